@@ -20,8 +20,6 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from types import MappingProxyType
 
-from debian_packages import Apt
-
 ROOT, SITE = "root", "site"  # within the directory
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 # Of a release that is called {0}. Where ARM64 packages are, and what they are signed with.
@@ -45,6 +43,40 @@ PROCESSOR = MappingProxyType(
         "sys/devices/system/cpu/possible": "0\n",
     }
 )
+
+
+class Apt:
+    """Fetches packages of one source into a directory of its own; nothing is installed.
+
+    source: a line of sources.list. Raises CalledProcessError where a download fails.
+    """
+
+    def __init__(self, work: Path, source: str, architecture: str | None = None) -> None:
+        self._work = work
+        for name in ("lists/partial", "archives/partial"):
+            (work / name).mkdir(parents=True)
+        (work / "sources.list").write_text(source, encoding="ascii")
+        settings = {
+            "Dir::State": work,
+            "Dir::State::status": "/var/lib/dpkg/status",
+            "Dir::Cache": work,
+            "Dir::Etc::sourcelist": work / "sources.list",
+            "Dir::Etc::sourceparts": "-",
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "root",  # the usual one may not read the directory
+            "Debug::NoLocking": "true",
+        }
+        if architecture is not None:
+            settings |= {"APT::Architecture": architecture, "APT::Architectures": architecture}
+        self._command = ["apt-get", "-qq"]
+        for name, value in settings.items():
+            self._command += ["-o", f"{name}={value}"]
+        self.run("update")
+
+    def run(self, *arguments: str) -> None:
+        """apt-get with these arguments, in the directory."""
+        command = [*self._command, *arguments]
+        subprocess.run(command, check=True, cwd=self._work, stdout=subprocess.DEVNULL)
 
 
 def python_of(directory: Path) -> Path:

@@ -2,14 +2,12 @@
 
     python benchmarks/domain_head.py questions DIR
     edge-spec distill smollm2 --out HEAD --kind eagle3 --prompts DIR/learn.jsonl [...]
-    python benchmarks/domain_head.py rates HEAD DIR/ask.jsonl [--times 8 --quantization fp16]
+    python benchmarks/domain_head.py rates HEAD DIR/ask.jsonl [--model MODEL]
 
-`questions` makes 48 manuals of half a page (as learning_curve.py does) and five questions about
-each: 198 to learn from, and 24 that are asked afterwards, 12 of them about manuals that no question
-to learn from is about. `rates` answers these, greedily and in turns, without drafting, with suffix
-lookup, with the head alone and with both, which is the default, and prints speedups over plain
-decoding. With --times, the target is the demo model with identity blocks (stretched.py), and the
-head reads the same features there.
+`questions` makes 48 manuals of half a page and five questions about each: 198 to learn from, and 24
+that are asked afterwards, 12 of them about manuals that no question to learn from is about. `rates`
+answers these, greedily and in turns, without drafting, with suffix lookup, with the head alone and
+with both, which is the default, and prints speedups over plain decoding.
 """
 
 from __future__ import annotations
@@ -18,21 +16,67 @@ import argparse
 import json
 from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from common import read_prompts, report
-from learning_curve import ASKED, Manual, manuals
-from stretched import make_target, stretch_head
 
 import edge_spec
 from edge_spec.core.metrics import Stats
 
+_MAKERS = ("Halden", "Orrin", "Velt", "Sorrel", "Kestrel", "Marlow", "Pell", "Tavin")
+_THINGS = ("pump", "heater", "lamp", "kettle", "drill", "fan", "scale", "router", "filter", "saw")
+_PARTS = ("housing", "valve", "gasket", "switch", "cable", "bearing", "sensor", "display")
+_COLOURS = ("red", "amber", "green", "blue", "white")
+ASKED = (
+    "Summarize the manual of the {name} in a few sentences.",
+    "How is the {name} installed? List the steps.",
+    "What does it mean when the light of the {name} is {colour}, and what has to be done?",
+    "How is the {part} of the {name} cleaned and how often?",
+    "Write a short note to a customer who asks about the warranty of the {name}.",
+)
+
+
 _MANUALS, _NEW = 48, 6  # of them, about which nothing is learnt
 _SEED = 7
 _HELD_OUT = 12  # questions about manuals that others are learnt of, and as many about new ones
+
+
+@dataclass(frozen=True)
+class Manual:
+    """A document: a product's manual."""
+
+    name: str
+    part: str
+    colour: str
+    text: str
+
+
+def manuals(count: int, seed: int) -> list[Manual]:
+    random = np.random.default_rng(seed)
+    found = []
+    for index in range(count):
+        maker, thing = random.choice(_MAKERS), _THINGS[index % len(_THINGS)]
+        name = f"{maker} {thing} {random.integers(2, 90) * 10}"
+        part, other = random.choice(_PARTS, 2, replace=False)
+        colour, second = random.choice(_COLOURS, 2, replace=False)
+        text = (
+            f"Manual of the {name}. The {name} is made for indoor use and runs on "
+            f"{random.integers(110, 240)} volts. To install it, place it on a level surface, "
+            f"connect the {other} to the {part}, tighten the {random.integers(2, 8)} screws, and "
+            f"press the main button for {random.integers(2, 9)} seconds. When the light is "
+            f"{colour}, the {part} is blocked and has to be cleaned. When the light is {second}, "
+            f"the {name} is ready for use. Clean the {part} every {random.integers(2, 12)} weeks "
+            f"with warm water and a soft cloth, and never use solvents. Replace the {other} after "
+            f"{random.integers(1, 9) * 500} hours. The warranty of the {name} covers "
+            f"{random.integers(1, 6)} years, but not damage to the {other} that comes from wrong "
+            f"installation. For service, call the {maker} service desk and have the serial number "
+            f"of the {name} at hand."
+        )
+        found.append(Manual(name, str(part), str(colour), text))
+    return found
 
 
 def write_questions(folder: Path) -> None:
@@ -65,15 +109,12 @@ def _prompt(manual: Manual, asked: int) -> str:
 
 def rates(arguments: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as opened:
-        target, head = "smollm2", arguments.head
+        head = arguments.head
         is_eagle = "medusa_num_heads" not in (head / "config.json").read_text()
         arms = ("none", "suffix", "eagle" if is_eagle else "medusa", "auto")
-        if arguments.times > 1:
-            target = str(make_target(arguments.times, "onnx", arguments.quantization))
-            if is_eagle:  # a Medusa head reads the final state, which is the same
-                folder = Path(opened.enter_context(TemporaryDirectory()))
-                head = stretch_head(head, folder / "head", arguments.times)
-        engine = opened.enter_context(edge_spec.load(target, draft=str(head), runtime="ort"))
+        engine = opened.enter_context(
+            edge_spec.load(arguments.model, draft=str(head), runtime="ort")
+        )
         # Conversations of their own: features and policies of one arm go on from text to text.
         engines = {arm: opened.enter_context(engine.fork()) for arm in arms}
         for arm, each in engines.items():
@@ -128,8 +169,7 @@ def main() -> None:
     measuring = commands.add_parser("rates")
     measuring.add_argument("head", type=Path)
     measuring.add_argument("prompts", type=Path)
-    measuring.add_argument("--times", type=int, default=1, help="blocks for each of the demo's")
-    measuring.add_argument("--quantization", default="fp16", help="of the stretched target")
+    measuring.add_argument("--model", default="smollm2")
     measuring.add_argument("--count", type=int, help="of prompts, from the first one")
     measuring.add_argument("--tokens", type=int, default=160)
     measuring.add_argument("--json", type=Path)

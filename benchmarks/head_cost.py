@@ -1,8 +1,6 @@
 """What a trained head costs beside its target, and how often it has to be right: random heads.
 
     python benchmarks/head_cost.py smollm2                # shapes A to D, beside the target
-    python benchmarks/head_cost.py llama-8b --scored 32000  # A for Llama 3.1 8B, by itself
-    python benchmarks/head_cost.py llama-8b --own 5         # C for it, of so many heads
 
 A is an EAGLE-3 layer of the target's shape, B three Medusa heads of one block that share an output
 matrix; both score `--scored` tokens. C are three Medusa heads with an output matrix each, D a
@@ -17,7 +15,6 @@ conversation makes them.
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -27,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from common import open_engine, report
-from random_heads import LLAMA_8B, write_dflash, write_eagle3, write_medusa
+from random_heads import write_dflash, write_eagle3, write_medusa
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import GivesFeatures
@@ -49,22 +46,6 @@ from edge_spec.models.source import Source
 ROWS = (2, 3, 4, 8)
 FEATURES = 5  # of a token, that D reads
 CHAIN = Budget(num_draft_tokens=3, num_rows=4, branches=False)
-# What was assumed before anything was measured, for the demo model on this kind of processor.
-FORECAST_ROWS = dict(zip(ROWS, (1.15, 1.35, 1.55, 2.4), strict=True))
-FORECAST_COST = {"A": 0.07, "B": 0.03}
-
-
-class NoTables:
-    """Of a target that is not there."""
-
-    def __init__(self, hidden_size: int) -> None:
-        self._row = np.full(hidden_size, 0.1, np.float32)
-
-    def embed(self, tokens: np.ndarray) -> np.ndarray:
-        return np.tile(self._row, (len(tokens), 1))
-
-    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
-        raise NotImplementedError
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -87,73 +68,18 @@ def cost_of_round(shape: str, rows: int, cost: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a MODEL, or llama-8b")
+    parser.add_argument("model", help="a MODEL")
     parser.add_argument("--runtime", default="ort")
     parser.add_argument("--scored", type=int, default=8192, help="tokens that the heads score")
     parser.add_argument("--context", type=int, default=256, help="tokens before the steps")
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--threads", type=int, help="of a wide head")
-    parser.add_argument("--own", type=int, help="Medusa heads with an output matrix each, alone")
     parser.add_argument("--float", action="store_true", help="the head in float32 by numpy")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.own:
-            found = measure_own_heads(LLAMA_8B, Path(folder), arguments)
-        elif arguments.model == "llama-8b":
-            found = measure_alone(LLAMA_8B, Path(folder), arguments)
-        else:
-            found = measure_beside(Path(folder), arguments)
+        found = measure_beside(Path(folder), arguments)
     report({"head_cost": found}, arguments.out)
-
-
-def measure_alone(config: ModelConfig, folder: Path, arguments: Any) -> dict[str, Any]:
-    path = write_eagle3(folder / "head", config, arguments.scored)
-    began, held = time.perf_counter(), _held_mb()
-    backend = _backend(path, "", config, arguments)
-    head = runtimes.open_head(path, config)
-    assert isinstance(head, EagleHead)
-    EagleNetwork(head, NoTables(config.hidden_size), backend)
-    converted_s = time.perf_counter() - began
-    held, began = _held_mb(), time.perf_counter()
-    network = EagleNetwork(head, NoTables(config.hidden_size), backend)
-    opened_s = time.perf_counter() - began
-    store, session = _drafting(network, arguments.context)
-    memory_mb = _held_mb() - held
-    one = TokenTree.chain(7)
-    step_ms = median(timed(lambda: session.forward(one)) for _ in range(arguments.repetitions))
-    four = TokenTree.chain(7, [8, 9, 10])
-    catch_up_ms = median(timed(lambda: _all_known(store, session, four)) for _ in range(10))
-    print(f"converted in {converted_s:.1f} s, opened again in {opened_s:.1f} s")
-    print(f"a step {step_ms:.2f} ms, a pass of 4 rows {catch_up_ms:.2f} ms, {memory_mb:.0f} MB")
-    return {"step_ms": step_ms, "rows_4_ms": catch_up_ms, "memory_mb": memory_mb}
-
-
-def measure_own_heads(config: ModelConfig, folder: Path, arguments: Any) -> dict[str, Any]:
-    path = write_medusa(folder / "head", config, None, arguments.own)
-    head = runtimes.open_head(path, config)
-    assert isinstance(head, MedusaHead)
-    held, began = _held_mb(), time.perf_counter()
-    MedusaNetwork(head, _backend(path, "", config, arguments))
-    converted_s = time.perf_counter() - began
-    converting_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - held
-    del head
-    held, began = _held_mb(), time.perf_counter()
-    head = runtimes.open_head(path, config)
-    assert isinstance(head, MedusaHead)
-    network = MedusaNetwork(head, _backend(path, "", config, arguments))
-    opened_s, memory_mb = time.perf_counter() - began, _held_mb() - held
-    drafter = MedusaDrafter(network)
-    _begin(drafter, config, arguments.context)
-    found = {"converted_s": converted_s, "opened_s": opened_s, "memory_mb": memory_mb}
-    found["converting_mb"] = converting_mb
-    for count in (1, arguments.own):
-        budget = Budget(num_draft_tokens=count, num_rows=1 + count, branches=False)
-        round_ = _rounds(drafter, config, budget)
-        found[f"{count} heads, ms"] = median(timed(round_) for _ in range(10))
-    for name, value in found.items():
-        print(f"{name}: {value:.1f}")
-    return found
 
 
 def measure_beside(folder: Path, arguments: Any) -> dict[str, Any]:
@@ -256,19 +182,14 @@ def _rounds(drafter: Drafter, config: ModelConfig, budget: Budget) -> Callable[[
 
 def _told(times: dict[str, float]) -> dict[str, Any]:
     found = {}
-    print("shape  k    c  (forecast)    r  (forecast)  pays from  (forecast)")
+    print("shape  k      c     r  pays from")
     for shape, name in (("A", "A, three draft tokens"), ("B", "B, a round")):
         cost = times[name] / times["plain"] / (3 if shape == "A" else 1)
         for rows in ROWS:
             ending = " with features" if shape == "A" else ""
             measured = times[f"{rows} rows{ending}"] / times["plain"]
-            forecast, assumed = FORECAST_ROWS[rows], FORECAST_COST[shape]
             needed = break_even(rows, measured, cost_of_round(shape, rows, cost))
-            expected = break_even(rows, forecast, cost_of_round(shape, rows, assumed))
-            print(
-                f"{shape}      {rows} {cost:.3f}  ({assumed:.2f})      {measured:.2f}  "
-                f"({forecast:.2f})      {needed:.2f}       ({expected:.2f})"
-            )
+            print(f"{shape}      {rows}  {cost:.3f}  {measured:.2f}       {needed:.2f}")
             found[f"{shape}, {rows} rows"] = {"c": cost, "r": measured, "pays_from": needed}
     return found
 
@@ -299,22 +220,8 @@ def _chain(session: Any, count: int, choose: Callable[[np.ndarray], Any]) -> Non
     session.rollback(length)
 
 
-def _all_known(store: FeatureStore, session: Any, tree: TokenTree) -> None:
-    """Scores rows whose features are all there, as after a round of accepted tokens."""
-    size = store.get(np.array([0])).shape[1]
-    store.put(session.length, np.zeros((len(tree), size), np.float32))
-    session.forward(tree)
-
-
 def _text(context: int) -> Iterable[int]:
     return np.random.default_rng(1).integers(100, 5000, context).tolist()
-
-
-def _held_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Memory forecast before a model or pair is loaded, against what then is resident.
 
     python benchmarks/memory.py                                    # the demo model, and pairs of it
-    python benchmarks/memory.py --stretched                        # with targets 4 times as deep
     python benchmarks/memory.py --case ort+llamacpp                # TARGET[+DRAFT]
     python benchmarks/memory.py --case ort=BUNDLE+llamacpp=FILE
 
@@ -107,22 +106,9 @@ def _resident_without_free_heap() -> int:
     return resident
 
 
-def stretched_cases() -> tuple[str, ...]:
-    from stretched import make_draft, make_target
-
-    int8 = f"ort={make_target(4, 'onnx', 'int8')}"
-    return (
-        f"{int8}+ort={make_draft(4, 'onnx')}",
-        f"{int8}+llamacpp={make_draft(4, 'gguf')}",
-        f"ort={make_target(4, 'onnx', 'fp16')}",
-        f"llamacpp={make_target(4, 'gguf', 'Q8_0')}+llamacpp={make_draft(4, 'gguf')}",
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", dest="cases")
-    parser.add_argument("--stretched", action="store_true")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
@@ -131,7 +117,7 @@ def main() -> None:
     if arguments.worker:
         found = measure(arguments.cases[0], arguments.contexts[0], arguments.threads)
         return print(json.dumps(found))
-    cases = arguments.cases or CASES + (stretched_cases() if arguments.stretched else ())
+    cases = arguments.cases or CASES
     results: dict[str, Any] = {}
     print("context  forecast  resident  ratio  case")
     for case in cases:

@@ -13,20 +13,6 @@ from edge_spec.core.config import ModelConfig
 _ROWS_AT_ONCE = 8192
 Shapes = dict[str, tuple[int, ...]]
 
-LLAMA_8B = ModelConfig(  # as Llama 3.1 states it
-    architecture="llama",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    context_length=8192,
-    norm_epsilon=1e-5,
-    rope_theta=500000.0,
-)
-
 
 def write_eagle3(directory: Path, target: ModelConfig, scored: int) -> Path:
     """One layer of the target's shape, which scores `scored` tokens."""

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from common import report
-
-from edge_spec.testing.pair_regret import PairCase, SimulatedDraft, Way
-from edge_spec.testing.pair_replay import DraftedText
-from edge_spec.testing.roofline import RooflineModel, SimulatedMachine, Unit
+from pair_regret import PairCase, SimulatedDraft, Way
+from pair_replay import DraftedText
+from roofline import RooflineModel, SimulatedMachine, Unit
 
 HERE = Path(__file__).parent
 

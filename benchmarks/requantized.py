@@ -23,8 +23,8 @@ import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 from distance import read_texts
 from gguf.constants import LlamaFileType
-from runtimes_agree import margin
 
+from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.exporters.parity import compare, score_text
@@ -122,6 +122,17 @@ def parting(engines: list[Engine], prompt: list[int], both: list[list[int]]) -> 
     before, pair = prompt + both[0][:at], (both[0][at], both[1][at])
     margins = [margin(engines[0], before, *pair), -margin(engines[1], before, *pair)]
     return {"token": at, "margins": margins}
+
+
+def margin(engine: Engine, tokens: list[int], first: int, second: int) -> float:
+    """Returns by how much the runtime prefers `first` to `second` after `tokens`."""
+    session = engine.parts.model.open_session()
+    try:
+        session.prefill(tokens[:-1])
+        logits = session.forward(TokenTree.chain(tokens[-1])).logits[0]
+        return float(logits[first] - logits[second])
+    finally:
+        session.close()
 
 
 def prompts(engine: Engine, count: int) -> Iterator[tuple[str, list[int]]]:

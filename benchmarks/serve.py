@@ -1,9 +1,8 @@
-"""The server under load: many clients at once, others' servers beside it, clients that misbehave.
+"""The server under load: many clients at once, with servers of other projects beside it.
 
     python benchmarks/serve.py alone
     python benchmarks/serve.py table --peer "llama-server -m FILE.gguf -t 2 -np 8 --port {port}"
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
-    python benchmarks/serve.py hostile --minutes 10
 
 Servers run in processes of their own and are asked greedily; clients share the machine's cores with
 them. Linux only.
@@ -19,11 +18,6 @@ asked once of each, so that no cache knows it; those of kind `alike` are the sam
 sentence. Prints the table as Markdown, and how many times as fast ours is. Rows that are chosen by
 --clients, --long-clients and --kinds can be measured by themselves; --quick leaves out what takes
 longest, about 6 minutes with --repeats 2.
-
-`hostile`: clients with short prompts, first by themselves, then beside one with prompts of 4,000
-tokens alone, then for --minutes also beside one that never reads, one that leaves in the middle of
-an answer, and one that sends 10 MB: answers lost, texts that differ, and how much longer the median
-and the worst round took.
 """
 
 from __future__ import annotations
@@ -37,7 +31,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import serve_hostile
 import serve_table
 from common import open_engine, report
 from serve_clients import Answer, ask, short_prompts, token_ms
@@ -109,28 +102,6 @@ def counts(text: str) -> list[int]:
     return sorted(int(count) for count in text.split(","))
 
 
-def hostile(arguments: argparse.Namespace) -> dict[str, Any]:
-    seconds = 60 * arguments.minutes
-    mix = serve_hostile.Mix(
-        arguments.num_clients,
-        arguments.tokens,
-        arguments.num_prompts,
-        arguments.long_tokens,
-        min(seconds, 60 * arguments.calm_minutes),
-        seconds,
-    )
-    with own(arguments) as server:
-        found = serve_hostile.measure(server, mix)
-    print(serve_hostile.markdown(found))
-    print(
-        "lost: {answers} answers; the median round took {median_beside_long:.2f} times as long "
-        "beside long prompts, {median_round:.2f} in the mix, the worst {worst_round:.2f}".format(
-            **found["lost"]
-        )
-    )
-    return {"hostile": found}
-
-
 def own(
     arguments: argparse.Namespace, drafter: str | None = None
 ) -> AbstractContextManager[Server]:
@@ -157,19 +128,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for run, parallel, tokens in ((alone, 4, 64), (table, 8, 64), (hostile, 4, 64)):
+    for run, parallel in ((alone, 4), (table, 8)):
         command = commands.add_parser(run.__name__)
         command.add_argument("--model", default="smollm2")
         command.add_argument("--runtime")
         command.add_argument("--threads", type=int)
         command.add_argument("--parallel", type=int, default=parallel, help="slots of our servers")
-        command.add_argument("--tokens", type=int, default=tokens, help="of an answer")
+        command.add_argument("--tokens", type=int, default=64, help="of an answer")
         command.add_argument("--json", type=Path)
         command.set_defaults(run=run)
         if run is not table:
             command.add_argument("--drafter", default="auto")
             command.add_argument("--num-prompts", type=int, default=12)
-    of_alone, of_table, of_hostile = (commands.choices[name] for name in commands.choices)
+    of_alone, of_table = (commands.choices[name] for name in commands.choices)
     of_alone.add_argument("--rounds", type=int, default=3)
     of_table.add_argument("--clients", default="1,2,4,8")
     of_table.add_argument("--long-clients", help="as --clients, of long prompts")
@@ -182,10 +153,6 @@ def main() -> None:
     of_table.add_argument("--long-tokens", type=int, default=1500)
     of_table.add_argument("--peer", action="append", default=[], help="a command with {port}")
     of_table.add_argument("--peer-url", action="append", default=[], help="of one that runs")
-    of_hostile.add_argument("--num-clients", type=int, default=6)
-    of_hostile.add_argument("--minutes", type=float, default=2.0)
-    of_hostile.add_argument("--calm-minutes", type=float, default=2.0)
-    of_hostile.add_argument("--long-tokens", type=int, default=4000)
     arguments = parser.parse_args()
     report(arguments.run(arguments), arguments.json)
 

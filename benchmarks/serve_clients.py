@@ -7,7 +7,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
@@ -36,11 +36,6 @@ class Answer:
         """From the first piece to the last; None for an answer that came at once."""
         spread = len(self.times) > 1 and self.num_tokens > 1
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1) if spread else None
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Between two pieces: of a round each, on our server."""
-        return [later - earlier for earlier, later in pairwise(self.times)]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from debian_packages import Apt
+from arm64_root import Apt
 
 PACKAGE = "llama-cpp-python"
 HEADERS = ("libvulkan-dev", "spirv-headers")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
+from roofline import RooflineModel, SimulatedMachine
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import Stats
@@ -18,8 +20,6 @@ from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import PairFindings
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
-from edge_spec.testing.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
-from edge_spec.testing.roofline import RooflineModel, SimulatedMachine
 
 _SLOW_TARGET = 0.5  # of the best plain rate: a target there is not tried with drafts
 

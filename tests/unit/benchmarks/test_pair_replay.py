@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 
 from edge_spec.engine.overlap_trial import HYSTERESIS
 from edge_spec.placement.chain import Meanwhile
-from edge_spec.testing.pair_regret import PairCase, SimulatedDraft, Way
-from edge_spec.testing.pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s
-from edge_spec.testing.roofline import RooflineModel, SimulatedMachine, Unit
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # scripts, not a package
+
+from pair_regret import PairCase, SimulatedDraft, Way  # noqa: E402
+from pair_replay import DraftedText, PairCosts, decode_pair, tokens_per_s  # noqa: E402
+from roofline import RooflineModel, SimulatedMachine, Unit  # noqa: E402
 
 # Forecasts know first choices alone: that an overlapped draft has read on after its second one,
 # which is right in a third of the other places, they leave out. In turns they leave out nothing.
@@ -23,7 +28,6 @@ TARGET, TINY = RooflineModel(4.5, 16, 0.1), RooflineModel(0.08, 0.27, 0.1)
 DRAFT = RooflineModel(0.3, 1.0, 0.1)
 GPU, NPU = Unit(120, 10, 0.2), Unit(60, 15, 1.0, (1, 4, 8))
 MACHINE = SimulatedMachine({"gpu": GPU, "npu": NPU}, None, 0.2)
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def texts(share: float, count: int = 2) -> list[DraftedText]:
