@@ -6,8 +6,9 @@
     python benchmarks/trust.py --only                # only writes the table again
 
 What each proof found is kept in docs/trust.json, with the commit, the machine and the day it was
-run; the table is made from that file alone, and a test holds it against it. Exit status 1 where a
-promise was broken: the figures are written all the same.
+run, and the speedup in results/bench.json, which README quotes, too (figures.py). The table is made
+from these files alone, and a test holds it against them. Exit status 1 where a promise was broken:
+the figures are written all the same.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import figures
 from common import machine
 
 from edge_spec.storage.atomic import atomic_file
 
 HERE = Path(__file__).parent
+RATES = "rates"
 RECORD = HERE.parent / "docs" / "trust.json"
 PAGE = HERE.parent / "docs" / "trust.md"
 BEGIN, END = "<!-- table: benchmarks/trust.py -->\n", "<!-- end of table -->\n"
@@ -85,13 +88,9 @@ def _exact(found: Found) -> str:
 
 def _rates(found: Found) -> str:
     total = found["total"]
-    (value, low, high), (worst, least, greatest) = (
-        [total[f"{name}{end}"] for end in ("", "_low", "_high")]
-        for name in ("speedup", "worst_prompt_speedup")
-    )
     return (
-        f"{total['prompts']} prompts: {value:.2f} times plain decoding ({low:.2f} to {high:.2f}); "
-        f"the worst prompt {worst:.2f} ({least:.2f} to {greatest:.2f} in its repetitions); "
+        f"{total['prompts']} prompts: {figures.interval(total, 'speedup')} times plain decoding; "
+        f"the worst prompt {figures.interval(total, 'worst_prompt_speedup')}; "
         f"{total['differing_texts']} texts differ"
     )
 
@@ -164,7 +163,7 @@ PROOFS: dict[str, Proof] = {
     "exact-ort": _exact_on("ort"),
     "exact-llamacpp": _exact_on("llamacpp"),
     "exact-ik": _exact_on("ik"),
-    "rates": Proof(
+    RATES: Proof(
         f"Never slower than plain decoding (an interval that begins above {1 - TOLERANCE} passes)",
         "-m edge_spec bench --repeat 2 --json",
         _rates,
@@ -208,7 +207,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=HERE / "prompts.jsonl")
     parser.add_argument("--found", nargs="*", default=[], metavar="NAME=FILE")
     arguments = parser.parse_args()
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    record = read_record()
     chosen = list(PROOFS) if arguments.only is None else arguments.only
     for given in arguments.found:
         name, _, path = given.partition("=")
@@ -217,12 +216,24 @@ def main() -> None:
     for name in chosen:
         print(f"{name}: {PROOFS[name].shown.format(prompts=arguments.prompts)}", flush=True)
         _keep(record, name, _run(PROOFS[name], arguments.prompts), machine()["commit"])
-    page = PAGE.read_text("utf-8")
-    with atomic_file(PAGE) as file:
-        file.write_text(with_table(page, record), "utf-8")
+    write_page()
     broken = [name for name in PROOFS if name in record and not record[name]["holds"]]
     if broken:
         sys.exit(f"broken: {', '.join(broken)}")
+
+
+def read_record() -> dict[str, Any]:
+    """Returns what each proof found last, by its name."""
+    record: dict[str, Any] = json.loads(RECORD.read_text("utf-8"))
+    found = figures.read()
+    return record | {RATES: _kept(PROOFS[RATES], found, found["about"])}
+
+
+def write_page() -> None:
+    """Writes the table of docs/trust.md again."""
+    page = with_table(PAGE.read_text("utf-8"), read_record())
+    with atomic_file(PAGE) as file:
+        file.write_text(page, "utf-8")
 
 
 def _run(proof: Proof, prompts: Path) -> Found:
@@ -244,16 +255,27 @@ def _run(proof: Proof, prompts: Path) -> Found:
 def _keep(record: dict[str, Any], name: str, found: Found, commit: str) -> None:
     """Written at once: the next proof may take an hour. commit: where the document does not say."""
     proof = PROOFS[name]
-    ran_on = {"commit": commit, **found["machine"]}
-    record[name] = {
+    about = {"commit": found["machine"].get("commit", commit)}
+    about["day"] = datetime.now(UTC).date().isoformat()
+    record[name] = _kept(proof, found, about)
+    print(f"{name}: {record[name]['figures']}", flush=True)
+    if name == RATES:
+        figures.keep(found, proof.shown, about["commit"], processor=None)
+        figures.write_pages()
+        return
+    kept = {each: record[each] for each in record if each != RATES}
+    with atomic_file(RECORD) as file:
+        file.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
+
+
+def _kept(proof: Proof, found: Found, about: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the table says of one proof."""
+    return {
         "figures": proof.figures(found),
         "holds": proof.holds(found),
-        "day": datetime.now(UTC).date().isoformat(),
-        **{key: ran_on[key] for key in ("commit", "cpu", "cores")},
+        **{key: about[key] for key in ("day", "commit")},
+        **{key: found["machine"][key] for key in ("cpu", "cores")},
     }
-    print(f"{name}: {record[name]['figures']}", flush=True)
-    with atomic_file(RECORD) as file:
-        file.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "trust.md"
-RECORD = ROOT / "docs" / "trust.json"
 
 
 @pytest.fixture
@@ -29,12 +27,24 @@ def trust(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_table_is_made_from_the_record(trust: ModuleType) -> None:
     """Figures edited by hand, in the page or by forgetting to run the script, are found."""
     page = PAGE.read_text("utf-8")
-    assert trust.with_table(page, json.loads(RECORD.read_text("utf-8"))) == page
+    assert trust.with_table(page, trust.read_record()) == page
 
 
-def test_no_promise_is_broken() -> None:
-    record = json.loads(RECORD.read_text("utf-8"))
-    assert [name for name, kept in record.items() if not kept["holds"]] == []
+def test_no_promise_is_broken(trust: ModuleType) -> None:
+    kept = trust.read_record()
+    assert [name for name, each in kept.items() if not each["holds"]] == []
+
+
+def test_pages_quote_one_speedup(trust: ModuleType) -> None:
+    """README, docs/benchmarks.md and docs/trust.md say what results/bench.json has."""
+    found = trust.figures.read()
+    for page in trust.figures.PAGES:
+        text = page.read_text("utf-8")
+        assert trust.figures.with_table(text, found) == text, "run: benchmarks/figures.py"
+    total = trust.figures.interval(found["total"], "speedup")
+    assert f"{total} times plain decoding" in PAGE.read_text("utf-8")
+    with pytest.raises(ValueError, match="lacks the comments"):
+        trust.figures.with_table("a page\n", found)
 
 
 def test_what_a_row_names_exists(trust: ModuleType) -> None:

@@ -1,0 +1,149 @@
+"""Writes the figures of results/bench.json into README.md, docs/benchmarks.md and docs/trust.md.
+
+    python benchmarks/figures.py                      # writes the pages again
+    python benchmarks/figures.py FOUND.json           # what `edge-spec bench --json` printed
+    python benchmarks/figures.py FOUND.json --processor "Zen 4, AVX-512 VNNI"
+
+results/bench.json is the one place of the speedup that pages quote: the document of
+`edge-spec bench --json` without its single prompts, with the day, the commit and the command. A
+test fails where a page says anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edge_spec.storage.atomic import atomic_file
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "benchmarks" / "results" / "bench.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+BEGIN = "<!-- made by benchmarks/figures.py of benchmarks/results/bench.json -->\n"
+END = "<!-- end of what is made -->\n"
+KEPT = ("machine", "settings", "total", "categories", "sampled")
+
+Report = Mapping[str, Any]
+
+
+def read() -> dict[str, Any]:
+    """Returns the run that all pages quote."""
+    found: dict[str, Any] = json.loads(FOUND.read_text("utf-8"))
+    return found
+
+
+def keep(report: Report, command: str, commit: str, processor: str | None) -> None:
+    """Makes the document of `edge-spec bench --json` the run that all pages quote."""
+    about = {"command": command, "day": datetime.now(UTC).date().isoformat(), "commit": commit}
+    if processor:
+        about["processor"] = processor
+    found = {"about": about, **{name: report[name] for name in KEPT}}
+    with atomic_file(FOUND) as file:
+        file.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+
+def table(report: Report) -> str:
+    """Returns what a run found, as Markdown: machine and command, categories, and what to know."""
+    total = report["total"]
+    columns = {**report["categories"], "all": total}
+    lines = [
+        _machine(report),
+        "",
+        f"| | {' | '.join(columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+        _row("plain, tokens/s", [f"{of['plain_per_second']:.0f}" for of in columns.values()]),
+        _row("edge-spec", [f"{of['predicted_per_second']:.0f}" for of in columns.values()]),
+        _row("ratio", [interval(of, "speedup") for of in columns.values()]),
+        "",
+        _known(report),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, report: Report) -> str:
+    """Returns the page with what stands between its comments made again. Raises ValueError for a
+    page without them."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the page lacks the comments around its figures")
+    return f"{before}{begin}\n{table(report)}\n{end}{after}"
+
+
+def interval(of: Mapping[str, Any], name: str) -> str:
+    """Returns a ratio with its 95 % interval, where that is known."""
+    low, high = of.get(f"{name}_low"), of.get(f"{name}_high")
+    bounds = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return f"{of[name]:.2f}{bounds}"
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _machine(report: Report) -> str:
+    about, machine, settings = report["about"], report["machine"], report["settings"]
+    processor = f" ({about['processor']})" if "processor" in about else ""
+    version = machine["versions"].get("onnxruntime")
+    library = f", onnxruntime {version} on the CPU" if settings["runtime"] == "ort" else ""
+    return (
+        f"`{about['command']}` on {machine['cores']} cores, {machine['cpu']}{processor}{library}, "
+        f"{about['day']}, commit {about['commit']}: {report['total']['prompts']} prompts of our "
+        f"own, greedy, at most {settings['max_tokens']} tokens, decoding alone, in turns with "
+        "plain decoding. In brackets: 95 % confidence interval. Not measured on a GPU."
+    )
+
+
+def _known(report: Report) -> str:
+    total, sampled = report["total"], report["sampled"]
+    said = [
+        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's, and "
+        f"the worst prompt is at {interval(total, 'worst_prompt_speedup')}.",
+        f"{total['loop_share']:.0%} of the tokens lie in loops, which greedy texts of small models "
+        "have and which are easy to draft.".replace("%", " %"),
+    ]
+    if total["loop_free_speedup"] is not None:
+        said.append(
+            f"Over the {total['loop_free_prompts']} prompts without any, the ratio is "
+            f"{interval(total, 'loop_free_speedup')}."
+        )
+    if sampled:
+        said.append(
+            f"Sampled at temperature {sampled['sampling']['temperature']:g} it is "
+            f"{interval(sampled['total'], 'speedup')} over {sampled['total']['prompts']} prompts."
+        )
+    return " ".join(said)
+
+
+def main() -> None:
+    from common import machine
+    from trust import write_page
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("found", type=Path, nargs="?")
+    parser.add_argument("--command", default="edge-spec bench", help="that printed the file")
+    parser.add_argument("--processor", help="what its name does not say")
+    arguments = parser.parse_args()
+    if arguments.found is not None:
+        report = json.loads(arguments.found.read_text("utf-8"))
+        keep(report, arguments.command, machine()["commit"], arguments.processor)
+    write_pages()
+    write_page()
+
+
+def write_pages() -> None:
+    """Writes README.md and docs/benchmarks.md again; docs/trust.md is trust.py's."""
+    for page in PAGES:
+        made = with_table(page.read_text("utf-8"), read())
+        with atomic_file(page) as file:
+            file.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
