@@ -34,14 +34,23 @@ class Parity(NamedTuple):
     perplexity: float
 
 
-class Converted(NamedTuple):
-    """What a check opens with `runtime`, and how far it may be from its source, in nats."""
+OnChunk = Callable[[float], None]  # is given the share of a text that is scored
+Score = Callable[[Sequence[int], OnChunk], np.ndarray]  # tokens -> logits [tokens - 1, vocab]
 
-    runtime: str
-    source: Any  # as that runtime reads it
+
+class Converted(NamedTuple):
+    """What was written, and how far it may be from its source, in nats."""
+
+    score: Score
+    context_length: int
     max_kl_divergence: float
     remedy: str  # where it is farther
-    chunk_rows: tuple[int, ...] = (_CHUNK_ROWS,)  # of the passes, in turns
+
+
+def scored_by(runtime: str, source: Any, chunk_rows: Sequence[int] = (_CHUNK_ROWS,)) -> Score:
+    """Returns what scores a text with a runtime. source: as that runtime reads it; chunk_rows: of
+    the passes, in turns."""
+    return lambda tokens, on_chunk: _scores(runtime, source, tokens, on_chunk, chunk_rows)
 
 
 def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress) -> Parity:
@@ -50,7 +59,7 @@ def check(checkpoint: StoredCheckpoint, converted: Converted, progress: Progress
     Raises ExportError beyond the bound, and where the tokenizer makes too little of the text.
     """
     tokens = parity_tokens(checkpoint.path, checkpoint.tokenizer_json())
-    longest = converted.source.config.context_length  # which an export may have shortened
+    longest = converted.context_length  # which an export may have shortened
     tokens = tokens[: min(_num_tokens(checkpoint.config), longest)]
     source = source_scores(checkpoint, tokens, _part(progress, 0.0))
     return check_against(checkpoint.path, source, tokens, converted, _part(progress, 0.5))
@@ -86,15 +95,13 @@ def check_against(
     source: np.ndarray,
     tokens: Sequence[int],
     converted: Converted,
-    on_chunk: Callable[[float], None] = lambda done: None,
+    on_chunk: OnChunk = lambda done: None,
 ) -> Parity:
     """Holds what was written against the scores of the model at `path`, [tokens - 1, vocab].
 
     Raises ExportError beyond the bound.
     """
-    chunk_rows = converted.chunk_rows
-    found = _scores(converted.runtime, converted.source, tokens, on_chunk, chunk_rows)
-    parity = compare(source, found, tokens)
+    parity = compare(source, converted.score(tokens, on_chunk), tokens)
     if not parity.kl_divergence <= converted.max_kl_divergence:  # also true for NaN
         raise ExportError(
             f"the exported model is too far from {path}: KL divergence "
@@ -123,7 +130,7 @@ def _scores(
     runtime: str,
     source: Any,
     tokens: Sequence[int],
-    on_chunk: Callable[[float], None],
+    on_chunk: OnChunk,
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
     model = runtimes.load_runtime(runtime).open(source, RuntimeOptions())
@@ -141,7 +148,7 @@ def parity_text() -> str:
 def score_text(
     model: Model,
     tokens: Sequence[int],
-    on_chunk: Callable[[float], None] = lambda done: None,
+    on_chunk: OnChunk = lambda done: None,
     chunk_rows: Sequence[int] = (_CHUNK_ROWS,),
 ) -> np.ndarray:
     """logits [tokens - 1, vocab] float32: row i scores token i + 1. chunk_rows: in turns. To an

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
+MASKED = -30000.0  # what a mask adds where a row does not see a slot
 
 
 class StaticFunction(NamedTuple):

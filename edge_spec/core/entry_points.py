@@ -21,10 +21,14 @@ EXTRAS = {
     "llamacpp": "llamacpp",
     "ik": "ik",
     "coreml": "coreml",
-    "mil": "coreml",
     "openvino": "openvino",
     "serve": "serve",
     "desktop": "desktop",
+}
+# What an earlier version had, and what there is instead.
+_GONE = {
+    ("runtimes", "mil"): "Every export to Core ML is compared with the reference in numpy; "
+    "--runtime coreml runs it on macOS."
 }
 
 
@@ -47,6 +51,8 @@ def load_plugin(kind: str, name: str) -> Any:
     """Raises UsageError where there is none of that name, and as `load` does."""
     found = entry_points(group=f"edge_spec.{kind}", name=name)
     if not found:
+        if (kind, name) in _GONE:
+            raise UsageError(f"there is no runtime {name} any more", remedy=_GONE[kind, name])
         raise UsageError(
             f"there is no {kind.removesuffix('s')} called {name!r}",
             remedy=f"Installed: {', '.join(names(kind)) or 'none'}.",

@@ -42,8 +42,7 @@ class AskedPlace:
             "model ([models.md](models.md#what-runs-it)), `coreml` for a Core ML bundle. "
             "`llamacpp` and `ik` read GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
             "([devices.md](devices.md#openvino)), `coreml` needs macOS 15 or newer, "
-            "`reference` is numpy: slow, exact; `mil` runs a Core ML package in numpy, on any "
-            "system: slow, for checks.",
+            "`reference` is numpy: slow, exact.",
             is_place=True,
         ),
     ] = "auto"

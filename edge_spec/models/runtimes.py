@@ -29,7 +29,6 @@ LIBRARIES = {  # the distributions of a runtime's library, of which one is insta
     "llamacpp": ("llama-cpp-python",),
     "ik": ("ik-llama-cpp-python",),
     "coreml": ("coremltools",),
-    "mil": ("coremltools",),
     "openvino": ("openvino",),
 }
 _OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH", "ik": "IK_LLAMA_CPP_LIB_PATH"}  # variables

@@ -21,7 +21,7 @@ from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key
 
-_FOR_CHECKS = ("reference", "mil")  # slower than any other runtime, and not made for more
+_FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
 
 _DEVICE, _OPTIONS = TypeAdapter(Device), TypeAdapter(RuntimeOptions)

@@ -15,6 +15,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.coreml import package
+from edge_spec.exporters.coreml.evaluation import scored_in_numpy
 from edge_spec.exporters.coreml.graph import ProgramBuilder
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
@@ -99,9 +100,9 @@ class CoreMlExporter:
 
             def compared(bundle: Bundle) -> Parity:
                 bound = quantization.max_kl_divergence
-                return check(
-                    checkpoint, Converted("mil", bundle, bound, "Use more bits."), progress
-                )
+                score = scored_in_numpy(bundle.path / PACKAGE, config.vocab_size, shape.slots)
+                converted = Converted(score, shape.context_length, bound, "Use more bits.")
+                return check(checkpoint, converted, progress)
 
             describe(
                 work,

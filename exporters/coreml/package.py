@@ -11,6 +11,7 @@ from typing import Any
 import coremltools as ct
 from coremltools.converters.mil import Program
 from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
+from coremltools.converters.mil.frontend.milproto.load import load
 
 COMPUTE = "edge_spec.compute"  # user-defined metadata: the unit that the program is laid out for
 SPECIFICATION = 9  # iOS 18, macOS 15
@@ -33,3 +34,14 @@ def save(program: Program, path: Path, compute: str) -> None:
         )
         specification.description.metadata.userDefined[COMPUTE] = compute
         ct.utils.save_spec(specification, str(path), weights_dir=weights)
+
+
+def read_function(package: Path, specification: Any, name: str) -> Any:
+    """Reads one function of a package back, as pymil has it, with its weights."""
+    alone = type(specification)()
+    alone.specificationVersion = specification.specificationVersion
+    source = specification.mlProgram
+    alone.mlProgram.version = source.version
+    alone.mlProgram.functions[name].CopyFrom(source.functions[name])
+    weights = package / "Data" / "com.apple.CoreML" / "weights"
+    return load(alone, SPECIFICATION, str(weights)).functions[name]

@@ -26,7 +26,7 @@ from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf.writer import write_gguf
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
-from edge_spec.exporters.parity import Converted, check
+from edge_spec.exporters.parity import Converted, check, scored_by
 from edge_spec.exporters.requests import require_unchanged, work_key
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.storage.resumable import StepFile, resumable_file
@@ -113,7 +113,8 @@ class GgufExporter:
             if options.check:
                 runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
                 bound = quantization.max_kl_divergence
-                converted = Converted(runtime, written, bound, _REMEDY)
+                score, longest = scored_by(runtime, written), written.config.context_length
+                converted = Converted(score, longest, bound, _REMEDY)
                 parity = check(checkpoint, converted, progress)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 

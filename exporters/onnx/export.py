@@ -26,7 +26,7 @@ from edge_spec.exporters.onnx.weights import (
     IntegerWeights,
     OnnxWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
@@ -84,8 +84,9 @@ class OnnxExporter:
                 _write_graph(checkpoint, data, quantization, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:
-                bound = quantization.max_kl_divergence
-                return check(checkpoint, Converted("ort", bundle, bound, _REMEDY), progress)
+                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
+                converted = Converted(scored_by("ort", bundle), longest, bound, _REMEDY)
+                return check(checkpoint, converted, progress)
 
             describe(
                 work.result,

@@ -24,7 +24,7 @@ from edge_spec.exporters.onnx.static_weights import (
     StaticIntegers,
     StaticWeights,
 )
-from edge_spec.exporters.parity import Converted, Parity, check
+from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
@@ -84,10 +84,9 @@ class StaticOnnxExporter:
                 _write(graphs, work.result, progress)
 
             def compared(bundle: Bundle) -> Parity:
-                bound = quantization.max_kl_divergence
-                return check(
-                    checkpoint, Converted("ort", bundle, bound, "Use more bits."), progress
-                )
+                bound, longest = quantization.max_kl_divergence, bundle.config.context_length
+                converted = Converted(scored_by("ort", bundle), longest, bound, "Use more bits.")
+                return check(checkpoint, converted, progress)
 
             describe(
                 work.result,

@@ -25,7 +25,12 @@ from edge_spec.errors import (
 )
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.optimum.source import OptimumSource, open_source
-from edge_spec.exporters.parity import Converted, check_against, parity_tokens
+from edge_spec.exporters.parity import (
+    Converted,
+    check_against,
+    parity_tokens,
+    scored_by,
+)
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
@@ -180,7 +185,8 @@ class _Making:
         self._describe(made, made.directory)
         scores = np.load(self._scratch / tools.SCORES_FILE, mmap_mode="r")
         bundle = open_bundle(made.directory)
-        converted = Converted("ort", bundle, max_kl_divergence, _REMEDY, (32, 1))
+        score, longest = scored_by("ort", bundle, (32, 1)), bundle.config.context_length
+        converted = Converted(score, longest, max_kl_divergence, _REMEDY)
         parity = check_against(self._source.path, scores, self._tokens, converted, self._part)
         return made._replace(parity=parity._asdict())
 

@@ -32,7 +32,7 @@ def this_system() -> tuple[str, str]:
 def require_core_ml() -> None:
     """Raises DeviceError where Core ML cannot run a package."""
     system, macos = this_system()
-    remedy = "Here, --runtime mil evaluates the package in numpy (slowly), for checks."
+    remedy = "Here, --runtime ort or llamacpp runs the model as it was published."
     if system != "darwin":
         raise DeviceError(f"Core ML runs on macOS {_MIN_MACOS} or newer only", remedy=remedy)
     if int(macos.partition(".")[0]) < _MIN_MACOS:

@@ -1,4 +1,4 @@
-"""Opens bundles with a Core ML package: on Core ML, or in numpy."""
+"""Opens bundles with a Core ML package on Core ML."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edge_spec.runtimes.coreml.package import (
     compute_of,
     package_of,
     read_specification,
+    signatures_of_spec,
 )
-from edge_spec.runtimes.coreml.signatures import signatures_of_spec
 from edge_spec.runtimes.coreml.units import ANE, UNITS
 from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
 from edge_spec.runtimes.static.model import StaticModel, config_of

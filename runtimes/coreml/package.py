@@ -1,4 +1,4 @@
-"""A package on disk, read without Core ML: its specification, and its functions as programs."""
+"""Reads what a package on disk says of itself, without Core ML."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml.library import import_coremltools
-from edge_spec.runtimes.static.layout import EXPORT_AGAIN
+from edge_spec.runtimes.static.layout import EXPORT_AGAIN, Shape, Signature
 
 PACKAGE = "model.mlpackage"
 FORMAT = "coreml"
 _COMPUTE = "edge_spec.compute"
-_SPECIFICATION = 9  # the newest that is known here: iOS 18, macOS 15
 _MAX_MANIFEST_BYTES = 1_000_000
 _SHOWN = 200
-_CONTENT = Path("Data", "com.apple.CoreML")
 
 
 def package_of(bundle: Bundle) -> Path:
@@ -63,20 +61,22 @@ def compute_of(specification: Any) -> str | None:
     return specification.description.metadata.userDefined.get(_COMPUTE) or None
 
 
-def read_function(package: Path, specification: Any, name: str) -> Any:
-    """One function as pymil has it, with its weights. Raises BundleError for a damaged package."""
-    from coremltools.converters.mil.frontend.milproto.load import load
+def signatures_of_spec(spec: Any) -> dict[str, Signature]:
+    """Reads the signatures of a package's specification, a protocol buffer."""
+    described = spec.description
+    functions = described.functions or [described]
 
-    alone = type(specification)()
-    alone.specificationVersion = specification.specificationVersion
-    source = specification.mlProgram
-    alone.mlProgram.version = source.version
-    try:
-        alone.mlProgram.functions[name].CopyFrom(source.functions[name])
-        weights = str(package / _CONTENT / "weights")
-        return load(alone, _SPECIFICATION, weights).functions[name]
-    except Exception as error:  # coremltools raises whatever its checks happen to be
-        raise _damaged(package, error) from error
+    def shapes(features: Any) -> dict[str, Shape]:
+        return {each.name: tuple(each.type.multiArrayType.shape) for each in features}
+
+    return {
+        getattr(function, "name", "") or "main": Signature(
+            shapes(function.input),
+            shapes(function.output),
+            {each.name: tuple(each.type.stateType.arrayType.shape) for each in function.state},
+        )
+        for function in functions
+    }
 
 
 def _damaged(package: Path, why: object) -> BundleError:

@@ -22,7 +22,6 @@ CONTEXT = 48  # tokens: long enough for the suite, short enough to fill, as its 
 # Core ML computes in half precision throughout, logits too: of 32 and more in steps of 0.03.
 CASES = {
     "coreml": ({"quantization": "fp16"}, 0.5),  # not tried: no Mac was at hand
-    "mil": ({}, 0.2),
     "reference": ({}, 1e-3),
     "ort": ({"quantization": "fp32"}, 1e-3),
     "llamacpp": ({"kv_type": "f32", "flash_attention": False}, 1e-3),
@@ -32,7 +31,6 @@ CASES = {
 
 # In which format and with which weights those get the first of the 30 layers.
 SHORT = {
-    "mil": ("coreml", "fp16"),
     "reference": ("gguf", "F32"),
     "llamacpp": ("gguf", "F32"),
     "llamacpp-flash": ("gguf", "F32"),

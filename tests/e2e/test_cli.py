@@ -102,7 +102,7 @@ MISTAKES = [
     (
         ["generate", "x", "--runtime", "abacus"],
         2,
-        "coreml, ik, llamacpp, mil, openvino, ort, reference",
+        "coreml, ik, llamacpp, openvino, ort, reference",
     ),
     (
         ["generate", "x", "--drafter", "oracle"],

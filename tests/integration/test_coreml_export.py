@@ -15,25 +15,24 @@ import pytest
 pytest.importorskip("coremltools")
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.export import QUANTIZATIONS
 from edge_spec.exporters.coreml.graph import ProgramBuilder
+from edge_spec.exporters.coreml.package import read_function
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.static_layout import StaticShape
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.signatures import signatures_of_program
-from edge_spec.runtimes.mil.program import NumpyProgram
+from edge_spec.runtimes.coreml.package import package_of, read_specification
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.layout import read_layout
 from edge_spec.runtimes.static.session import StaticSession
 from fixtures import families, tolerance
+from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, signatures_of_program
 
 CONTEXT = 64
 RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
@@ -245,7 +244,7 @@ def test_hidden_states_come_where_they_were_asked_for(
     bundle = export(
         wide, tmp_path / "out", compute=compute, quantization="fp16", hidden_states=True
     )
-    model = runtimes.load_runtime("mil").open(bundle, RuntimeOptions())
+    model = open_in_numpy(bundle)
     assert model.capabilities.hidden_states
     found = model.open_session().forward(TokenTree.chain(3)).hidden
     expected = ReferenceModel(wide).open_session().forward(TokenTree.chain(3)).hidden

@@ -15,6 +15,7 @@ pytest.importorskip("coremltools")
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
+from edge_spec.exporters.coreml.package import read_function
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtime_choice import compute_for, is_converted
@@ -24,11 +25,10 @@ from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
 from edge_spec.runtimes.coreml.library import import_coremltools
-from edge_spec.runtimes.coreml.package import read_function, read_specification
-from edge_spec.runtimes.coreml.signatures import signatures_of_spec
-from edge_spec.runtimes.mil import MilRuntime
-from edge_spec.runtimes.mil.program import NumpyProgram
+from edge_spec.runtimes.coreml.package import read_specification, signatures_of_spec
+from edge_spec.runtimes.reference import ReferenceRuntime
 from edge_spec.testing import check_session
+from fixtures.coreml_in_numpy import NumpyProgram
 
 OWN_TOLERANCE = 0.05  # as in test_coreml_session.py
 
@@ -178,7 +178,7 @@ def test_a_conversion_is_laid_out_for_the_device_that_will_run_it(
     runtime = CoreMlRuntime()
     assert compute_for(runtime, ("ane",)) == "ane"
     assert [compute_for(runtime, given) for given in ((), ("gpu",), ("all",))] == [None] * 3
-    assert compute_for(MilRuntime(), ("cpu",)) is None
+    assert compute_for(ReferenceRuntime(), ("cpu",)) is None
     asked = []
     monkeypatch.setattr(
         Source, "cached", lambda self, format, options: asked.append(options) or Path("none")

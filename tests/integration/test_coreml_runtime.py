@@ -17,15 +17,19 @@ from edge_spec.cli.main import run
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UsageError
+from edge_spec.exporters.coreml.package import read_function
 from edge_spec.fitting.devices import devices_of
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml.library import require_core_ml
-from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.signatures import signatures_of_program, signatures_of_spec
-from edge_spec.runtimes.mil import MilRuntime
+from edge_spec.runtimes.coreml.package import (
+    package_of,
+    read_specification,
+    signatures_of_spec,
+)
 from edge_spec.runtimes.static.layout import Signature, read_layout
+from fixtures.coreml_in_numpy import open_in_numpy, signatures_of_program
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
@@ -46,7 +50,7 @@ def test_other_systems_are_refused_with_what_works_there(
     system: str, macos: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library_module, "this_system", lambda: (system, macos))
-    refused(DeviceError, require_core_ml, f"{text}.*--runtime mil")
+    refused(DeviceError, require_core_ml, f"{text}.*--runtime ort")
 
 
 @pytest.mark.parametrize("macos", ["15.0", "26.1"])
@@ -79,8 +83,6 @@ def test_nothing_is_converted_where_core_ml_cannot_run_it(
 def test_the_list_of_devices_says_why_core_ml_has_none() -> None:
     (device,) = devices_of("coreml")
     assert device["name"] is None and "macOS 15" in device["fault"]
-    (device,) = devices_of("mil")
-    assert (device["name"], device["kind"], device["fault"]) == ("cpu", "cpu", None)
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -102,9 +104,6 @@ def test_no_runtime_tells_where_operations_of_other_bundles_run(
 @pytest.mark.parametrize(
     ("runtime", "options", "text"),
     [
-        ("mil", {"providers": ("ane",)}, "mil has no device ane"),
-        ("mil", {"gpu_layers": 1}, "mil has no option gpu-layers"),
-        ("mil", {"context_length": 101}, "holds 100 tokens, not 101.*--context 101"),
         ("coreml", {"kv_type": "f16"}, "coreml has no option kv-type"),
         ("coreml", {"providers": ("cuda",)}, "coreml has no device cuda.*cpu, gpu, ane, all"),
         ("coreml", {"providers": ("gpu", "ane")}, "coreml has no device gpu, ane"),
@@ -120,7 +119,7 @@ def test_options_that_mean_nothing_are_refused(
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_bundle_of_another_format_is_refused(exported: Callable[..., Bundle]) -> None:
-    call = lambda: MilRuntime().open(exported("llama"), RuntimeOptions())  # noqa: E731
+    call = lambda: open_in_numpy(exported("llama"))  # noqa: E731
     refused(UsageError, call, "is a bundle of format onnx, not coreml")
 
 
@@ -142,7 +141,6 @@ def damaged(packaged: Callable[..., Bundle], tmp_path: Path) -> Callable[..., Bu
 
 
 MODEL = "model.mlpackage/Data/com.apple.CoreML/model.mlmodel"
-WEIGHTS = "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +150,6 @@ WEIGHTS = "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
         (MODEL, lambda content: b""),
         (MODEL, lambda content: None),
         (MODEL, lambda content: b"\xff" * 100),
-        (WEIGHTS, lambda content: content[:100]),
-        (WEIGHTS, lambda content: None),
         ("model.mlpackage/Manifest.json", lambda content: b"{}"),
         ("model.mlpackage/Manifest.json", lambda content: None),
     ],
@@ -164,7 +160,7 @@ def test_a_damaged_package_is_named(
     bundle = damaged(file, change)
 
     def use() -> None:
-        model = MilRuntime().open(bundle, RuntimeOptions())
+        model = open_in_numpy(bundle)
         model.open_session().forward(TokenTree.chain(0))
 
     refused(BundleError, use, str(bundle.path))

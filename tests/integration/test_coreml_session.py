@@ -17,15 +17,12 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.package import package_of, read_function, read_specification
-from edge_spec.runtimes.coreml.signatures import signatures_of_spec
-from edge_spec.runtimes.mil import MilRuntime
-from edge_spec.runtimes.mil.program import NumpyProgram
+from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.layout import read_layout
 from edge_spec.runtimes.static.program import Program
 from edge_spec.runtimes.static.session import StaticSession
 from edge_spec.testing import check_session
+from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, program_of
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots
 # Logits have a standard deviation of 2 to 3, and one wrong token moves them by 1 to 10. Float16
@@ -74,9 +71,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def program(packaged: Callable[..., Bundle]) -> NumpyProgram:
-    package = package_of(packaged("llama"))
-    spec = read_specification(package)
-    return NumpyProgram(signatures_of_spec(spec), lambda name: read_function(package, spec, name))
+    return program_of(OpenedPackage.of(packaged("llama")))
 
 
 @pytest.fixture
@@ -92,11 +87,7 @@ def both(
     side_by_side: ModuleType,
 ) -> Any:
     """A session of a watched program, and one of the reference."""
-    bundle = packaged("llama")
-    package = package_of(bundle)
-    layout = read_layout(
-        signatures_of_spec(read_specification(package)), bundle.config, str(package)
-    )
+    layout = OpenedPackage.of(packaged("llama")).layout
     session = StaticSession(watched, layout, CONTEXT)
     reference = ReferenceModel(checkpoint("llama"), CONTEXT).open_session()
     return side_by_side.Both((session, reference), TOLERANCE)
@@ -122,7 +113,7 @@ def test_every_kind_of_model_scores_as_the_reference_does(
     tokens: Tokens,
     random_tree: RandomTree,
 ) -> None:
-    model = MilRuntime().open(packaged(variant, compute), RuntimeOptions())
+    model = open_in_numpy(packaged(variant, compute))
     reference = ReferenceModel(checkpoint(variant), CONTEXT)
     both = side_by_side.Both((model.open_session(), reference.open_session()), TOLERANCE)
     both.prefill(tokens(70))
@@ -133,7 +124,7 @@ def test_every_kind_of_model_scores_as_the_reference_does(
 
 
 def test_the_conformance_suite_passes(packaged: Callable[..., Bundle]) -> None:
-    model = MilRuntime().open(packaged("llama"), RuntimeOptions(context_length=48))
+    model = open_in_numpy(packaged("llama"), RuntimeOptions(context_length=48))
     assert check_session(model, OWN_TOLERANCE).max_difference > 0
 
 
@@ -178,7 +169,7 @@ def test_a_tree_runs_the_smallest_function_that_holds_it(
 
 
 def test_no_tree_is_larger_than_the_largest_function(packaged: Callable[..., Bundle]) -> None:
-    model = MilRuntime().open(packaged("llama"), RuntimeOptions())
+    model = open_in_numpy(packaged("llama"), RuntimeOptions())
     assert model.capabilities.max_rows == 8
 
 
@@ -274,7 +265,7 @@ def test_a_move_that_fails_leaves_the_session_usable(
 def test_sessions_of_one_model_have_their_own_caches(
     packaged: Callable[..., Bundle], tokens: Tokens, scores: Callable[..., np.ndarray]
 ) -> None:
-    model = MilRuntime().open(packaged("llama"), RuntimeOptions())
+    model = open_in_numpy(packaged("llama"), RuntimeOptions())
     first, second = model.open_session(), model.open_session()
     first.prefill(tokens(6))
     alone = scores(first, tokens(2, seed=1))
@@ -288,7 +279,7 @@ def test_hidden_states_come_where_they_were_exported(
     options = ExportOptions("fp16", context_length=CONTEXT, check=False, hidden_states=True)
     exporter = runtimes.load_exporter("coreml")
     exporter.export(checkpoint("llama"), tmp_path / "out", options, lambda what, fraction: None)
-    model = MilRuntime().open(open_bundle(tmp_path / "out"), RuntimeOptions())
+    model = open_in_numpy(open_bundle(tmp_path / "out"))
     assert model.capabilities.hidden_states
     session = model.open_session()
     assert session.forward(TokenTree.chain(1, tokens(2))).hidden is not None

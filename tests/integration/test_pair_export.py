@@ -14,7 +14,6 @@ import pytest
 
 from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.examine import examine
 from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.errors import (
@@ -25,10 +24,8 @@ from edge_spec.errors import (
 )
 from edge_spec.models import runtimes
 from edge_spec.models.export_presets import ExportChoices, choices_for, named_formats
-from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import PairManifest, read_pair
 from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 
@@ -197,13 +194,8 @@ def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Pa
     assert (variant.compute, variant.quantization) == ("gpu", "int4 for the gpu")
     (note,) = manifest.notes
     assert note.startswith("draft coreml is left out: ") and "multiple of 32" in note
-    source = Source(str(tmp_path / "out"), quiet)
-    model = resolve_model(source, "mil", LoadOptions(), quiet).open(RuntimeOptions())
-    assert model.config.num_layers == 2
-    model.close()
     _, found = examine(tmp_path / "out", quiet, open_models=True)
     assert all(finding.level is not Severity.FAULT for finding in found)
-    assert "target coreml, with mil" in [finding.found for finding in found]
 
 
 def test_a_format_that_was_named_is_written_or_nothing_is(

@@ -142,8 +142,8 @@ HALF = 0.1
 OPENED = {  # export options
     "reference": None,
     "ort": ExportOptions("fp32", check=False),
-    "mil-gpu": ExportOptions("fp16", check=False, compute="gpu"),
-    "mil-ane": ExportOptions("fp16", check=False, compute="ane"),
+    "coreml-gpu": ExportOptions("fp16", check=False, compute="gpu"),
+    "coreml-ane": ExportOptions("fp16", check=False, compute="ane"),
 }
 
 
@@ -153,7 +153,7 @@ def opened(
 ) -> tuple[Model, float]:
     """The tiny model in each format that this suite can run, and how far its logits may be."""
     options = OPENED[request.param]
-    if request.param.startswith("mil"):
+    if request.param.startswith("coreml"):
         pytest.importorskip("coremltools")
     checkpoint = open_checkpoint(tiny_model)
     if options is None:
@@ -163,6 +163,10 @@ def opened(
     exporter = runtimes.load_exporter(runtime.reads)
     exporter.export(checkpoint, out, options, lambda what, fraction: None)
     near = near_scores(checkpoint.config) if options.quantization == "fp32" else HALF
+    if runtime.name == "coreml":  # in numpy: Core ML itself runs on macOS only
+        from fixtures.coreml_in_numpy import open_in_numpy
+
+        return open_in_numpy(open_bundle(out)), near
     return runtime.open(open_bundle(out), RuntimeOptions()), near
 
 

@@ -124,7 +124,7 @@ def test_what_only_some_runtimes_understand_the_others_refuse(name: str, value: 
     assert OPTIONS[name].option.runtimes
     given: Any = {name: value}
     opened = LoadOptions(**given).runtime_options
-    for runtime in sorted({"ort", "reference", "mil"} - {*OPTIONS[name].option.runtimes}):
+    for runtime in sorted({"ort", "reference", "coreml"} - {*OPTIONS[name].option.runtimes}):
         with pytest.raises(UsageError, match=f"{runtime} has no option"):
             runtimes.load_runtime(runtime).open(None, opened)
 

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-
-from edge_spec.runtimes.coreml.signatures import is_half
+from coremltools.converters.mil.mil import types
 
 
 class Constants:
@@ -45,6 +44,11 @@ class Constants:
             array.flags.writeable = False
             self._held[key] = array
         return self._held[key]
+
+
+def is_half(var: Any) -> bool:
+    """Whether a pymil Var is of float16."""
+    return bool(var.dtype == types.fp16)
 
 
 def widened(array: np.ndarray) -> np.ndarray:

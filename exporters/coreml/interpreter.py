@@ -1,0 +1,201 @@
+"""Runs the programs of this exporter in numpy, on any system: slow, to check what was written.
+
+A program is coremltools' own (pymil), just built or loaded from a package. Each of its functions
+is turned into a list of steps once. Where a program says float16, arrays are float32 and hold
+numbers that float16 has: products then need no conversion, and every result is rounded once, as on
+accelerators that sum in float32.
+
+A state is written in place. That is exact because nothing but slices and updates may look at one,
+a slice is a copy, and what a state was before an update is gone after it: a program that looks at
+it again, which Core ML would allow, fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import types
+
+from edge_spec.errors import SessionError, UnsupportedModelError
+from edge_spec.exporters.coreml.constants import CONSTEXPR, Constants, is_half, rounded, widened
+from edge_spec.exporters.coreml.operations import EXACT, OPERATIONS, update_slice
+
+State = dict[str, np.ndarray]
+Values = list[Any]  # of a function's variables, by their place
+Step = Callable[[Values], None]
+Argument = int | list[int]  # the place of a variable; of several that are one argument
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """One function, ready to run."""
+
+    inputs: Mapping[str, int]  # places in `values`
+    states: Mapping[str, int]
+    outputs: Mapping[str, int]
+    half_outputs: frozenset[str]  # those that the program declares as float16
+    values: Values  # constants; None for what a pass computes
+    steps: Sequence[Step]
+
+    def run(self, inputs: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
+        """Outputs by name, in the program's types; writes the state, which a failed run may have
+        written in part. Raises SessionError that names the operation that failed."""
+        values = self.values.copy()
+        for name, place in self.inputs.items():
+            values[place] = widened(np.asarray(inputs[name]))
+        for name, place in self.states.items():
+            values[place] = state[name]
+        with np.errstate(all="ignore"):  # float16 has infinities
+            for step in self.steps:
+                step(values)
+            return {name: self._returned(name, values[at]) for name, at in self.outputs.items()}
+
+    def _returned(self, name: str, value: np.ndarray) -> np.ndarray:
+        return value.astype(np.float16 if name in self.half_outputs else value.dtype)
+
+
+def interpret(function: Any, shared: Constants) -> Interpreted:
+    """Plans a pymil Function. Raises UnsupportedModelError for operations that are not known."""
+    return _Planner(function, shared).plan()
+
+
+def is_state(var: Any) -> bool:
+    """Whether a pymil Var is a function's state."""
+    return bool(types.is_state(var.sym_type))
+
+
+class _Planner:
+    def __init__(self, function: Any, shared: Constants) -> None:
+        self._function = function
+        self._shared = shared
+        self._places: dict[int, int] = {}  # of a variable, by its identity
+        self._states: set[int] = set()  # places of what is a state, before or after an update
+        self._values: Values = []
+        self._steps: list[Step] = []
+
+    def plan(self) -> Interpreted:
+        given = {name: self._new(var) for name, var in self._function.inputs.items()}
+        states = {name for name, var in self._function.inputs.items() if is_state(var)}
+        self._states = {given[name] for name in states}
+        for operation in self._function.operations:
+            self._plan(operation)
+        returned = self._function.outputs
+        return Interpreted(
+            inputs={name: place for name, place in given.items() if name not in states},
+            states={name: given[name] for name in states},
+            outputs={var.name: self._at(var) for var in returned},
+            half_outputs=frozenset(var.name for var in returned if is_half(var)),
+            values=self._values,
+            steps=self._steps,
+        )
+
+    def _plan(self, operation: Any) -> None:
+        kind = operation.op_type
+        if all(var.val is not None for var in operation.outputs):
+            return  # held once it is used: what compressed weights are made of never is
+        if kind in CONSTEXPR:
+            self._new(operation.outputs[0], self._shared.expanded(operation))
+            return
+        arguments = self._arguments(operation)
+        results = [self._new(var) for var in operation.outputs]
+        if kind == "slice_update" and arguments["x"] in self._states:
+            self._states.update(results)
+            self._steps.append(_updating(operation, arguments, results[0]))
+        elif kind == "read_state" or (
+            kind == "coreml_update_state" and arguments["value"] in self._states
+        ):
+            self._states.update(results)
+            source = arguments["input" if kind == "read_state" else "value"]
+            self._steps.append(_renaming(source, results[0]))
+        else:
+            looks = kind != "slice_by_index" and self._states & set(arguments.values())
+            if kind not in OPERATIONS or looks:
+                raise _unknown(operation)
+            self._steps.append(_computing(operation, arguments, results))
+
+    def _arguments(self, operation: Any) -> dict[str, Any]:
+        return {
+            name: tuple(self._at(each) for each in var)
+            if isinstance(var, Sequence)
+            else self._at(var)
+            for name, var in operation.inputs.items()
+            if var is not None
+        }
+
+    def _at(self, var: Any) -> int:
+        if id(var) not in self._places and var.val is not None:
+            self._new(var, self._shared.held(var.val))
+        return self._places[id(var)]
+
+    def _new(self, var: Any, value: Any = None) -> int:
+        self._places[id(var)] = len(self._values)
+        self._values.append(value)
+        return self._places[id(var)]
+
+
+def _renaming(source: int, result: int) -> Step:
+    def rename(values: Values) -> None:
+        values[result] = values[source]
+
+    return rename
+
+
+def _updating(operation: Any, arguments: Mapping[str, Any], result: int) -> Step:
+    name = _name(operation)
+    given = {key: at for key, at in arguments.items() if key in ("x", "update", "begin", "end")}
+
+    def update(values: Values) -> None:
+        state = values[arguments["x"]]
+        _attempt(name, update_slice, _taken(values, given))
+        for place, value in enumerate(values):
+            if value is state:
+                values[place] = None  # what it was is gone
+        values[result] = state
+
+    return update
+
+
+def _computing(operation: Any, arguments: Mapping[str, Any], results: list[int]) -> Step:
+    kind, name = operation.op_type, _name(operation)
+    work = OPERATIONS[kind]
+    halves = [kind not in EXACT and is_half(var) for var in operation.outputs]
+
+    def compute(values: Values) -> None:
+        found = _attempt(name, work, _taken(values, arguments))
+        parts = [found] if len(results) == 1 else found
+        for place, part, half in zip(results, parts, halves, strict=True):
+            values[place] = rounded(part) if half else part
+
+    return compute
+
+
+def _attempt(name: str, work: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    try:
+        return work(**given)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise SessionError(
+            f"{name} cannot be evaluated: {error}",
+            remedy="Export the model again, or run it on macOS with --runtime coreml.",
+        ) from error
+
+
+def _taken(values: Values, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: values[at] if isinstance(at, int) else [values[each] for each in at]
+        for name, at in arguments.items()
+    }
+
+
+def _name(operation: Any) -> str:
+    """All that a step keeps of it: it would keep the whole program, stored weights included."""
+    return f"{operation.op_type} {operation.name}"
+
+
+def _unknown(operation: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the numpy evaluation of Core ML programs does not know {_name(operation)} as it is used",
+        remedy="Export it with --no-check, and run the package on macOS with --runtime coreml.",
+    )

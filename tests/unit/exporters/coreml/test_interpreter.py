@@ -1,0 +1,160 @@
+"""Programs run in numpy: their state, their types, what they share, what they do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("coremltools")
+
+import coremltools as ct
+from coremltools.converters.mil import Builder as mb  # noqa: N813
+from coremltools.converters.mil import Function
+from coremltools.converters.mil.mil import types
+
+from edge_spec.errors import SessionError, UnsupportedModelError
+from edge_spec.exporters.coreml.constants import Constants
+from edge_spec.exporters.coreml.interpreter import Interpreted, interpret
+
+SHAPE = (2, 3)
+NEW = np.array([[7, 8, 9]], np.float32)
+Body = Callable[..., Any]
+
+
+def function(body: Body, dtype: Any = types.fp32) -> Any:
+    """body(new, state): a function of `new` [1, 3] and a state [2, 3], and what it returns."""
+    inputs = {"new": mb.placeholder((1, 3), dtype=dtype)}
+    inputs["cache"] = mb.state_tensor_placeholder(SHAPE, dtype=dtype)
+    with Function(inputs, opset_version=ct.target.iOS18) as built:
+        found = body(built.inputs["new"], built.inputs["cache"])
+        built.set_outputs(found if isinstance(found, list) else [found])
+    return built
+
+
+def put(cache: Any, new: Any, row: int) -> Any:
+    return mb.slice_update(x=cache, update=new, begin=[row, 0], end=[row + 1, 3])
+
+
+def row_of(cache: Any, row: int) -> Any:
+    return mb.slice_by_index(x=cache, begin=[row, 0], end=[row + 1, 3])
+
+
+def run(built: Any) -> tuple[list[np.ndarray], np.ndarray, bool]:
+    """Outputs, the state afterwards, and whether it is the same array as before."""
+    before = np.arange(6, dtype=np.float32).reshape(SHAPE)
+    state = {"cache": before}
+    found = interpret(built, Constants()).run({"new": NEW}, state)
+    return list(found.values()), state["cache"], state["cache"] is before
+
+
+def test_a_state_is_written_in_place_and_a_slice_of_it_is_what_it_was() -> None:
+    """As layers do: keys and values are written one after the other, and used later."""
+
+    def body(new: Any, state: Any) -> list[Any]:
+        cache = mb.coreml_update_state(state=state, value=put(mb.read_state(input=state), new, 0))
+        first, second = row_of(cache, 0), row_of(cache, 1)
+        cache = mb.coreml_update_state(state=state, value=put(put(cache, new, 1), new, 0))
+        return [mb.add(x=each, y=np.float32(0)) for each in (first, second, row_of(cache, 1))]
+
+    (written, old, again), state, same = run(function(body))
+    assert same
+    assert written.tolist() == again.tolist() == NEW.tolist()
+    assert old.tolist() == [[3, 4, 5]]
+    assert state.tolist() == [[7, 8, 9], [7, 8, 9]]
+
+
+def test_what_a_state_was_before_an_update_is_not_looked_at() -> None:
+    """Core ML would keep it: here it fails, and never is another number."""
+
+    def body(new: Any, state: Any) -> Any:
+        old = mb.read_state(input=state)
+        mb.coreml_update_state(state=state, value=put(old, new, 1))
+        return mb.add(x=row_of(old, 1), y=new)
+
+    with pytest.raises(SessionError, match=r"slice_by_index .* cannot be evaluated"):
+        run(function(body))
+
+
+def whole_state(new: Any, state: Any) -> Any:
+    return mb.reshape(x=mb.read_state(input=state), shape=[6], name="the_name")
+
+
+def other_state(new: Any, state: Any) -> Any:
+    both = mb.concat(values=[new, new], axis=0)
+    return mb.add(
+        x=mb.coreml_update_state(state=state, value=both, name="the_name"), y=np.float32(0)
+    )
+
+
+def unknown(new: Any, state: Any) -> Any:
+    return mb.gather_nd(x=new, indices=np.array([[0]], np.int32), name="the_name")
+
+
+@pytest.mark.parametrize("body", [whole_state, other_state, unknown])
+def test_operations_that_this_exporter_does_not_write_are_named(body: Body) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"does not know \w+ the_name"):
+        planned(body, types.fp32)
+
+
+def planned(body: Body, dtype: Any, shared: Constants | None = None) -> Interpreted:
+    return interpret(function(body, dtype), Constants() if shared is None else shared)
+
+
+def zeros() -> dict[str, np.ndarray]:
+    return {"cache": np.zeros(SHAPE, np.float32)}
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(types.fp32, 1e-4), (types.fp16, 0.0)])
+def test_each_result_has_the_precision_of_the_program(dtype: Any, expected: float) -> None:
+    kind = types.nptype_from_builtin(dtype)
+
+    def body(new: Any, state: Any) -> Any:
+        return mb.sub(x=mb.add(x=new, y=kind(1e-4)), y=new)
+
+    inputs = {"new": np.ones((1, 3), np.float32)}
+    found = planned(body, dtype).run(inputs, zeros())
+    (result,) = found.values()
+    assert result.dtype == kind
+    np.testing.assert_allclose(result, np.full((1, 3), expected), atol=1e-7)
+
+
+def test_products_of_float16_are_summed_in_float32() -> None:
+    """1000 * 1000 is beyond float16; what is left of the sum is not."""
+
+    def body(new: Any, state: Any) -> Any:
+        return mb.linear(x=new, weight=np.array([[1000, 1000, 1]], np.float16))
+
+    inputs = {"new": np.array([[1000, -1000, 2]], np.float16)}
+    (result,) = planned(body, types.fp16).run(inputs, zeros()).values()
+    assert result.tolist() == [[2]]
+
+
+def test_an_operation_that_fails_is_named() -> None:
+    def body(new: Any, state: Any) -> Any:
+        last = mb.cast(x=mb.reduce_mean(x=new, axes=[0, 1]), dtype="int32")
+        return mb.gather(x=np.zeros((4, 2), np.float32), indices=last, name="the_name")
+
+    with pytest.raises(SessionError, match="gather the_name cannot be evaluated: index 8"):
+        planned(body, types.fp32).run({"new": NEW}, zeros())
+
+
+def weighted(new: Any, state: Any) -> Any:
+    weight = mb.constexpr_blockwise_shift_scale(
+        data=np.arange(6, dtype=np.int8).reshape(2, 3), scale=np.array([[2], [3]], np.float16)
+    )
+    return mb.linear(x=new, weight=weight)
+
+
+def test_compressed_weights_are_expanded_once_for_all_functions() -> None:
+    shared = Constants()
+    first, second = (planned(weighted, types.fp16, shared) for _ in range(2))
+    (result,) = first.run({"new": NEW}, zeros()).values()
+    np.testing.assert_array_equal(result, NEW @ [[0, 9], [2, 12], [4, 15]])
+    arrays = [
+        {id(value) for value in each.values if isinstance(value, np.ndarray)}
+        for each in (first, second)
+    ]
+    assert arrays[0] == arrays[1]
