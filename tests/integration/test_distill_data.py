@@ -233,7 +233,7 @@ def test_a_draft_token_is_timed_by_the_drafter_itself(target: Path, tmp_path: Pa
     states = np.zeros((4, 64), np.float32)
     medusa = heads.write_medusa(tmp_path / "medusa", states, np.arange(4), source.config.vocab_size)
     for path in (eagle, medusa):
-        assert 0 < draft_token_s(path, source.config, source) < 1
+        assert draft_token_s(path, source.config, source) > 0
 
 
 @pytest.fixture

@@ -207,11 +207,9 @@ def test_what_is_over_is_not_made_again(page: Page, start: str, line: str, first
 
 
 def test_no_text_takes_long_or_goes_deep(page: Page) -> None:
-    """Where work grew with the square of a text, these would take minutes."""
+    """Where work grew with the square of a text, a test's bound of time would end these."""
     code = """(piece) => {
-        const start = performance.now();
-        const nodes = markdown.renderMarkdown(piece.repeat(20_000) + 'x');
-        const elapsed_ms = performance.now() - start;
+        const nodes = markdown.renderMarkdown(piece.repeat(40_000) + 'x');
         const depth = (node) => {
             let most = 0;
             for (let level = [node]; level.length > 0; most += 1) {
@@ -219,9 +217,7 @@ def test_no_text_takes_long_or_goes_deep(page: Page) -> None:
             }
             return most;
         };
-        return [elapsed_ms, Math.max(...nodes.map(depth))];
+        return Math.max(...nodes.map(depth));
     }"""
     for piece in HARD:
-        elapsed_ms, depth = page.evaluate(code, piece)
-        assert depth < 400, piece
-        assert elapsed_ms < 5000, piece
+        assert page.evaluate(code, piece) < 400, piece

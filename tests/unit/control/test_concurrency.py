@@ -39,7 +39,7 @@ def chain(tree_drafter: Any) -> Any:
 
 
 def test_load_counts_who_is_inside_from_any_thread() -> None:
-    load, inside = Concurrency(), Barrier(4, timeout=10)
+    load, inside = Concurrency(), Barrier(4, timeout=60)
 
     def enter(_: int) -> int:
         seen = 0

@@ -290,7 +290,7 @@ class Reading(SuffixDrafter):
         self.may_read, self.has_read = Event(), Event()
 
     def prepare(self, prompt: Sequence[int]) -> None:
-        assert self.may_read.wait(timeout=10)
+        assert self.may_read.wait(timeout=60)
         self._events.append("draft")
         self.has_read.set()
 
@@ -309,7 +309,7 @@ def test_a_draft_reads_the_prompt_while_the_target_does_or_after_it() -> None:
     drafter = Reading(events)
     with replace(decoder, drafters=[drafter], overlap=True).preparing([1, 2]):
         drafter.may_read.set()  # it would wait in vain before the block
-        assert drafter.has_read.wait(timeout=10)
+        assert drafter.has_read.wait(timeout=60)
         events.append("target")
     assert events == ["draft", "target"]
 

@@ -28,7 +28,7 @@ from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 12
 PROMPT = [1, 2, 0, 1]
-WAIT_S = 10  # at most, for what comes at once unless it never comes
+WAIT_S = 60  # at most, for what comes at once unless it never comes
 GREEDY = SamplingParams()
 SEEDED = SamplingParams(temperature=1.0, seed=3)
 

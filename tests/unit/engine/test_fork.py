@@ -79,7 +79,7 @@ def engine(make_engine: Any, models: tuple[Model, Model]) -> Engine:
 
 def test_forks_write_at_the_same_time_what_each_writes_alone(engine: Engine) -> None:
     alone = [tokens(engine.fork(), prompt) for prompt in PROMPTS]
-    start = Barrier(4, timeout=10)
+    start = Barrier(4, timeout=60)
 
     def answer(prompt: list[int]) -> list[int]:
         with engine.fork() as fork:
@@ -156,7 +156,7 @@ def test_a_fork_that_cannot_be_made_leaves_nothing_open(
 def test_active_generations_of_all_forks_are_counted(engine: Engine) -> None:
     load = engine.parts.speculation_factory.load
     seen: list[int] = []
-    inside = Barrier(3, timeout=10)
+    inside = Barrier(3, timeout=60)
 
     class Watching(ScriptedSession):
         def prefill(self, prompt: Sequence[int]) -> None:

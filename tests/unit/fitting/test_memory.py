@@ -129,16 +129,12 @@ def test_no_more_context_is_in_use_than_there_is(
 
 
 def test_memory_that_the_process_touches_is_resident() -> None:
-    before = resident_bytes()
-    if before is None:
+    """How much else there is, other tests of the process decide."""
+    if resident_bytes() is None:
         pytest.skip("the system does not say")
-    # Mapped, not allocated: an allocator may have kept as much from an earlier test.
-    with mmap.mmap(-1, 64 * MB) as touched:
+    with mmap.mmap(-1, 256 * MB) as touched:
         touched[:: mmap.PAGESIZE] = b"x" * len(touched[:: mmap.PAGESIZE])
-        after = resident_bytes()
-    assert after is not None
-    # Other allocations come and go, by far less than half of it.
-    assert after - before > 32 * MB
+        assert (resident_bytes() or 0) > 256 * MB
 
 
 def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from edge_spec.placement.background import IdleProfiler
 from edge_spec.placement.profile import ContextCosts, Profile
 
 PROFILE = Profile((ContextCosts(0, {1: 1.0}),), 1.0, 0.0, 0.0, 1, 0.0)
-PATIENCE_S = 20.0  # after which a test fails that would otherwise wait for ever
+PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 LONG_S = 3600.0
 
 

@@ -18,7 +18,7 @@ from edge_spec.placement.background import InTurns
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.idle_process import IdleProcess
 
-PATIENCE_S = 30.0  # after which a test fails that would otherwise wait for ever
+PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 

@@ -343,7 +343,7 @@ def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
     ended, right = Event(), random_logits(VOCAB)
 
     def late(tokens: tuple[int, ...]) -> np.ndarray:
-        assert ended.wait(10)
+        assert ended.wait(60)
         return right(tokens)
 
     session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
@@ -360,13 +360,13 @@ def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones()
     def late(tokens: tuple[int, ...]) -> np.ndarray:
         if not began.is_set():
             began.set()
-            assert ended.wait(10)
+            assert ended.wait(60)
             raise RuntimeError("the pass was interrupted")
         return right(tokens)
 
     session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
     interrupted(session)
-    assert began.wait(10)
+    assert began.wait(60)
     ended.set()
     assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
     session.close()
@@ -394,7 +394,7 @@ def test_the_signal_of_the_pass_before_does_not_end_the_next() -> None:
     right = random_logits(VOCAB)
 
     def late(tokens: tuple[int, ...]) -> np.ndarray:
-        assert signal.waited_again.wait(10)
+        assert signal.waited_again.wait(60)
         return right(tokens)
 
     session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
@@ -467,11 +467,11 @@ def test_a_session_that_was_given_up_is_closed_once_its_pass_has_ended(
     thread = session._worker._thread
     if ends_first:
         hanging.released.set()
-        assert session._worker._done._lock.acquire(timeout=10)
+        assert session._worker._done._lock.acquire(timeout=60)
     session.close()
     assert model.session_closed.is_set() == ends_first
     hanging.released.set()
-    thread.join(10)
+    thread.join(60)
     assert model.session_closed.is_set() and not thread.is_alive()
     watched.close()
     assert model.is_closed

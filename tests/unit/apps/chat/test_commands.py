@@ -100,7 +100,7 @@ def test_a_signal_may_stop_an_answer_while_it_begins() -> None:
     stop.requested = True
     thread = Thread(target=stop.watch, args=(Beginning(),), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and num_cancelled == 2
 
 

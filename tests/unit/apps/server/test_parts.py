@@ -54,7 +54,7 @@ def test_a_session_goes_to_its_own_slot(slots: list[Slot]) -> None:
 
 def test_whoever_waits_gets_the_next_slot_in_turn(slots: list[Slot]) -> None:
     async def scenario() -> None:
-        pool = Pool(slots[:1], queue=2, queue_timeout_s=10)
+        pool = Pool(slots[:1], queue=2, queue_timeout_s=60)
         first = await pool.take([1], None)
         waiting = [asyncio.create_task(pool.take([1], None)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ def test_whoever_waits_gets_the_next_slot_in_turn(slots: list[Slot]) -> None:
 
 def test_of_those_that_wait_the_first_is_served_first(slots: list[Slot]) -> None:
     async def scenario() -> None:
-        pool = Pool(slots[:1], queue=3, queue_timeout_s=10)
+        pool = Pool(slots[:1], queue=3, queue_timeout_s=60)
         slot = await pool.take([1], None)
         served: list[int] = []
 
@@ -92,7 +92,7 @@ def test_of_those_that_wait_the_first_is_served_first(slots: list[Slot]) -> None
 
 def test_a_slot_that_comes_as_the_wait_ends_is_not_lost(slots: list[Slot]) -> None:
     async def scenario() -> None:
-        pool = Pool(slots[:1], queue=1, queue_timeout_s=10)
+        pool = Pool(slots[:1], queue=1, queue_timeout_s=60)
         slot = await pool.take([1], None)
         waiting = asyncio.create_task(pool.take([1], None))
         await asyncio.sleep(0)
@@ -107,7 +107,7 @@ def test_a_slot_that_comes_as_the_wait_ends_is_not_lost(slots: list[Slot]) -> No
 
 def test_a_pool_that_is_closed_sends_everybody_away(slots: list[Slot]) -> None:
     async def scenario() -> None:
-        pool = Pool(slots[:1], queue=1, queue_timeout_s=10)
+        pool = Pool(slots[:1], queue=1, queue_timeout_s=60)
         await pool.take([1], None)
         waiting = asyncio.create_task(pool.take([1], None))
         await asyncio.sleep(0)

@@ -24,7 +24,7 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
     def response() -> tuple[str, dict[str, Any]]:
         """The text of the chunks, and what follows them."""
         text = ""
-        while "params" in (message := sent.get(timeout=10)):
+        while "params" in (message := sent.get(timeout=60)):
             text += message["params"]["text"]
         return text, message
 
@@ -40,7 +40,7 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
     assert answered["result"]["text"] == again and again.startswith(text)
     assert answered["result"]["finish_reason"] == "length"
     conversation.end(10)
-    conversation.join(10)
+    conversation.join(60)
 
 
 def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
@@ -55,7 +55,7 @@ def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
     conversation = SidecarConversation(lambda: make_engine(remembers_all()), send, lambda job: None)
     conversation.submit(Job(1, lambda engine: {"note": float("inf")}))
     conversation.submit(Job(2, lambda engine: 2))
-    failed, answered = (sent.get(timeout=10) for _ in range(2))
+    failed, answered = (sent.get(timeout=60) for _ in range(2))
     assert failed["id"] == 1 and failed["error"]
     assert answered["result"] == 2
     conversation.end(10)
