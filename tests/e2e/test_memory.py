@@ -18,7 +18,7 @@ CONTEXT = 512
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is not known")
 @pytest.mark.parametrize("case", ["ort+ort", "ort+llamacpp={gguf}"])
 def test_a_pair_takes_what_was_forecast(case: str, demo_gguf: Path) -> None:
-    """The demo model's forecasts are off by 5 %; a model that was left out of them, or counted twice,
+    """The demo model's forecasts are off by 5 %; a model that was left out, or counted twice,
     is far beyond what else a process takes, or is taken from it."""
     for module in ("onnxruntime", "llama_cpp"):
         pytest.importorskip(module)

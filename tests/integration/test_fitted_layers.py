@@ -165,7 +165,7 @@ def test_a_file_that_changes_meanwhile_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 300e6), ("Q4_1", 500e6)])
+@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 60e6), ("Q4_1", 250e6)])
 def test_what_is_allocated_is_a_layer(
     kind: str, bound: float, tiny: ModuleType, tmp_path: Path
 ) -> None:
