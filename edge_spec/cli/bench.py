@@ -182,9 +182,9 @@ def _peer_choice(
 ) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.cli.progress import ProgressBar
+    from edge_spec.core.export import ExportOptions
     from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
-    from edge_spec.models.conversion import gguf_file
-    from edge_spec.models.options import LoadOptions
+    from edge_spec.models.conversion import StoredModel, gguf_file
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
 
@@ -193,7 +193,8 @@ def _peer_choice(
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
         quantization = None if own_file else _PEER_WEIGHTS
-        gguf = gguf_file(source, LoadOptions(quantization=quantization), progress)
+        stored = StoredModel(source, "gguf", ExportOptions(quantization))
+        gguf = gguf_file(stored, progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"
     return PeerChoice(gguf, weights, *chosen, threads=loading.threads or available_cores())
 

@@ -12,8 +12,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import edge_spec
 from edge_spec.errors import MissingDependencyError, UsageError
 
 # That bring a plugin's library; else "cpu".
@@ -33,12 +36,12 @@ _GONE = {
 
 
 def names(kind: str) -> list[str]:
-    """The installed "runtimes", "exporters", "drafters" or "apps"."""
+    """Returns the names of the installed "runtimes", "exporters", "drafters" or "apps"."""
     return sorted(set(entry_points(group=f"edge_spec.{kind}").names))
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """The same by name, not yet loaded."""
+    """Returns the entry points by name, not yet loaded."""
     return {point.name: point for point in reversed(entry_points(group=f"edge_spec.{kind}"))}
 
 
@@ -48,11 +51,12 @@ def load_app(name: str) -> Callable[..., None]:
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """Raises UsageError where there is none of that name, and as `load` does."""
+    """Raises UsageError if there is none of that name, and as `load` does."""
     found = entry_points(group=f"edge_spec.{kind}", name=name)
     if not found:
         if (kind, name) in _GONE:
             raise UsageError(f"there is no runtime {name} any more", remedy=_GONE[kind, name])
+        _require_whole_package()
         raise UsageError(
             f"there is no {kind.removesuffix('s')} called {name!r}",
             remedy=f"Installed: {', '.join(names(kind)) or 'none'}.",
@@ -61,15 +65,29 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def load(kind: str, point: EntryPoint) -> Any:
-    """Raises MissingDependencyError where a library of it is missing."""
+    """Raises MissingDependencyError if a library of it is missing."""
     name = point.name
     try:
         return point.load()
     except ImportError as error:
+        _require_whole_package()
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",
             remedy=f'Run: pip install "edge-spec[{EXTRAS.get(name, "cpu")}]".',
         ) from error
+
+
+def _require_whole_package() -> None:
+    """Raises MissingDependencyError if this package is a checkout's folder, in which the runtimes,
+    exporters and apps are not: an installation joins them from the folders beside it."""
+    if find_spec("edge_spec.runtimes") is None:
+        checkout = Path(edge_spec.__path__[0]).parent
+        raise MissingDependencyError(
+            f"edge_spec was imported from the checkout {checkout} as it lies, without its "
+            "runtimes, exporters and apps",
+            remedy=f"Run: pip install -e {checkout}, or leave that folder to use what is "
+            "installed.",
+        )
 
 
 @contextmanager

@@ -29,6 +29,17 @@ class FormatByDevice(Runtime, Protocol):
 
 
 @runtime_checkable
+class LaidOut(Protocol):
+    """A runtime whose bundles are laid out for one of its devices."""
+
+    def compute(self, providers: Sequence[str]) -> str | None:
+        """Returns what a conversion for these devices is asked for (`ExportOptions.compute`).
+
+        Raises UsageError, DeviceError for devices that `open` would refuse.
+        """
+
+
+@runtime_checkable
 class ScreeningRuntime(Runtime, Protocol):
     """A runtime that tells from a file's header whether it can run the model."""
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
+from difflib import get_close_matches
 from functools import wraps
 from typing import NamedTuple, ParamSpec
 
 from edge_spec.core.model import Progress
 from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
+from edge_spec.errors import UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import check_capabilities, open_models
 from edge_spec.loader.place import PlacedModels, place_models
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _Arguments = ParamSpec("_Arguments")
+_ALIKE = 0.6  # of the letters of an option's name, from which on it may be what was meant
 Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
 
 
@@ -110,7 +113,7 @@ def _with_arguments(
         def load(*given: _Arguments.args, **named: _Arguments.kwargs) -> Engine:
             for name in named:
                 if name not in signature.parameters:
-                    raise TypeError(f"load() got an unexpected keyword argument {name!r}")
+                    raise _unknown(name)
             return opening(arguments(*given, **named))
 
         load.__doc__ = "\n    ".join([opening.__doc__ or "", *said])
@@ -118,6 +121,20 @@ def _with_arguments(
         return load
 
     return decorate
+
+
+def _unknown(name: str) -> UsageError:
+    """Returns the refusal of an argument that `load` does not have, with the nearest one: users
+    write options as the command line has them."""
+    options = declared_options(AskedOptions)
+    spoken = {each.flag.removeprefix("--").replace("-", "_"): each for each in options.values()}
+    spoken |= options
+    near = get_close_matches(name, spoken, n=1, cutoff=_ALIKE)
+    remedy = "help(edge_spec.load) lists its options."
+    if near:
+        meant = spoken[near[0]]
+        remedy = f"Did you mean {meant.name}, which is {meant.flag} on the command line?"
+    return UsageError(f"load has no option {name!r}", remedy=remedy)
 
 
 def _signature() -> inspect.Signature:

@@ -16,8 +16,9 @@ from edge_spec.fitting.fit import require_fit, require_room_to_convert
 from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, resolve_model
-from edge_spec.models.runtime_choice import choose_runtime, is_converted
+from edge_spec.models.resolution import Resolution, resolution_on
+from edge_spec.models.resolve import ResolvedModel, prepare_model
+from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import planned, wants_plan
 from edge_spec.placement.runtime_order import runtime_order
@@ -61,24 +62,25 @@ def place_models(
     options = planned(source, options, progress)
     if needs_chat and _reads_header(source, options):
         _require_chat(source.header)
-    sources = tuple(Source(name, progress) for name in options.drafts)
-    _require_runnable_drafts(source, sources, options)
     order = runtime_order(source, options)
     if order.seconds:
         progress(str(order), 0.0)
-    target = resolve_model(
-        source,
-        options.runtime,
-        options,
+    chosen = choose_runtime(source, options.runtime, options, options.providers, order.names)
+    sources = tuple(Source(name, progress) for name in options.drafts)
+    # Chosen before the target is converted, which takes longer than to read a header.
+    chosen_drafts = [
+        choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
+        for draft in sources
+    ]
+    target = prepare_model(
+        chosen,
         progress,
-        options.providers,
         before_conversion=partial(_require_worth_converting, needs_chat, options.head),
-        order=order.names,
     )
     if needs_chat:
         target.text.template()
     target = _translating(target, options)
-    drafts = tuple(_placed_drafts(target, sources, options, progress))
+    drafts = tuple(_prepared_drafts(target, chosen_drafts, progress))
     require_fit(target, drafts, options, makes_room)
     if drafts:
         _tell_memory(target, drafts, options, progress)
@@ -106,28 +108,11 @@ def _asks(tokenizer: Tokenizer) -> bool:
     return tokenizer.source_end is not None and tokenizer.source_end.lacks_language
 
 
-def _require_runnable_drafts(
-    source: Source, drafts: Sequence[Source], options: LoadOptions
-) -> None:
-    """Refuses what no runtime can draft with before the target is converted, which takes longer
-    than to read a header."""
-    if drafts and not is_converted(source, _runtime(source, options), options, options.providers):
-        for draft in drafts:
-            choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
-
-
-def _runtime(source: Source, options: LoadOptions) -> str:
-    """Of the target, as far as it is known before any is asked."""
-    return runtimes.auto_runtime(source.formats) if options.runtime == "auto" else options.runtime
-
-
 def _reads_header(source: Source, options: LoadOptions) -> bool:
-    """Whether the header of the target's GGUF file is read in any case."""
+    """Says whether the header of the target's GGUF file is read in any case."""
     if source.is_demo or source.formats is not None or not source.path.is_file():
         return False
-    runtime = _runtime(source, options)
-    reads = runtimes.load_runtime(runtime).reads
-    return reads == "gguf" or not is_converted(source, runtime, options, options.providers)
+    return resolution_on(source, options.runtime, options, options.providers).reads_header
 
 
 def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:
@@ -146,19 +131,12 @@ def _require_chat(model: Any) -> None:
     ChatTemplate(model.chat_template)
 
 
-def _placed_drafts(
-    target: ResolvedModel, sources: Sequence[Source], options: LoadOptions, progress: Progress
+def _prepared_drafts(
+    target: ResolvedModel, chosen: Sequence[Resolution], progress: Progress
 ) -> Iterator[ResolvedModel]:
     above = None
-    for source in sources:
-        draft = resolve_model(
-            source,
-            options.draft_runtime,
-            options,
-            progress,
-            options.draft_providers,
-            before_conversion=require_room_to_convert,
-        )
+    for each in chosen:
+        draft = prepare_model(each, progress, before_conversion=require_room_to_convert)
         _require_same_kind(target, draft)
         if above is not None:
             require_same_vocabulary(above.vocabulary(), draft.vocabulary(), above.name, draft.name)

@@ -6,7 +6,8 @@ import logging
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +16,6 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import BundleError, ModelFileError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, is_bundle, open_bundle
-from edge_spec.models.options import ConversionOptions
-from edge_spec.models.runtime_choice import gguf_in_cache
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, recover, sha256_file
 from edge_spec.storage.digests import known_sha256
@@ -26,30 +25,67 @@ _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found", Bundle, Path)
 
 
+@dataclass(frozen=True)
+class StoredModel:
+    """A model in one format: the very file or bundle that was named, or its conversion."""
+
+    source: Source
+    format: str  # "checkpoint": whatever exporters read
+    options: ExportOptions
+
+    @cached_property
+    def own(self) -> Path | None:
+        """What was named, if it is opened as it is; None where a conversion is. Raises as
+        `Source.at` does."""
+        is_demo = self.source.is_demo
+        if is_demo and self.format not in ("checkpoint", "gguf"):
+            return None  # the demo is in no such format, and need not be fetched to know it
+        path = self.source.at(self.format)
+        if self.format == "checkpoint" or (not is_demo and is_bundle(path)):
+            return path
+        is_file = self.format == "gguf" and path.is_file()
+        return path if is_file and self.options.quantization is None else None
+
+    @cached_property
+    def kept(self) -> Path:
+        """Where the conversion is kept, whether or not it exists yet."""
+        cached = self.source.cached(self.format, self.options)
+        # A model's name may have dots, so the suffix is added to all of it.
+        return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nothing has to be converted."""
+        if self.own is not None:
+            return True
+        return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
+
+
 def gguf_file(
-    source: Source,
-    options: ConversionOptions,
+    stored: StoredModel,
     progress: Progress,
     before_conversion: Callable[[Any], None] | None = None,
 ) -> Path:
-    """A GGUF file as it is; anything else, or with another quantization, converted once.
-    before_conversion: as of `resolve_model`."""
-    path = source.at("gguf")
-    if not source.is_demo and is_bundle(path):
+    """Returns a GGUF file as it is; anything else, or with another quantization, is converted once.
+
+    before_conversion: is shown the model that has to be converted, and may raise. Raises UsageError
+    for a bundle.
+    """
+    path = stored.source.at("gguf")
+    if not stored.source.is_demo and is_bundle(path):
         raise UsageError(
             f"{path} is a bundle, not a GGUF file",
             remedy="Choose another --runtime, or give the model that the bundle was made from.",
         )
-    if path.is_file() and options.quantization is None:
-        return path
-    export_options = ExportOptions(options.quantization, options.block_size)
-    cached = gguf_in_cache(source, export_options)
+    if stored.own is not None:
+        return stored.own
+    cached = stored.kept
 
     def convert() -> None:
         checkpoint = runtimes.open_checkpoint(path)
         if before_conversion is not None:
             before_conversion(checkpoint)
-        runtimes.load_exporter("gguf").export(checkpoint, cached, export_options, progress)
+        runtimes.load_exporter("gguf").export(checkpoint, cached, stored.options, progress)
         with atomic_file(_digest_file(cached)) as file:
             file.write_text(sha256_file(cached), encoding="ascii")
 
@@ -57,27 +93,22 @@ def gguf_file(
 
 
 def bundle_of(
-    source: Source,
-    format: str,
-    options: ExportOptions,
-    progress: Progress,
-    before_conversion: Callable[[Any], None] | None,
+    stored: StoredModel, progress: Progress, before_conversion: Callable[[Any], None] | None
 ) -> Bundle:
-    """A bundle as it is; anything else converted once. before_conversion: is shown the model that
-    has to be converted, and may raise. Raises UsageError for a bundle of another format."""
-    path = source.at(format)
-    if not source.is_demo and is_bundle(path):
-        bundle = open_bundle(path)
-        require_format(bundle, format)
+    """Returns a bundle as it is; anything else is converted once. before_conversion: as of
+    `gguf_file`. Raises UsageError for a bundle of another format."""
+    if stored.own is not None:
+        bundle = open_bundle(stored.own)
+        require_format(bundle, stored.format)
         return bundle
-    cached = source.cached(format, options)
+    cached = stored.kept
 
     def convert() -> None:
-        exporter, model = runtimes.exporter_for(format, path)
+        exporter, model = runtimes.exporter_for(stored.format, stored.source.at(stored.format))
         if before_conversion is not None:
             before_conversion(model)
         shutil.rmtree(cached, ignore_errors=True)  # a damaged one
-        exporter.export(model, cached, options, progress)
+        exporter.export(model, cached, stored.options, progress)
 
     return _converted(cached, partial(_cached_bundle, cached), convert, progress)
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.runtime_protocols import DeviceScreeningRuntime, ScreeningRuntime
+from edge_spec.core.runtime_protocols import ScreeningRuntime
 from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle, is_bundle, open_unhashed
+from edge_spec.models.bundle import Bundle, open_unhashed
 from edge_spec.models.conversion import bundle_of, gguf_file, require_format
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.options import ConversionOptions
-from edge_spec.models.runtime_choice import (
-    choose_runtime,
-    compute_for,
-    gguf_in_cache,
-    is_converted,
-)
+from edge_spec.models.resolution import Resolution
+from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.text.chat_format import ChatFormat
 
@@ -66,91 +61,83 @@ def resolve_model(
     options: ConversionOptions,
     progress: Progress,
     providers: Sequence[str] = (),
+) -> ResolvedModel:
+    """Chooses a runtime and prepares the model for it: see `choose_runtime`, `prepare_model`.
+
+    Raises an EdgeSpecError where the runtime cannot have the model.
+    """
+    return prepare_model(choose_runtime(source, runtime, options, providers), progress)
+
+
+def prepare_model(
+    resolution: Resolution,
+    progress: Progress,
     before_conversion: Callable[[Any], None] | None = None,
     keeps: bool = True,
-    order: Sequence[str] = (),
 ) -> ResolvedModel:
-    """Raises an EdgeSpecError where the runtime cannot have the model.
+    """Converts the model if its runtime does not read it as it is, and opens its header.
 
-    runtime: "auto" is the first that can run it, which one line says where it is not the usual one;
-    for a pair bundle, the first that reads a format it has.
-    providers: where it will run; devices of the options' target are not looked at.
-    before_conversion: is shown a model that has to be converted, and may raise.
-    keeps: in the cache, a tokenizer that takes long to make.
-    order: in which "auto" asks the runtimes, where it is not the usual one.
+    One line says which runtimes refused it before. before_conversion: is shown a model that has to
+    be converted, and may raise. keeps: in the cache, a tokenizer that takes long to make.
+    Raises an EdgeSpecError where the runtime cannot have the model.
     """
-    choice = choose_runtime(source, runtime, options, providers, order)
-    if choice.refusals:
-        _log.warning("%s", choice)
-    chosen = choice.runtime
-    if providers and isinstance(chosen, DeviceScreeningRuntime):
-        chosen.require_devices(providers)
-    as_it_is = True
-    if chosen.reads == "checkpoint":
-        published: ModelInfo = runtimes.open_checkpoint(source.at(chosen.reads))
-    elif chosen.reads == "gguf":
-        file = gguf_file(source, options, progress, before_conversion)
-        as_it_is = file == source.at(chosen.reads)
-        published = source.header if as_it_is else runtimes.open_model_info(file)
-        if choice.info is None and isinstance(chosen, ScreeningRuntime):
-            chosen.require_runnable(published)
-    else:
-        compute = compute_for(chosen, providers)
-        export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
-        format = runtimes.format_for(chosen, source.formats, providers)
-        bundle = bundle_of(source, format, export_options, progress, before_conversion)
-        text = text_of_bundle(bundle)
-        return ResolvedModel(source.name, chosen, bundle, bundle.config, text, source.profiles)
-    text = text_of_info(published, chosen, keeps)
-    return ResolvedModel(
-        source.name, chosen, published, published.config, text, source.profiles, as_it_is
-    )
+    if resolution.refusals:
+        _log.warning("%s", resolution)
+    resolution.require_devices()
+    source, runtime, stored = resolution.source, resolution.runtime, resolution.stored
+    if runtime.reads == "checkpoint":
+        return _from_info(resolution, runtimes.open_checkpoint(source.at("checkpoint")), keeps)
+    if runtime.reads != "gguf":
+        return _from_bundle(resolution, bundle_of(stored, progress, before_conversion))
+    file = gguf_file(stored, progress, before_conversion)
+    info = source.header if file == stored.own else runtimes.open_model_info(file)
+    if not resolution.is_screened and isinstance(runtime, ScreeningRuntime):
+        runtime.require_runnable(info)
+    return _from_info(resolution, info, keeps)
 
 
-def find_resolved(
-    source: Source,
-    runtime: str,
-    options: ConversionOptions,
-    progress: Progress,
-    providers: Sequence[str] = (),
-) -> ResolvedModel | None:
-    """Resolves as `resolve_model` does, for a look at the model alone: nothing is converted,
-    written or hashed.
-    None where it would have to be converted, also since a conversion is damaged."""
-    chosen = choose_runtime(source, runtime, options, providers).runtime
-    if not is_converted(source, chosen.name, options, providers):
+def find_resolved(resolution: Resolution, progress: Progress) -> ResolvedModel | None:
+    """Prepares a model for a look at it alone: nothing is converted, written or hashed.
+
+    Returns None where it would have to be converted, also since a conversion is damaged.
+    """
+    stored = resolution.stored
+    if not stored.is_there:
         return None
-    format = runtimes.format_for(chosen, source.formats, providers)
-    path = source.at(format)
-    as_it_is = path.is_file() and options.quantization is None
-    if chosen.reads == "checkpoint" or (chosen.reads == "gguf" and (as_it_is or is_bundle(path))):
-        return resolve_model(source, chosen.name, options, progress, providers, keeps=False)
-    if is_bundle(path):
-        return _described(source, chosen, path, providers)
-    compute = compute_for(chosen, providers)
-    export_options = ExportOptions(options.quantization, options.block_size, compute=compute)
+    is_gguf = resolution.runtime.reads == "gguf"
+    if stored.own is not None and (is_gguf or resolution.runtime.reads == "checkpoint"):
+        return prepare_model(replace(resolution, refusals=()), progress, keeps=False)
+    if stored.own is not None:
+        return _described(resolution, stored.own)
     with suppress(ModelFileError):
-        if chosen.reads == "gguf":
-            return _described(source, chosen, gguf_in_cache(source, export_options))
-        return _described(source, chosen, source.cached(format, export_options), providers)
+        if is_gguf:
+            return _from_info(resolution, runtimes.open_model_info(stored.kept), keeps=False)
+        return _described(resolution, stored.kept)
     return None
 
 
-def _described(
-    source: Source, runtime: Runtime, path: Path, providers: Sequence[str] = ()
-) -> ResolvedModel:
-    """A bundle or GGUF file as it describes itself. Raises as `find_resolved` does, and
-    ModelFileError for a damaged one as far as that shows without its hash."""
-    if runtime.reads == "gguf":
-        published: ModelInfo = runtimes.open_model_info(path)
-        text = text_of_info(published, runtime)
-        return ResolvedModel(
-            source.name, runtime, published, published.config, text, source.profiles
-        )
+def _described(resolution: Resolution, path: Path) -> ResolvedModel:
+    """Returns a bundle as it describes itself. Raises ModelFileError for damage that shows without
+    its hash, UsageError for another format than the runtime's."""
     bundle = open_unhashed(path)
-    require_format(bundle, runtimes.format_for(runtime, {bundle.manifest.format}, providers))
+    formats = {bundle.manifest.format}
+    require_format(bundle, runtimes.format_for(resolution.runtime, formats, resolution.providers))
+    return _from_bundle(resolution, bundle)
+
+
+def _from_bundle(resolution: Resolution, bundle: Bundle) -> ResolvedModel:
+    source = resolution.source
     text = text_of_bundle(bundle)
-    return ResolvedModel(source.name, runtime, bundle, bundle.config, text, source.profiles)
+    return ResolvedModel(
+        source.name, resolution.runtime, bundle, bundle.config, text, source.profiles
+    )
+
+
+def _from_info(resolution: Resolution, info: ModelInfo, keeps: bool) -> ResolvedModel:
+    source, runtime = resolution.source, resolution.runtime
+    text = text_of_info(info, runtime, keeps)
+    as_it_is = resolution.stored.own is not None
+    return ResolvedModel(source.name, runtime, info, info.config, text, source.profiles, as_it_is)
 
 
 def joined_types(weight_types: frozenset[str]) -> str:

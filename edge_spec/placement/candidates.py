@@ -14,8 +14,9 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, resolve_model
-from edge_spec.models.runtime_choice import choose_runtime, compute_for, is_converted
+from edge_spec.models.resolution import resolution_on
+from edge_spec.models.resolve import ResolvedModel, prepare_model, resolve_model
+from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place
@@ -106,16 +107,16 @@ def candidates(
             refused.append(f"{device.runtime}{name}: {device.fault}")
             continue
         try:
-            runtime, places = device.runtime, (device.name,)
-            loaded = runtimes.load_runtime(runtime)
-            format = runtimes.format_for(loaded, source.formats, places)
-            key = (runtime, format, compute_for(loaded, places))
+            runtime = device.runtime
+            resolution = resolution_on(source, runtime, options, (device.name,))
+            stored = resolution.stored
+            key = (runtime, stored.format, stored.options.compute)
             if key not in prepared:
-                is_there = is_converted(source, runtime, options, places)
-                if not is_there and (not converts or (found and source.num_bytes > _CHEAP_BYTES)):
+                is_dear = not converts or (found and source.num_bytes > _CHEAP_BYTES)
+                if is_dear and not stored.is_there:
                     refused.append(f"{runtime}: {source.name} is not converted for it yet")
                     continue
-                prepared[key] = resolve_model(source, runtime, options, progress, places)
+                prepared[key] = prepare_model(resolution, progress)
         except EdgeSpecError as error:
             refused.append(f"{device.runtime} {device.name}: {error.shown}")
             fault = fault or error

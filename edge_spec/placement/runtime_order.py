@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.export import ExportOptions
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolution import resolution_on
 from edge_spec.models.resolve import joined_types
-from edge_spec.models.runtime_choice import compute_for, is_converted
 from edge_spec.models.source import Source
 from edge_spec.placement.kept_costs import kept_costs
 from edge_spec.placement.machine import cpu_name
@@ -74,7 +73,7 @@ def _without_loss_first(
 ) -> tuple[str, ...]:
     """A file in K-quants of a family that is not plain Llama's first goes to who reads it as it is:
     Gemma 3 270M loses a fifth of its perplexity where its K-quants become blocks of int4."""
-    if is_converted(source, usual[0], options, options.providers):
+    if resolution_on(source, usual[0], options, options.providers).stored.is_there:
         return usual
     header = source.header
     if not header.config.features() or header.weight_types <= _REQUANTIZED_WELL:
@@ -121,11 +120,10 @@ def _plain_s(profile: Profile) -> float:
 
 def _weights(source: Source, name: str, options: LoadOptions) -> str | None:
     """As `stored_weights` has them; None for a model that has to be converted."""
-    runtime = runtimes.load_runtime(name)
-    if runtime.reads == "gguf":
+    resolution = resolution_on(source, name, options, options.providers)
+    if resolution.runtime.reads == "gguf":
         return joined_types(source.header.weight_types)
-    compute = compute_for(runtime, options.providers)
-    bundle = source.cached(runtime.reads, ExportOptions(compute=compute))
+    bundle = resolution.stored.kept
     with suppress(EdgeSpecError):
         return read_manifest(bundle).quantization if is_bundle(bundle) else None
     return None

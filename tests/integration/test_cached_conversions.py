@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_spec.core.export import ExportOptions
 from edge_spec.errors import UsageError
-from edge_spec.models.conversion import gguf_file
+from edge_spec.models.conversion import StoredModel, gguf_file
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
-from edge_spec.models.runtime_choice import is_converted
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 
@@ -86,8 +86,9 @@ def test_models_whose_names_have_dots_keep_conversions_of_their_own(
     for name, variant in (("Llama-3.2-1B", "llama"), ("Llama-3.2-3B", "qwen2")):
         shutil.copytree(hf(variant), tmp_path / name)
         source = Source(str(tmp_path / name), lambda what, fraction: None)
-        assert not is_converted(source, "llamacpp", LoadOptions())
-        files.append(gguf_file(source, LoadOptions(), source.progress))
-        assert is_converted(source, "llamacpp", LoadOptions())
+        stored = StoredModel(source, "gguf", ExportOptions())
+        assert not stored.is_there
+        files.append(gguf_file(stored, source.progress))
+        assert stored.is_there
     assert [file.name[:18] for file in files] == ["Llama-3.2-1B-gguf-", "Llama-3.2-3B-gguf-"]
     assert files[0].read_bytes() != files[1].read_bytes()

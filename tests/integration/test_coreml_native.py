@@ -18,7 +18,7 @@ from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.exporters.coreml.package import read_function
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtime_choice import compute_for, is_converted
+from edge_spec.models.resolution import Resolution
 from edge_spec.models.source import Source
 from edge_spec.placement.operations import placements_of
 from edge_spec.runtimes.coreml import CoreMlRuntime
@@ -26,7 +26,6 @@ from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.package import read_specification, signatures_of_spec
-from edge_spec.runtimes.reference import ReferenceRuntime
 from edge_spec.testing import check_session
 from fixtures.coreml_in_numpy import NumpyProgram
 
@@ -173,20 +172,18 @@ def test_the_devices_of_a_mac_are_listed() -> None:
 
 @pytest.mark.usefixtures("native")
 def test_a_conversion_is_laid_out_for_the_device_that_will_run_it(
-    hf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = CoreMlRuntime()
-    assert compute_for(runtime, ("ane",)) == "ane"
-    assert [compute_for(runtime, given) for given in ((), ("gpu",), ("all",))] == [None] * 3
-    assert compute_for(ReferenceRuntime(), ("cpu",)) is None
-    asked = []
-    monkeypatch.setattr(
-        Source, "cached", lambda self, format, options: asked.append(options) or Path("none")
-    )
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
     source = Source(str(hf("llama")), lambda what, fraction: None)
-    for providers in ((), ("ane",)):
-        assert not is_converted(source, "coreml", LoadOptions(), providers)
-    assert [options.compute for options in asked] == [None, "ane"]
+
+    def compute(*providers: str) -> str | None:
+        stored = Resolution(source, CoreMlRuntime(), LoadOptions(), providers).stored
+        assert not stored.is_there
+        return stored.options.compute
+
+    assert compute("ane") == "ane"
+    assert [compute(*given) for given in ((), ("gpu",), ("all",))] == [None] * 3
 
 
 @pytest.mark.usefixtures("native")

@@ -16,7 +16,8 @@ from edge_spec.models import kept_tokenizer, runtimes
 from edge_spec.models.draft_choice import describe
 from edge_spec.models.kept_tokenizer import kept_tokenizer_json
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import find_resolved, resolve_model
+from edge_spec.models.resolution import resolution_on
+from edge_spec.models.resolve import find_resolved, prepare_model
 from edge_spec.models.source import Source
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -96,10 +97,12 @@ def test_loading_keeps_it_and_looking_at_a_model_does_not(
     cache: Path, num_made: Callable[[], int], gguf: Callable[..., Path]
 ) -> None:
     source = Source(str(gguf()), lambda what, fraction: None)
-    arguments = source, "reference", LoadOptions(), source.progress
-    assert find_resolved(*arguments) is not None
+    resolution = resolution_on(source, "reference", LoadOptions())
+    assert find_resolved(resolution, source.progress) is not None
     assert num_made() == 1 and not cache.exists()
-    encoded = [resolve_model(*arguments).text.tokenizer.encode(TEXTS[2]) for _ in range(2)]
+    encoded = [
+        prepare_model(resolution, source.progress).text.tokenizer.encode(TEXTS[2]) for _ in range(2)
+    ]
     assert encoded[0] == encoded[1] and num_made() == 2
     describe(gguf())
     assert num_made() == 2

@@ -269,7 +269,7 @@ def test_chat_without_a_template_is_refused_before_anything_that_takes_long(
     with pytest.raises(UnsupportedModelError, match="no chat template"):
         place_models(Source(str(directory), quiet), LoadOptions(), needs_chat=True)
     assert not list((tmp_path / "cache").rglob("model.onnx*"))
-    monkeypatch.setattr(place, "resolve_model", None)  # would be called
+    monkeypatch.setattr(place, "prepare_model", None)  # would be called
     for runtime in ("auto", "llamacpp"):
         with pytest.raises(UnsupportedModelError, match="no chat template"):
             place_models(Source(str(base_model), quiet), LoadOptions(runtime=runtime), True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from subprocess import list2cmdline
 
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.core.runtime_protocols import DeviceScreeningRuntime
 from edge_spec.diagnostics.doctor.pairing import Tokens
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
-from edge_spec.models import runtime_choice, runtimes
+from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
+from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import ResolvedModel, find_resolved
 from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
@@ -28,11 +28,21 @@ class Opening:
     run on the usual runtime, None where it does."""
 
     role: str
-    source: Source
-    runtime: str
+    resolution: Resolution
     options: RuntimeOptions
     prepared: ResolvedModel | None
-    fallback: str | None = None
+
+    @property
+    def source(self) -> Source:
+        return self.resolution.source
+
+    @property
+    def runtime(self) -> str:
+        return self.resolution.runtime.name
+
+    @property
+    def fallback(self) -> str | None:
+        return str(self.resolution) if self.resolution.refusals else None
 
 
 @dataclass(frozen=True)
@@ -115,27 +125,18 @@ def choose(
     for role, each, named, how, providers in roles:
         order = runtime_order(each, options).names if role == ROLES[0] else ()
         choice = choose_runtime(each, named, options, providers, order)
-        used = choice.runtime.name
-        prepared = find_resolved(each, used, options, progress, providers)
-        told = str(choice) if choice.refusals else None
-        chosen.openings.append(Opening(role, each, used, how, prepared, told))
+        prepared = find_resolved(choice, progress)
+        chosen.openings.append(Opening(role, choice, how, prepared))
     return chosen
 
 
-def require_devices(opening: Opening) -> None:
-    """Raises as opening it would for devices that are not here, as far as its runtime tells."""
-    runtime = runtimes.load_runtime(opening.runtime)
-    if opening.options.providers and isinstance(runtime, DeviceScreeningRuntime):
-        runtime.require_devices(opening.options.providers)
-
-
 def require_convertible(opening: Opening) -> None:
-    """What is not prepared, as far as headers show it. Raises as `prepare` would."""
-    runtime = runtimes.load_runtime(opening.runtime)
+    """Raises what opening a model that is not prepared would, if headers show it."""
+    reads = opening.resolution.runtime.reads
     try:
-        runtime_choice.require_convertible(opening.source, runtime, opening.options.providers)
+        opening.resolution.require_convertible()
     except UnsupportedModelError as error:
-        if runtime.reads == "gguf" or not opening.source.at(runtime.reads).is_file():
+        if reads == "gguf" or not opening.source.at(reads).is_file():
             raise
         option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
         reader = f"Add {option} {runtimes.auto_runtime({'gguf'})}, which reads the file as it is."

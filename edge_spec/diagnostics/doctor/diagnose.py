@@ -17,7 +17,6 @@ from edge_spec.diagnostics.doctor.chosen import (
     Chosen,
     choose,
     require_convertible,
-    require_devices,
 )
 from edge_spec.diagnostics.doctor.examine import examine, problem, settled
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok
@@ -168,7 +167,7 @@ def _refusals(chosen: Chosen) -> Iterator[Finding]:
     none of."""
     for opening in chosen.openings:
         try:
-            require_devices(opening)
+            opening.resolution.require_devices()
             if opening.prepared is None:
                 require_convertible(opening)
         except EdgeSpecError as error:

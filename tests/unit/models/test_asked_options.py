@@ -80,9 +80,30 @@ def test_what_load_took_before_options_were_declared_it_still_takes() -> None:
     assert set(before.split()) <= set(inspect.signature(edge_spec.load).parameters)
 
 
-def test_an_option_that_is_not_declared_is_refused_by_its_name() -> None:
-    unknown: Any = {"treads": 2}
-    with pytest.raises(TypeError, match=r"^load\(\) got an unexpected keyword argument 'treads'$"):
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("treads", "threads, which is --threads"),
+        *(
+            (flag, f"{name}, which is {each.flag}")
+            for name, each in OPTIONS.items()
+            if (flag := each.flag[2:].replace("-", "_")) != name
+        ),
+    ],
+)
+def test_an_option_that_load_does_not_have_is_refused_with_the_one_that_is_meant(
+    unknown: str, meant: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        edge_spec.load("smollm2", **{unknown: 2})  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        f"load has no option '{unknown}'. Did you mean {meant} on the command line?"
+    )
+
+
+def test_what_resembles_no_option_is_refused_with_where_they_are_listed() -> None:
+    unknown: Any = {"zzz": 2}
+    with pytest.raises(UsageError, match=r"no option 'zzz'\. help\(edge_spec\.load\) lists"):
         edge_spec.load("smollm2", **unknown)
     with pytest.raises(TypeError, match="positional"):
         edge_spec.load("smollm2", "ort")  # type: ignore[call-arg]

@@ -157,7 +157,7 @@ def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
     (tmp_path / "m.gguf").touch()
     source = Source(str(tmp_path / "m.gguf"), quiet)
     model = SimpleNamespace(runtime=Offering(), source=SimpleNamespace(weight_types={"Q4_0"}))
-    monkeypatch.setattr(candidates_module, "resolve_model", lambda *given: model)
+    monkeypatch.setattr(candidates_module, "prepare_model", lambda *given: model)
     monkeypatch.setattr(candidates_module, "available_cores", lambda: 1)
     devices = [Device("ik", "cpu", "cpu", "the processor")]
     places = [each.place for each in candidates(source, LoadOptions(), devices, quiet)[0]]
