@@ -125,7 +125,8 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
         annotation=Annotated[
             declared.read_as,
             typer.Option(
-                *([option.flag] if option.flag else []),
+                # Without a flag typer takes the name, and adds "--no-..." to a switch.
+                *([declared.flag] if option.flag or declared.is_in_seconds else []),
                 help=option.help,
                 rich_help_panel=option.panel,
                 metavar=option.metavar,

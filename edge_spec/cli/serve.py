@@ -21,8 +21,8 @@ _SERVER = "Server"
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """What the person who starts a server decides."""
+class ServerSettings:
+    """What the person who starts a server decides, by the names of `ServerOptions`."""
 
     host: Annotated[str, Option("The address; others than loopback need a key.", _SERVER)] = (
         "127.0.0.1"
@@ -31,10 +31,40 @@ class ServeOptions:
     api_key: Annotated[
         str | None, Option("What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY")
     ] = field(default=None, repr=False)
-    cors_origin: Annotated[
+    cors_origins: Annotated[
         tuple[str, ...],
-        Option("A site whose pages may ask; may be repeated.", _SERVER, read_as=list[str] | None),
+        Option(
+            "A site whose pages may ask; may be repeated.",
+            _SERVER,
+            flag="--cors-origin",
+            read_as=list[str] | None,
+        ),
     ] = ()
+    max_models: Annotated[
+        int | None, Option("Models open at once.  [default: as many as memory holds]", _SERVER)
+    ] = None
+    load_timeout_s: Annotated[
+        float, Option("Seconds that a request may wait for its model to be opened.", _SERVER)
+    ] = 300.0
+    parallel: Annotated[
+        int, Option("Answers of a model at once, each with a cache of its own.", _SERVER)
+    ] = 4
+    queue: Annotated[int, Option("Requests that may wait.", _SERVER)] = 64
+    queue_timeout_s: Annotated[float, Option("Seconds that one may wait.", _SERVER)] = 60.0
+    request_timeout_s: Annotated[float, Option("Seconds that an answer may take.", _SERVER)] = 600.0
+    client_timeout_s: Annotated[
+        float, Option("Seconds that a client may take to send a request, or not to read.", _SERVER)
+    ] = 30.0
+    grace_s: Annotated[float, Option("Seconds that answers have to end on a signal.", _SERVER)] = (
+        30.0
+    )
+    max_body_bytes: Annotated[int, Option("Largest request.", _SERVER)] = 2 << 20
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is decided before there is a server."""
+
     alias: Annotated[
         tuple[str, ...],
         Option(
@@ -45,24 +75,6 @@ class ServeOptions:
             read_as=list[str] | None,
         ),
     ] = ()
-    max_models: Annotated[
-        int | None, Option("Models open at once.  [default: as many as memory holds]", _SERVER)
-    ] = None
-    load_timeout: Annotated[
-        float, Option("Seconds that a request may wait for its model to be opened.", _SERVER)
-    ] = 300.0
-    parallel: Annotated[
-        int, Option("Answers of a model at once, each with a cache of its own.", _SERVER)
-    ] = 4
-    queue: Annotated[int, Option("Requests that may wait.", _SERVER)] = 64
-    queue_timeout: Annotated[float, Option("Seconds that one may wait.", _SERVER)] = 60.0
-    request_timeout: Annotated[float, Option("Seconds that an answer may take.", _SERVER)] = 600.0
-    client_timeout: Annotated[
-        float,
-        Option("Seconds that a client may take to send a request, or not to read.", _SERVER),
-    ] = 30.0
-    grace: Annotated[float, Option("Seconds that answers have to end on a signal.", _SERVER)] = 30.0
-    max_body_bytes: Annotated[int, Option("Largest request.", _SERVER)] = 2 << 20
     stdio: Annotated[
         bool,
         Option(
@@ -72,24 +84,6 @@ class ServeOptions:
             flag="--stdio",
         ),
     ] = False
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what the server takes, by its own names for it."""
-        return {
-            "host": self.host,
-            "port": self.port,
-            "api_key": self.api_key,
-            "cors_origins": self.cors_origin,
-            "max_models": self.max_models,
-            "load_timeout_s": self.load_timeout,
-            "parallel": self.parallel,
-            "queue": self.queue,
-            "queue_timeout_s": self.queue_timeout,
-            "request_timeout_s": self.request_timeout,
-            "client_timeout_s": self.client_timeout,
-            "grace_s": self.grace,
-            "max_body_bytes": self.max_body_bytes,
-        }
 
 
 @options.with_groups
@@ -102,6 +96,7 @@ def serve(
         ),
     ] = None,
     *,
+    settings: ServerSettings,
     serving: ServeOptions,
     learn: options.Learn = False,
     loading: options.AskedOptions,
@@ -134,7 +129,7 @@ def serve(
     entry_points.load_app("serve")(
         models,
         partial(_announce, names=[each.name for each in models], as_json=json),
-        **serving.settings(),
+        **vars(settings),
         max_tokens=sampling.max_tokens,
         sampling=of_requests,
         asked_sampling=sampling.asked,

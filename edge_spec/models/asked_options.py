@@ -239,7 +239,6 @@ class AskedDecoding:
         float | None,
         Option(
             "Seconds that a pass of the model may take before it is given up.",
-            flag="--call-timeout",
             more="The answer then ends with an error, and the next one works: "
             "[reliability.md](reliability.md#the-target). `early-exit` and `layer-skip` are not to "
             "be had with it.",

@@ -16,7 +16,7 @@ class Option:
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
     panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
-    flag: str | None = None  # where it is not the field's name with dashes
+    flag: str | None = None  # where it is not the field's name with dashes, without "_s"
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
     read_as: Any = None  # the type that the command line reads, where it is not the field's
@@ -39,8 +39,13 @@ class DeclaredOption:
     option: Option
 
     @property
+    def is_in_seconds(self) -> bool:
+        """Says whether the field's name ends in that unit, which the help of its flag tells."""
+        return self.name.endswith("_s")
+
+    @property
     def flag(self) -> str:
-        return self.option.flag or f"--{self.name.replace('_', '-')}"
+        return self.option.flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
 
     @property
     def read_as(self) -> Any:
