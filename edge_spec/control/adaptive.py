@@ -30,6 +30,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
 from edge_spec.control.tree_shape import KeptShape
 from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 
@@ -38,7 +39,6 @@ _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the l
 # winner's curse). What another value does: benchmarks/simulate.py.
 _CAUTION = 1.2
 _UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
-_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 # What other shares do: benchmarks/head_policy.py --checked.
 _CHECKED = 0.2
@@ -117,7 +117,7 @@ class AdaptivePolicy:
         for drafter in drafters:
             backoff = self._backoff(drafter)
             if backoff.resting:
-                backoff.resting -= 1
+                backoff.count()
                 reason = PlainReason.COOLDOWN
                 continue
             if best is not None and not self._is_asked_beside(best, backoff):
@@ -156,9 +156,9 @@ class AdaptivePolicy:
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
         # What drafters learn afterwards is left out: it costs the same in every round.
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
-        most_s = _OUTLIER * (self.costs.at(round_stats.num_rows) + self._around_s)
-        pass_s = min(round_stats.forward_s + around_s, most_s)
-        self._around_s += 0.05 * (min(around_s, most_s) - self._around_s)
+        usual_s = self.costs.at(round_stats.num_rows) + self._around_s
+        pass_s = without_outlier(round_stats.forward_s + around_s, usual_s)
+        self._around_s += 0.05 * (without_outlier(around_s, usual_s) - self._around_s)
         asked_s = sum(seconds for seconds, _ in self._asked.values())
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens

@@ -6,13 +6,14 @@ import math
 from typing import NamedTuple
 
 from edge_spec.control.text_gains import TextGains
+from edge_spec.core.outliers import without_outlier
+from edge_spec.core.spaced_retries import SpacedRetries
 
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
 # A drafter that loses a step in every round, say by rows that it needs for itself, rests 40 rounds
 # for each: 2.5 % of the time. One that loses as much in ten may as well be unlucky.
 _REST_PER_PACE, _LONGEST_REST_PER_LOSS = 40.0, 50.0
-_OUTLIER = 4.0  # times the usual duration, beyond which something else was going on
 
 
 class Patience(NamedTuple):
@@ -51,14 +52,22 @@ class Backoff:
         self._patience = patience
         self._most_lost = patience.most_lost if first_loss is None else first_loss
         self.is_proven = first_loss is None  # it is of use, or was once
-        self.resting = 0  # rounds left
-        self._rest = _FIRST_REST
+        self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST)  # in rounds
         self._rounds = 0  # since it was at rest
         self._first_lost_s = self._lost_s = 0.0  # in the first of them, and in the others
         self._seconds = self._tokens = 0.0  # means over its rounds
         self.asked_s = 0.0  # mean over the rounds in which it was asked; 0 before the second
         self.texts = TextGains()
         self._rests_in_text = False  # until the text ends
+
+    @property
+    def resting(self) -> int:
+        """Rounds left of its rest."""
+        return self._rests.resting
+
+    def count(self) -> None:
+        """Counts a round of its rest."""
+        self._rests.count()
 
     @property
     def measured(self) -> bool:
@@ -72,14 +81,15 @@ class Backoff:
     def doubt(self) -> None:
         """It is known not to have been of use: it begins at rest, as long as it would have to after
         a trial. Then it may have become so."""
-        self.resting = round(self._patience.rest_per_loss * _LOST_IN_TRIAL)
+        self._rests.resting = round(self._patience.rest_per_loss * _LOST_IN_TRIAL)
 
     def begin_text(self) -> None:
         """A rest that only the text before has earned is over."""
         self.texts.begin_text()
         if self._rests_in_text:
-            self.resting, self._rests_in_text = 0, False
-            self._rest = _FIRST_REST
+            self._rests_in_text = False
+            self._rests.resting = 0
+            self._rests.reset()
 
     @property
     def rate(self) -> float:
@@ -94,7 +104,7 @@ class Backoff:
     def drafted(self, draft_tokens: int, seconds: float) -> float:
         """The seconds to charge it with: fewer where the machine was busy with something else."""
         if self._rounds and self._draft_token_s is not None:
-            seconds = min(seconds, _OUTLIER * self._draft_token_s * max(draft_tokens, 1))
+            seconds = without_outlier(seconds, self._draft_token_s * max(draft_tokens, 1))
         if self._rounds and draft_tokens:
             now = seconds / draft_tokens
             known = now if self._draft_token_s is None else self._draft_token_s
@@ -129,7 +139,7 @@ class Backoff:
                 self.rest(plain_s)
         else:
             self.is_proven = True
-            self._rest = _FIRST_REST
+            self._rests.reset()
             won = max(self._most_lost, -lost_s / plain_s)
             self._most_lost = min(self._most_lost + won, self._patience.most_lost)
             self._first_lost_s = self._lost_s = 0.0
@@ -139,8 +149,7 @@ class Backoff:
     def _rest_in_text(self) -> None:
         """Until this one ends, or for a while, since a long text may change."""
         self._rests_in_text = True
-        self.resting = self._rest
-        self._rest *= 2
+        self._rests.rest()
         self.texts.begin_trial()
 
     def rest(self, plain_s: float) -> None:
@@ -152,9 +161,7 @@ class Backoff:
         per_loss = max(
             self._patience.rest_per_loss, min(_LONGEST_REST_PER_LOSS, _REST_PER_PACE * pace)
         )
-        rounds = max(self._rest, round(per_loss * lost_rounds))
-        self.resting = min(rounds, _LONGEST_REST) if self._rounds else _LONGEST_REST
+        self._rests.rest(round(per_loss * lost_rounds) if self._rounds else _LONGEST_REST)
         self._rests_in_text = False
-        self._rest *= 2
         self._rounds, self._draft_token_s = 0, None
         self._first_lost_s = self._lost_s = 0.0

@@ -6,12 +6,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from edge_spec.core.outliers import without_outlier
+from edge_spec.core.spaced_retries import SpacedRetries
+
 _REMEMBERED = 1 - 1 / 32  # weight of the passes before
-_OUTLIER = 4.0  # times what was expected, beyond which something else was going on
 _PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed
 _FAMILIARITY = 0.5  # passes that this counts for
 _LASTING = 0.05  # passes that it counts for ever after: widths may not differ for thousands
-_REST = 64  # passes without sharing, after sharing lost or failed; twice as many each time
+# Passes without sharing, after sharing lost or failed. The longest are half a minute or so, in
+# which whatever made the machine busy may have ended.
+_FIRST_REST, _LONGEST_REST = 64, 4096
 _PATIENCE = 8  # shared passes, before they are held against others
 _WEIGHT = 0.1  # of the last shared pass, in how they compare
 _SLICE_WEIGHT = 0.3  # of a prompt's last slice, in what its next tokens take
@@ -44,7 +48,7 @@ class PassTimes:
             self._add(0, seconds / 2, _FAMILIARITY)
             self._add(_PRIOR_ROWS * rows, seconds / 2 * (1 + _PRIOR_ROWS), _FAMILIARITY)
         elif self.num_observed > 1:
-            seconds = min(seconds, _OUTLIER * self.at(rows))
+            seconds = without_outlier(seconds, self.at(rows))
         self.num_observed += 1
         self._add(rows, seconds, 1.0)
         count, x, xx, y, xy = self._sums
@@ -72,15 +76,15 @@ class SharingTimes:
         self._alone = PassTimes()  # of passes of one conversation
         self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
         self._num_shared = 0  # since it was begun to compare
-        self._resting, self._next_rest = 0, _REST
+        self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST)  # in passes
 
     @property
     def rests(self) -> bool:
-        return self._resting > 0
+        return self._rests.resting > 0
 
     def count(self) -> None:
         """One pass more."""
-        self._resting = max(0, self._resting - 1)
+        self._rests.count()
 
     def observe_alone(self, rows: int, seconds: float) -> None:
         self._alone.observe(rows, seconds)
@@ -94,7 +98,11 @@ class SharingTimes:
         one_by_one_s = sum(self._alone.at(each) for each in rows)
         self._ratio += _WEIGHT * (seconds / one_by_one_s - self._ratio)
         self._num_shared += 1
-        if self._num_shared >= _PATIENCE and self._ratio > 1:
+        if self._num_shared < _PATIENCE:
+            return
+        if self._ratio <= 1:
+            self._rests.reset()
+        else:
             _log.info(
                 "passes are not shared for a while: they took %.2f times as long as one by one",
                 self._ratio,
@@ -114,7 +122,7 @@ class SharingTimes:
         token_s = max(token_s, _LEAST_OF_ROW * self.all.row_s)
         if known_s is None:
             return token_s
-        return known_s + _SLICE_WEIGHT * (min(token_s, _OUTLIER * known_s) - known_s)
+        return known_s + _SLICE_WEIGHT * (without_outlier(token_s, known_s) - known_s)
 
     def charges(self, rows: Sequence[int], seconds: float) -> list[float]:
         """What of a shared pass each conversation is charged for: what its rows take, and an equal
@@ -124,5 +132,5 @@ class SharingTimes:
         return [seconds * share / (sum(shares) or 1.0) for share in shares]
 
     def rest(self) -> None:
-        self._resting, self._next_rest = self._next_rest, 2 * self._next_rest
+        self._rests.rest()
         self._ratio, self._num_shared = 1.0, 0

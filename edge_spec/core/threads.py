@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from edge_spec.core.spaced_retries import SpacedRetries
+
 _SLOW = 1.4  # times a pass's usual duration, from which on fewer threads are tried
 _BETTER = 0.85  # of the duration before, that a trial has to take at most
 _KNOWN = 16  # passes of a width, before those of it tell anything
@@ -44,8 +46,8 @@ class ThreadGovernor:
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WATCHED)  # rows, seconds
         self._trial: list[tuple[int, float]] | None = None
         self._tried_rung = 0
-        self._rest = _WATCHED  # passes before the next trial: the first ones bind buffers
-        self._next_rest = _FIRST_REST
+        # In passes, before the next trial: the first ones bind buffers.
+        self._rests = SpacedRetries(_FIRST_REST, _LONGEST_REST, resting=_WATCHED)
         self._alike = 0  # passes since the last trial
 
     def observe(self, rows: int, seconds: float) -> int:
@@ -62,16 +64,16 @@ class ThreadGovernor:
         if self._seen[rows] <= _KNOWN:
             return self.threads
         self._recent.append((rows, seconds))
-        self._rest = max(0, self._rest - 1)
+        self._rests.count()
         self._alike += 1
-        if len(self._recent) == _WATCHED and not self._rest:
+        if len(self._recent) == _WATCHED and not self._rests.resting:
             self._consider()
         return self.threads
 
     def _consider(self) -> None:
         """Begins a trial where one may pay: of more threads now and then, of fewer where passes
         have become slow."""
-        if self._rung and self._alike >= self._next_rest:
+        if self._rung and self._alike >= self._rests.length:
             self._try(self._rung - 1)
         elif self._rung + 1 < len(self._ladder) and self._is_slow():
             self._try(self._rung + 1)
@@ -97,10 +99,10 @@ class ThreadGovernor:
         """Stays at the rung that was tried, or goes back to the one before."""
         if self._slowness(tried) < _BETTER * self._slowness(self._recent):
             self._rung = self._tried_rung
-            self._rest, self._next_rest = 0, _FIRST_REST
+            self._rests.resting = 0
+            self._rests.reset()
         else:
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+            self._rests.rest()
         self._recent.clear()
         self._trial = None
         self.threads = self._ladder[self._rung]

@@ -12,11 +12,12 @@ from edge_spec.core.constraint import Constraint, permitted
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import STATE_TYPES, Forward, Model, Session
 from edge_spec.core.sampling import Sampler
+from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
 from edge_spec.errors import EdgeSpecError
 
-_LONGEST_REST = 63  # answers, for a drafter that keeps failing
+_LONGEST_REST = 64  # answers, for a drafter that keeps failing
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class GuardedDrafter(Drafter):
         self.fault: str | None = None
         self._vocab_size = vocab_size
         self._constraint: Constraint | None = None
-        self._rest = self._answers_left = 0  # without it: of the next rest, and of this one
+        self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
     def attach(self, model: Model, session: Session) -> None:
         """Raises EdgeSpecError: what the target cannot offer is for the user to know."""
@@ -55,12 +56,13 @@ class GuardedDrafter(Drafter):
         self._guarded(lambda: self._drafter.use_sampler(sampler), None)
 
     def recover(self) -> None:
-        if self.fault is None:
+        if self.fault is None:  # it has come through an answer
+            self._rests.reset()
             return
-        if self._answers_left:
-            self._answers_left -= 1
+        self._rests.count()
+        if self._rests.resting:
             return
-        self._rest_longer()
+        self._rests.rest()
         try:
             if not self._drafter.reopen():
                 return
@@ -199,11 +201,6 @@ class GuardedDrafter(Drafter):
             if needed and parent > 0 and not tree.required[parent]:
                 raise ValueError("a row that is needed below one that is not")
         return tree
-
-    def _rest_longer(self) -> None:
-        """What is tried now and fails rests from now on; what does not, from its next failure."""
-        self._answers_left = self._rest
-        self._rest = min(2 * self._rest + 1, _LONGEST_REST)
 
     def _drop(self, error: Exception) -> None:
         if self.fault is not None:

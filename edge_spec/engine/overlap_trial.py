@@ -6,13 +6,14 @@ from collections import defaultdict, deque
 from statistics import fmean, median
 
 from edge_spec.core.metrics import NoOverlap, RoundStats
+from edge_spec.core.outliers import without_outlier
+from edge_spec.core.spaced_retries import SpacedRetries
 
 _BLOCK = 8  # rounds in a row with it, or without
 _RECENT = 64  # rounds of one kind that are remembered
 _ENOUGH = 48  # rounds compared, with it and without, before anything is said
 HYSTERESIS = 0.03  # of a round's time, by which the other way has to be faster
 _RETRY_BLOCKS = 16  # of the faster way, for each block of the other: 6 % of the rounds
-_OUTLIER = 3.0  # times the usual duration, beyond which something else was going on
 
 _Kind = tuple[int, tuple[str, ...]]
 
@@ -33,7 +34,8 @@ class OverlapTrial:
         self.on = begins
         self._faster: bool | None = None if begins else False  # with it; None: not known yet
         self._left = _BLOCK  # rounds of the block
-        self._blocks_since = 0  # of the faster way, since the other was tried
+        self._rests = SpacedRetries(_RETRY_BLOCKS, _RETRY_BLOCKS)  # of the slower way, in blocks
+        self._rests.begin()
         self._first = True  # of a block: its draft tokens were made in the one before
         self._seconds: dict[bool, dict[_Kind, deque[float]]] = {
             way: defaultdict(lambda: deque(maxlen=_RECENT)) for way in (False, True)
@@ -63,12 +65,12 @@ class OverlapTrial:
         self._left, before = _BLOCK, self.on
         if self._faster is None:
             self.on = not self.on
-        elif self.on is not self._faster or self._blocks_since < _RETRY_BLOCKS:
+        elif self.on is not self._faster or self._rests.resting:
             self.on = self._faster
-            self._blocks_since += 1
+            self._rests.count()
         else:
             self.on = not self._faster
-            self._blocks_since = 0
+            self._rests.rest()
         self._first = self.on is not before
 
     def _judge(self) -> None:
@@ -94,5 +96,5 @@ class OverlapTrial:
 
 
 def _mean(seconds: deque[float] | tuple[float, ...]) -> float:
-    most_s = _OUTLIER * median(seconds)
-    return fmean(min(each, most_s) for each in seconds)
+    usual_s = median(seconds)
+    return fmean(without_outlier(each, usual_s) for each in seconds)
