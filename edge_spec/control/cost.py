@@ -9,6 +9,7 @@ from itertools import accumulate
 from operator import mul
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.fading_line import FadingLine
 
 _MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
 _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
@@ -141,32 +142,25 @@ class Drift:
     """How many times dearer a pass's first row and its further rows have become.
 
     They drift apart: a long context makes every row read more, another process takes the time of
-    those that only compute. Least squares over the passes observed, each of which counts less the
-    older it is; where the widths seen tell little about one of the two, it follows the other.
+    those that only compute. Where the widths seen tell little about one of the two, it follows the
+    other.
     """
 
     def __init__(self) -> None:
         self.first = self.further = 1.0
         self.knows_further = False  # by passes of late, rather than by how the first row changes
-        # Weighted sums over passes, with as many as settle it that were as measured: of 1, of x,
-        # x^2, y and x y, where y is the time of a pass and x that of its further rows as measured,
-        # both in first rows.
-        self._sums = (_FAMILIARITY, 0.0, 0.0, _FAMILIARITY, 0.0)
+        # y: the time of a pass, x: that of its further rows as measured, both in first rows.
+        self._line = FadingLine(_REMEMBERED)
+        self._line.add(0.0, 1.0, _FAMILIARITY)
 
     def observe(self, further: float, seconds: float) -> None:
-        """Of one pass, in the measured seconds of its first row; further: what all of its other
+        """Counts a pass, in the measured seconds of its first row; further: what all of its other
         rows took when they were measured."""
-        new = (1.0, further, further**2, seconds, seconds * further)
-        count, x, xx, y, xy = (
-            _REMEMBERED * old + each for old, each in zip(self._sums, new, strict=True)
-        )
-        self._sums = (count, x, xx, y, xy)
-        # Minimizes the weighted squares plus _TOGETHER * (first - further)^2.
-        a, b, d = count + _TOGETHER, x - _TOGETHER, xx + _TOGETHER
-        determinant = a * d - b * b
-        self.knows_further = xx >= _TOGETHER
-        self.first = max(_LEAST_DRIFT, (d * y - b * xy) / determinant)
-        self.further = max(_LEAST_DRIFT, (a * xy - b * y) / determinant)
+        self._line.observe(further, seconds)
+        self.knows_further = self._line.spread >= _TOGETHER
+        # A pass of 0 seconds at x = -1 lies on every line whose two parts changed alike.
+        first, self.further = self._line.fit(-1.0, _TOGETHER, least_slope=_LEAST_DRIFT)
+        self.first = max(_LEAST_DRIFT, first)
 
 
 def costs_of(

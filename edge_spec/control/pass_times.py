@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from edge_spec.core.fading_line import FadingLine
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.spaced_retries import SpacedRetries
 
@@ -25,46 +26,38 @@ _log = logging.getLogger(__name__)
 
 
 class PassTimes:
-    """Least squares over the passes observed, each of which counts less the older it is."""
+    """Fits what a pass takes: a fixed part and a part for each row, by least squares over the
+    passes observed."""
 
     def __init__(self) -> None:
         self.fixed_s = self.row_s = 0.0
         self.num_observed = 0
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, rows^2, seconds and rows * seconds
+        self._line = FadingLine(_REMEMBERED)
         self._first_rows = 0
 
     def at(self, rows: float) -> float:
+        """Returns the seconds of a pass of so many rows."""
         return self.fixed_s + self.row_s * rows
 
     def rows_within(self, seconds: float) -> int:
-        """How many rows a pass of that time has; 0 where none fits."""
+        """Returns how many rows a pass of that time has; 0 where none fits."""
         if self.row_s <= 0:
             return 0
         return max(0, int((seconds - self.fixed_s) / self.row_s))
 
     def observe(self, rows: int, seconds: float) -> None:
+        """Counts a pass."""
         if not self.num_observed:  # until widths differ, nothing tells the two parts apart
             self._first_rows = rows
-            self._add(0, seconds / 2, _FAMILIARITY)
-            self._add(_PRIOR_ROWS * rows, seconds / 2 * (1 + _PRIOR_ROWS), _FAMILIARITY)
+            self._line.add(0, seconds / 2, _FAMILIARITY)
+            self._line.add(_PRIOR_ROWS * rows, seconds / 2 * (1 + _PRIOR_ROWS), _FAMILIARITY)
         elif self.num_observed > 1:
             seconds = without_outlier(seconds, self.at(rows))
         self.num_observed += 1
-        self._add(rows, seconds, 1.0)
-        count, x, xx, y, xy = self._sums
-        # A pass of 0 seconds at minus the first one's rows: there half of it fixed has its root.
-        count += _LASTING
-        x -= _LASTING * self._first_rows
-        xx += _LASTING * self._first_rows**2
-        self.row_s = max(0.0, (count * xy - x * y) / (count * xx - x * x))
-        self.fixed_s = max(0.0, (y - self.row_s * x) / count)
-
-    def _add(self, rows: float, seconds: float, weight: float) -> None:
-        new = (1.0, rows, rows * rows, seconds, rows * seconds)
-        keep = _REMEMBERED if weight == 1.0 else 1.0
-        self._sums = tuple(  # type: ignore[assignment]
-            keep * old + weight * each for old, each in zip(self._sums, new, strict=True)
-        )
+        self._line.observe(rows, seconds)
+        # A first pass of r rows, half of which is fixed, would take 0 seconds with -r rows.
+        fixed_s, self.row_s = self._line.fit(-self._first_rows, _LASTING)
+        self.fixed_s = max(0.0, fixed_s)
 
 
 class SharingTimes:
