@@ -22,9 +22,7 @@ def test_it_is_the_line_of_weighted_least_squares(
     root, weight = -3.0, 0.1
     roots = np.sqrt([*(remembered**age for age in reversed(range(len(points)))), weight])
     xs, ys = np.array([*points, (root, 0.0)]).T
-    expected, *_ = np.linalg.lstsq(
-        np.stack([roots, roots * xs], axis=1), roots * ys, rcond=None
-    )
+    expected, *_ = np.linalg.lstsq(np.stack([roots, roots * xs], axis=1), roots * ys, rcond=None)
     # Float64: sums of squares lose half of its 16 digits where all points have nearly one x.
     found = line.fit(root, weight, least_slope=-np.inf)
     assert found == pytest.approx(tuple(expected), rel=1e-5, abs=1e-5)
