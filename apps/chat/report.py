@@ -66,17 +66,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
         f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "
         f"{stats.cached_n} of them from the cache"
     )
-    lines.append(_energy(stats))
     return "\n".join(lines)
-
-
-def _energy(stats: Stats) -> str:
-    """What the machine drew, as far as it tells."""
-    if stats.energy_j is None:
-        return f"energy: not known: {stats.energy_unknown or 'nobody measures it'}"
-    a_token = stats.joules_per_token
-    decoding = "" if a_token is None else f", {a_token:.3g} J a token without the prompt"
-    return f"energy: {stats.energy_j:.3g} J of the machine{decoding}"
 
 
 def _promise(stats: Stats) -> str:

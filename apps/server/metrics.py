@@ -36,12 +36,6 @@ class Metrics:
         self._draft = make(Counter, "draft_tokens", "Draft tokens verified.")
         self._accepted = make(Counter, "draft_accepted_tokens", "Draft tokens accepted.")
         self._rounds = make(Counter, "rounds", "Rounds: speculative, or why not.", ["kind"])
-        self._energy_j = make(
-            Counter, "answer_energy_joules", "Of the machine, over answers of which it is known."
-        )
-        self._energy_tokens = make(
-            Counter, "answer_energy_tokens", "Tokens that were written in those answers."
-        )
         self._wait_s = make(
             Histogram,
             "time_to_first_token_seconds",
@@ -80,9 +74,6 @@ class Metrics:
             if stats.predicted_n:
                 token_s = stats.predicted_ms / 1e3 / stats.predicted_n
                 self._of(self._token_s, model).observe(token_s)
-            if stats.energy_j is not None:
-                self._of(self._energy_j, model).inc(stats.energy_j)
-                self._of(self._energy_tokens, model).inc(stats.predicted_n)
             if stats.speedup is not None:
                 self._of(self._speedup, model).set(stats.speedup)
 

@@ -51,10 +51,6 @@ def bench(
         Path | None,
         typer.Option(help="A directory for report.md, report.json, chart.svg and chart.png."),
     ] = None,
-    power_log: Annotated[
-        Path | None,
-        typer.Option(help="What macOS's powermetrics writes meanwhile; docs/benchmarks.md."),
-    ] = None,
     peers: Annotated[
         bool, typer.Option("--peers", help="Measure other libraries that are installed, too.")
     ] = False,
@@ -72,7 +68,6 @@ def bench(
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.cli.opening import open_engine
-    from edge_spec.diagnostics.bench.energy_source import BenchEnergy, require_power_log
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.report import document
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
@@ -81,15 +76,12 @@ def bench(
     _require_forgetful(loading.drafter, repeat)
     if out is not None:
         require_writable(out)
-    if power_log is not None:
-        require_power_log(power_log)
     choice = _peer_choice(model, loading, peer_model or (), peer_python or ()) if peers else None
     if not peers and (peer_model or peer_python):
         raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
     opened = str(choice.gguf) if choice else model
     with open_engine(opened, loading) as engine:
         plan = make_plan(engine, entries, max_tokens, repeat)
-        energy = BenchEnergy(engine.parts.energy.meter, power_log)
         measured, open_peers = _measure(engine, plan, choice)
         if not measured.tasks:
             raise KeyboardInterrupt
@@ -103,8 +95,7 @@ def bench(
             "max_tokens": max_tokens,
             "own_loop_cost": None if measured.partial else _own_loop_cost(engine),
         }
-        measured, source = energy.told(measured)
-        report = document(measured, settings, open_peers, drawn, source)
+        report = document(measured, settings, open_peers, drawn)
     _print(report, json, out)
     if report["settings"]["partial"]:
         raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from edge_spec.cli.generate import generate
 from edge_spec.cli.learn import learn
 from edge_spec.cli.plan import plan
 from edge_spec.cli.pull import pull
+from edge_spec.cli.removed import or_instead
 from edge_spec.cli.serve import serve
 from edge_spec.cli.signals import (
     INTERRUPTED,
@@ -123,7 +124,8 @@ def _complain_of(error: Exception) -> int:
     text = " ".join(error.format_message().split()).rstrip(".")
     if not text:  # no arguments: the help has been printed
         return 2
-    return _complain(f"{text}. See edge-spec --help.", getattr(error, "exit_code", 2))
+    text = f"{or_instead(text)}. See edge-spec --help."
+    return _complain(text, getattr(error, "exit_code", 2))
 
 
 def _complain(text: str, status: int) -> int:

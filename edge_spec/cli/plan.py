@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +16,6 @@ if TYPE_CHECKING:
     from edge_spec.placement.plan import Place, Placement, Plan
 
 
-class Preference(StrEnum):
-    """What a plan is best in."""
-
-    SPEED = "speed"
-    ENERGY = "energy"
-
-
 def plan(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     draft: Annotated[
@@ -32,10 +24,6 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
     ] = None,
-    prefer: Annotated[
-        Preference,
-        typer.Option(help="What counts: speed, or energy where the machine tells what it draws."),
-    ] = Preference.SPEED,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Measure again what was measured before.")
     ] = False,
@@ -49,7 +37,7 @@ def plan(
     from edge_spec.fitting.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import ENERGY, SPEED, plan_json, plan_path, save_plan
+    from edge_spec.placement.plan import plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
 
     with ProgressBar() as progress:
@@ -58,8 +46,7 @@ def plan(
         drafts = chosen_drafts(target, named, "auto", is_planned=False)
         pair = Source(drafts[0], progress) if drafts else None
         kept = plan_path(target, pair)  # both are there, before anything is measured
-        wanted = ENERGY if prefer is Preference.ENERGY else SPEED
-        planner = Planner(target, pair, list_devices(), progress, refresh, prefer=wanted)
+        planner = Planner(target, pair, list_devices(), progress, refresh)
         made = planner.make()
     notes = list(made.notes)
     if planner.is_certain:
@@ -82,7 +69,7 @@ def plan(
 def _print(made: Plan) -> None:
     best = made.placements[0]
     shown = _shown(made.placements)
-    for line in _table([_HEADINGS, *(_cells(each, made) for each in shown)]):
+    for line in _table([_HEADINGS, *(_cells(each) for each in shown)]):
         print(line)
     if best.lossless:
         print(f"texts there, with and without drafting: {best.lossless}")
@@ -90,8 +77,7 @@ def _print(made: Plan) -> None:
 
 
 _HEADINGS = (
-    *("target", "weights", "draft", "drafter", "tokens/s", "speedup", "J/token", "memory"),
-    "why not",
+    *("target", "weights", "draft", "drafter", "tokens/s", "speedup", "memory", "why not"),
 )
 
 
@@ -104,7 +90,7 @@ def _shown(placements: Sequence[Placement]) -> list[Placement]:
     return [each for each in placements if each.target == best.target or each in firsts.values()]
 
 
-def _cells(placement: Placement, made: Plan) -> tuple[str, ...]:
+def _cells(placement: Placement) -> tuple[str, ...]:
     rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
     return (
         str(placement.target),
@@ -113,17 +99,9 @@ def _cells(placement: Placement, made: Plan) -> tuple[str, ...]:
         _drafter(placement),
         "-" if rate is None else f"{rate:.1f}",
         "-" if speedup is None else f"{speedup:.2f}",
-        _joules(placement, made),
         "-" if memory is None else _memory(memory, placement.on_devices),
         placement.reason or "the best",
     )
-
-
-def _joules(placement: Placement, made: Plan) -> str:
-    joules, above = placement.joules_per_token, made.joules_above_idle(placement)
-    if joules is None:
-        return "-"
-    return f"{joules:.3g}" + ("" if above is None else f" ({above:.3g} above idle)")
 
 
 def _drafter(placement: Placement) -> str:

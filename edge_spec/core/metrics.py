@@ -162,9 +162,6 @@ class Stats:
     draft_characters_accepted: int = 0
     staleness: str | None = None  # of the draft: one line, where it has got worse
     failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
-    energy_j: float | None = None  # that the machine drew, prompt and all; None: not known
-    prompt_energy_j: float | None = None  # of it, until the prompt was read
-    energy_unknown: str | None = None  # why it is not, one line
 
     def observe(self, round_stats: RoundStats) -> None:
         self.rounds += 1
@@ -216,18 +213,6 @@ class Stats:
         return self.predicted_per_second / self.plain_per_second
 
     @property
-    def predicted_energy_j(self) -> float | None:
-        if self.energy_j is None or self.prompt_energy_j is None:
-            return None
-        return self.energy_j - self.prompt_energy_j
-
-    @property
-    def joules_per_token(self) -> float | None:
-        """Of decoding alone."""
-        joules = self.predicted_energy_j
-        return None if joules is None or not self.predicted_n else joules / self.predicted_n
-
-    @property
     def fastest_plain_per_second(self) -> float | None:
         """Of the fastest plain steps there are, padded or not."""
         return self.plain_per_second and self.plain_per_second * self.plain_cost
@@ -273,8 +258,4 @@ class Stats:
             "speedup_over_fastest_plain": self.speedup_over_fastest_plain,
             "staleness": self.staleness,
             "failed_drafters": list(self.failed_drafters),
-            "energy_j": self.energy_j,
-            "prompt_energy_j": self.prompt_energy_j,
-            "joules_per_token": self.joules_per_token,
-            "energy_unknown": self.energy_unknown,
         }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.learning import TakesAnswers
@@ -69,7 +68,6 @@ class Upkeep:
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     prompts: PromptCache | None = None  # where long prompts are kept, if they are
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
-    energy: AnswerMeter = field(default_factory=AnswerMeter)  # of the machine
 
 
 @dataclass(frozen=True, kw_only=True)

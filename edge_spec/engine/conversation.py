@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_spec.control.concurrency import Concurrency
-from edge_spec.core.energy import AnswerMeter
 from edge_spec.core.metrics import PlainRate
 from edge_spec.core.session_errors import roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
@@ -27,14 +26,12 @@ class Conversation:
         plain_rate: PlainRate,
         load: Concurrency,
         prompts: PromptCache | None = None,
-        energy: AnswerMeter | None = None,
         sharing: PromptSharing | None = None,
     ) -> None:
-        """prompts: where long prompts are kept, if they are. energy: of the machine, if it is
-        measured. sharing: with other conversations on the model."""
+        """prompts: where long prompts are kept, if they are. sharing: with other conversations on
+        the model."""
         self.load = load
         self.sharing = sharing or PromptSharing()
-        self.energy = energy or AnswerMeter()
         self.prompts = prompts
         self.num_whole = 0
         self.decoder = decoder

@@ -55,7 +55,6 @@ class Engine:
             PlainRate(parts.min_rows),
             parts.speculation_factory.load,
             parts.prompts,
-            parts.energy,
             parts.sharing,
         )
         self._running: Generation | None = None

@@ -65,14 +65,13 @@ class Generation(Iterator[Chunk]):
         self._on_end = on_end
         self._changed_decoder = changed_decoder
         self._cancelled = False
-        self._energy = conversation.energy.open()
         self._started = time.perf_counter()
         self._chunks = self._generate()
         prompts = conversation.prompts
         self._reading = None if prompts is None else prompts.begin(request.prompt)
 
     def __next__(self) -> Chunk:
-        with self._conversation.load.entered(), self._energy.turn():
+        with self._conversation.load.entered():
             return next(self._chunks)
 
     def cancel(self) -> None:
@@ -140,8 +139,6 @@ class Generation(Iterator[Chunk]):
                 if drafter.idle_reason is PlainReason.DRAFT_FAILED
             )
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
-            energy = self._energy.read()
-            stats.energy_j, stats.energy_unknown = energy.joules, energy.why or None
             if self._reading is not None:
                 self._reading.finish()
             self._on_end(stats)
@@ -155,7 +152,6 @@ class Generation(Iterator[Chunk]):
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
-        self._energy.begin()
         conversation.reuse(prompt)
         conversation.recall_shared(shared, lambda: self._cancelled)
         if self._reading is not None:
@@ -175,7 +171,6 @@ class Generation(Iterator[Chunk]):
                 if is_long and self.progress is not None:
                     self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
-        stats.prompt_energy_j = self._energy.read().joules
         return True
 
     def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:

@@ -25,7 +25,6 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.background import IdleProfiler, InTurns, profile_when_idle
-from edge_spec.placement.energy.find import answer_meter
 from edge_spec.placement.idle_plan import plan_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.placement.row_findings import rows_key, settle_rows
@@ -84,7 +83,6 @@ def compose_engine(
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
         computing=_computing(key, models.target),
-        energy=answer_meter(placed.options.on_processor),
     )
     parts = replace(parts, prompts=_prompts(placed, parts))
     works, is_free = _idle_work(placed, models, factory.branches, opened, measure_when_idle)

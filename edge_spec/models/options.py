@@ -109,13 +109,6 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         return bool(self.drafts) and not share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
-    def on_processor(self) -> bool:
-        """Whether all models run there, as far as options tell."""
-        named = {*self.providers, *(self.draft_providers if self.drafts else ())}
-        elsewhere = self.num_gpu_layers or self.rpc
-        return not elsewhere and {each.lower() for each in named} <= {"cpu"}
-
-    @property
     def overlap(self) -> DraftOverlap:
         """Whether the first draft goes on while the target verifies; AUTO: where it pays."""
         overlap = DraftOverlap.parse(self.draft_overlap)

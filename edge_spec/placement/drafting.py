@@ -73,11 +73,10 @@ def replay_drafters(
     profile: Profile,
     recordings: Sequence[Recording],
     lossless: Losslessness | None = None,
-    pass_s: PassCost | None = None,
 ) -> list[Stats]:
     """Replays drafters that need no second model and no part of the target, which begin again: what
-    they keep from one run to the next is put aside. lossless: how passes are padded; pass_s: None:
-    `pass_costs`. Raises an EdgeSpecError."""
+    they keep from one run to the next is put aside. lossless: how passes are padded. Raises an
+    EdgeSpecError."""
     with TemporaryDirectory() as scratch:
         setting = DrafterContext(
             prepared.config.vocab_size,
@@ -98,7 +97,6 @@ def replay_drafters(
             return drafters, speculation.policy
 
         try:
-            pass_s = pass_s or pass_costs(profile)
-            return replay(recordings, setting.vocab_size, speculate, pass_s)
+            return replay(recordings, setting.vocab_size, speculate, pass_costs(profile))
         finally:
             speculation.close()

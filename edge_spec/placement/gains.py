@@ -10,10 +10,9 @@ from edge_spec.engine.overlap_trial import HYSTERESIS
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.placement.chain import Meanwhile, RoundCosts, Walk, best_walk, walk
 from edge_spec.placement.drafting import pass_costs
-from edge_spec.placement.energy.forecast import pass_joules, step_power_w
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
-from edge_spec.placement.replay import PassCost, Recording
+from edge_spec.placement.replay import Recording
 
 _USUAL_DRAFT_TOKENS = 4  # of a round
 
@@ -53,47 +52,21 @@ def with_draft(
         guess_share=costs.draft_s / pair.target.costs(TYPICAL_TOKENS).at(1),
         draft_tokens=best.num_guesses,
         overlapped=overlapped,
-        joules_per_token=_joules_per_token(pair, recordings, hits, best.num_guesses)
-        if not overlapped
-        else None,  # what both draw at once was not measured
     )
-
-
-def _joules_per_token(
-    pair: Pair, recordings: Sequence[Recording], hits: Sequence[Sequence[bool]], num_guesses: int
-) -> float | None:
-    """At that number of draft tokens; None where what one of the places draws is not known."""
-    if not (pair.target.tells_energy and pair.draft.tells_energy):
-        return None
-    draft = pair.draft.joules(TYPICAL_TOKENS)
-    around_s = pair.draft.logits_row_s + pair.draft.commit_s
-    switch_s = pair.findings.switch_s if pair.findings else 0.0
-    costs = RoundCosts(
-        pass_joules(pair.target),
-        draft_s=draft.at(1) + around_s * step_power_w(pair.draft),
-        catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
-        switch_s=switch_s * step_power_w(pair.target),
-    )
-    return 1 / walk(recordings, hits, num_guesses, costs).tokens_per_s  # joules for seconds
 
 
 def plain_rate(
     profile: Profile, recordings: Sequence[Recording], lossless: Losslessness | None = None
 ) -> float:
     """Tokens a second without speculation. lossless: how passes are padded."""
-    return plain_walk(pass_costs(profile), recordings, lossless).tokens_per_s
-
-
-def plain_walk(
-    pass_s: PassCost, recordings: Sequence[Recording], lossless: Losslessness | None = None
-) -> Walk:
     nothing = [[False] * len(recording.tokens) for recording in recordings]
     width = lossless.plain_width if lossless else 1
+    pass_s = pass_costs(profile)
 
     def padded_s(rows: int, context_tokens: int) -> float:
         return pass_s(max(rows, width), context_tokens)
 
-    return walk(recordings, nothing, 0, RoundCosts(padded_s))
+    return walk(recordings, nothing, 0, RoundCosts(padded_s)).tokens_per_s
 
 
 def row_share(profile: Profile) -> float:

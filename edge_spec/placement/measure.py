@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import numpy as np
 
 from edge_spec.control.cost import RowCosts, costs_of
-from edge_spec.core.energy import Energy, EnergyMeter, NoMeter
 from edge_spec.core.model import Model, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.profile import ContextCosts, Profile
@@ -30,8 +29,6 @@ _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
 LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 SEED = 0
-_METERED_S = 0.05  # of a width's passes in all: counters of energy move about every millisecond
-_NOT_METERED = NoMeter("nobody measures it")
 
 # Without a profile:
 QUICK_WIDTHS = (1, 2, 4, 8)
@@ -79,29 +76,12 @@ class _Samples:
     passes: dict[tuple[int, int], list[float]]  # by context and rows
     commits: list[float]
     copies: list[float]  # of one row of logits
-    meter: EnergyMeter
-    energies: list[tuple[tuple[int, int], Energy]] = field(default_factory=list)  # of passes
 
     def rounds(self) -> int:
         return min(map(len, self.passes.values()))
 
     def spread(self) -> float:
         return max(map(uncertainty, self.passes.values()))
-
-    def joules(self, at: int) -> dict[int, float]:
-        """Of a pass after this context, by its rows, on average: a short one may lie between two
-        steps of its counter. Empty where that is not known of each."""
-        found: dict[int, list[float | None]] = {}
-        for (context, rows), energy in self.energies:
-            if context == at:
-                found.setdefault(rows, []).append(energy.joules)
-        means = {}
-        for rows, drawn in found.items():
-            known = [each for each in drawn if each is not None]
-            if len(known) < len(drawn) or sum(self.passes[at, rows]) < _METERED_S or not sum(known):
-                return {}
-            means[rows] = sum(known) / len(known)
-        return means
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
@@ -160,10 +140,9 @@ def measure(
     effort: Effort,
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
-    meter: EnergyMeter = _NOT_METERED,
 ) -> Profile:
     """All of `measuring` at once. on_step: is told how much of it is done."""
-    with closing(measuring(model, effort, clock, meter)) as steps:
+    with closing(measuring(model, effort, clock)) as steps:
         while True:
             try:
                 on_step(next(steps))
@@ -176,7 +155,6 @@ def measuring(
     model: Model,
     effort: Effort,
     clock: Callable[[], float] = time.perf_counter,
-    meter: EnergyMeter = _NOT_METERED,
 ) -> Generator[float, None, Profile]:
     """Yields after every pass how much is done, 0 to 1; what happens between two passes does not
     count. Sessions are the measurement's own, and closed however it ends.
@@ -186,8 +164,7 @@ def measuring(
     wide passes are rather overestimated. prefill_tokens_per_s: of whole passes after the first.
     logits_row_s: to copy one row of them, float32, out of the runtime's memory. commit_s: to keep
     a row and to forget it again, which is all that a round adds outside its pass. What a runtime
-    takes to begin a pass cannot be told from what it computes, and is part of t(1). joules: of the
-    same passes, by the meter: all that it counts, the idle machine's draw included.
+    takes to begin a pass cannot be told from what it computes, and is part of t(1).
     """
     watch = Stopwatch(clock)
     rng = np.random.default_rng(SEED)
@@ -207,15 +184,11 @@ def measuring(
         step_s = min(watch.time(lambda: session.forward(step)) for _ in range(_FIRST_STEPS))
         too_long = step_s * _ROUND_STEPS * effort.min_rounds > effort.max_s
         widths = [rows for rows in (_FEW_WIDTHS if too_long else effort.widths) if rows <= widest]
-        samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [], meter)
+        samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [])
         yield from _rounds(sessions, tokens, samples, effort, watch, rng)
     return Profile(
         contexts=tuple(
-            ContextCosts(
-                at,
-                {rows: _typical(samples.passes[at, rows]) for rows in widths},
-                samples.joules(at),
-            )
+            ContextCosts(at, {rows: _typical(samples.passes[at, rows]) for rows in widths})
             for at in sorted(sessions)
         ),
         prefill_tokens_per_s=1 / _typical(prefills[1:] or prefills),
@@ -277,9 +250,7 @@ def _measure_pass(
         nonlocal logits
         logits = session.forward(tree).logits
 
-    read = _NOT_METERED.begin() if samples is None else samples.meter.begin()
     pass_s = watch.time(score)
-    energy = read()
     copy_s = watch.time(lambda: logits.copy()) / rows
 
     def keep_and_forget() -> None:
@@ -289,7 +260,6 @@ def _measure_pass(
     commit_s = watch.time(keep_and_forget)
     if samples is not None:
         samples.passes[at, rows].append(pass_s)
-        samples.energies.append(((at, rows), energy))
         samples.copies.append(copy_s)
         samples.commits.append(commit_s)
 

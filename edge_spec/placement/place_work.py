@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from edge_spec.core.energy import NoMeter
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
 from edge_spec.exactness.lossless import LosslessMode
@@ -19,7 +18,6 @@ from edge_spec.fitting.memory import resident_bytes
 from edge_spec.placement.candidates import Candidate, candidate_of
 from edge_spec.placement.chain import agreements
 from edge_spec.placement.comparison import own_loop_cost
-from edge_spec.placement.energy.find import ELSEWHERE, find_counters
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.pair_probe import probe_pair
 from edge_spec.placement.profile import PairFindings, Profile, save_profile
@@ -73,8 +71,7 @@ def measure_place(place: Candidate, max_s: float, on_step: OnStep) -> Any:
     with closing(place.prepared.open(place.options)) as model:
         key = rows_key(place.key, place.prepared.config)
         rows = settle_rows(model, key, USUAL_WIDTHS, LosslessMode.AUTO)
-        meter = NoMeter(ELSEWHERE) if place.is_risky else find_counters()
-        profile = measure(model, Effort(max_s=max_s), on_step, meter=meter)
+        profile = measure(model, Effort(max_s=max_s), on_step)
         own_loop = own_loop_cost(model)
         after = resident_bytes()
         trees = model.capabilities.trees

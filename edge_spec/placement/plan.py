@@ -19,10 +19,6 @@ from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
 
-Prefer = Literal["speed", "energy"]
-SPEED: Prefer = "speed"
-ENERGY: Prefer = "energy"
-
 _log = logging.getLogger(__name__)
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -78,7 +74,6 @@ class Placement:
     on_devices: Mapping[str, int] = field(default_factory=dict)
     draft_tokens: int | None = None
     overlapped: bool = False
-    joules_per_token: _Rate | None = None  # that the machine draws, None where it does not tell
 
     def shortage(self, free: FreeMemory) -> str | None:
         """Where what is free does not do: "500 MB of 400 MB free", with the device if it is one's
@@ -102,15 +97,7 @@ class Plan:
     draft_identity: str | None
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
-    prefer: Prefer = SPEED  # what the first of them is best in
-    idle_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # before measuring
-
-    def joules_above_idle(self, placement: Placement) -> float | None:
-        """Of a token; None where that is not known."""
-        joules, rate = placement.joules_per_token, placement.tokens_per_s
-        if joules is None or rate is None or self.idle_w is None:
-            return None
-        return joules - self.idle_w / rate
+    prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
 
 
 _PLAN = TypeAdapter(Plan)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edge_spec.core.energy import NoMeter, average_power_w
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError
@@ -18,11 +17,9 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.attempt import PlaceError
 from edge_spec.placement.drafting import replay_drafters
-from edge_spec.placement.energy.find import find_counters
-from edge_spec.placement.energy.forecast import MeteredPasses, pass_joules
-from edge_spec.placement.gains import plain_rate, plain_walk, row_share
+from edge_spec.placement.gains import plain_rate, row_share
 from edge_spec.placement.pairing import Pairing
-from edge_spec.placement.plan import ENERGY, SPEED, Placement, Plan, Prefer
+from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import MeasuredPlace, Surveyor, processor_first
@@ -31,7 +28,6 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _LEAST_AGREEING = 0.25  # of a text's tokens; other weights and kernels agree on most
 _READ_TEXTS = 2
-_IDLE_S = 1.0  # before anything is measured
 
 
 @dataclass
@@ -41,7 +37,6 @@ class Planner:
     notes: a line for each place or drafter without a forecast, or with an uncertain one.
     is_certain: whether all forecasts are, so that the plan is worth keeping; known after `make`.
     refresh: measures again what the cache knows. converts: also what would have to be converted.
-    prefer: what the first placement is best in.
     """
 
     source: Source
@@ -50,14 +45,9 @@ class Planner:
     progress: Progress
     refresh: bool = False
     converts: bool = True
-    prefer: Prefer = SPEED
 
     def __post_init__(self) -> None:
-        self._meter = find_counters()
-        needs_energy = self.prefer == ENERGY and not isinstance(self._meter, NoMeter)
-        self._surveyor = Surveyor(
-            self.devices, self.progress, self.refresh, self.converts, needs_energy
-        )
+        self._surveyor = Surveyor(self.devices, self.progress, self.refresh, self.converts)
         self.notes = self._surveyor.notes
 
     @property
@@ -66,7 +56,6 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
-        idle_w, why = average_power_w(self._meter, _IDLE_S)
         measured = self._surveyor.survey(self.source, LoadOptions())
         writer, recordings = self._recorded(measured)
         targets = [each for each in measured if self._computes_right(each, writer, recordings)]
@@ -74,30 +63,15 @@ class Planner:
         if self.draft is not None:
             pairing = Pairing(self.source, self.draft, self._surveyor, self.progress)
             found += pairing.placements(recordings)
-        self._note_energy(found, why)
         return Plan(
             version=1,
             model=self.source.model,
             identity=self.source.identity,
             draft=self.draft.model if self.draft else None,
             draft_identity=self.draft.identity if self.draft else None,
-            placements=ranked(found, self._surveyor.room.free, self.prefer),
+            placements=ranked(found, self._surveyor.room.free),
             notes=tuple(self.notes),
-            prefer=self.prefer,
-            idle_w=idle_w,
         )
-
-    def _note_energy(self, found: Sequence[Placement], why: str) -> None:
-        """Says where the preference for little energy has nothing to go by."""
-        measured = [each for each in found if each.tokens_per_s is not None]
-        unknown = sum(each.joules_per_token is None for each in measured)
-        if self.prefer != ENERGY or not unknown:
-            return
-        if unknown < len(measured):
-            told = f"not known of {unknown} of {len(measured)} ways, which come last"
-        else:
-            told = f"not known: {why or 'the counters did not tell'}: the fastest is the first"
-        self.notes.append(f"energy: {told}")
 
     def _recorded(self, measured: Sequence[MeasuredPlace]) -> tuple[MeasuredPlace, list[Recording]]:
         """Texts, and the place that wrote them: the processor, where it can. Raises an
@@ -158,19 +132,13 @@ class Planner:
         rate = plain_rate(profile, recordings, lossless)
         if lossless is not None:
             plain = replace(plain, lossless=lossless.told())
-        drawn_j = None
-        if profile.tells_energy:
-            drawn_j = 1 / plain_walk(pass_joules(profile), recordings, lossless).tokens_per_s
-        yield replace(plain, tokens_per_s=rate, speedup=1.0, joules_per_token=drawn_j)
+        yield replace(plain, tokens_per_s=rate, speedup=1.0)
         names = list(_alone_or_together())
         what = f"Replaying drafters on {candidate.place}"
         for i, name in enumerate(names):
             self.progress(what, i / len(names))
-            passes = MeteredPasses(profile)
             try:
-                stats = replay_drafters(
-                    name, candidate.prepared, profile, recordings, lossless, passes
-                )
+                stats = replay_drafters(name, candidate.prepared, profile, recordings, lossless)
             except EdgeSpecError as error:
                 self.notes.append(f"{name}: {error.shown}")
                 continue
@@ -186,7 +154,6 @@ class Planner:
                 speedup=tokens_per_s / rate,
                 acceptance=accepted / verified if verified else None,
                 row_share=row_share(profile),
-                joules_per_token=passes.joules_per_token(stats),
             )
         self.progress(what, 1.0)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -68,8 +68,6 @@ class ContextCosts:
 
     context_tokens: Annotated[int, Field(ge=0)]
     seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
-    # What the machine draws meanwhile; empty where it does not tell.
-    joules: dict[Annotated[int, Field(ge=1)], _Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,35 +92,19 @@ class Profile:
         """Whether the machine was free enough for it to be used again."""
         return self.spread <= _MOST_SPREAD
 
-    @property
-    def tells_energy(self) -> bool:
-        return all(each.joules for each in self.contexts)
-
     def seconds(self, context_tokens: int) -> dict[int, float]:
         """t(k) between the measured contexts, and beyond the longest as it grew between them."""
-        return self._between([each.seconds for each in self.contexts], context_tokens)
+        first, last = self.contexts[0], self.contexts[-1]
+        span = last.context_tokens - first.context_tokens
+        share = max(0.0, (context_tokens - first.context_tokens) / span) if span > 0 else 0.0
+        found = {}
+        for rows, cost in first.seconds.items():
+            more = last.seconds.get(rows, cost) - cost
+            found[rows] = cost + share * (more if share <= 1 else max(0.0, more))
+        return found
 
     def costs(self, context_tokens: int) -> RowCosts:
         return RowCosts(self.seconds(context_tokens), self.num_experts, self.experts_used)
-
-    def joules(self, context_tokens: int) -> RowCosts:
-        """Joules of a pass in the place of seconds, where `tells_energy`."""
-        found = self._between([each.joules for each in self.contexts], context_tokens)
-        return RowCosts(found, self.num_experts, self.experts_used)
-
-    def _between(
-        self, costs: Sequence[Mapping[int, float]], context_tokens: int
-    ) -> dict[int, float]:
-        """costs: by rows, of each context."""
-        first, last = costs[0], costs[-1]
-        start = self.contexts[0].context_tokens
-        span = self.contexts[-1].context_tokens - start
-        share = max(0.0, (context_tokens - start) / span) if span > 0 else 0.0
-        found = {}
-        for rows, cost in first.items():
-            more = last.get(rows, cost) - cost
-            found[rows] = cost + share * (more if share <= 1 else max(0.0, more))
-        return found
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,17 @@ from dataclasses import replace
 from edge_spec.drafters import factory
 from edge_spec.fitting.device_memory import FreeMemory
 from edge_spec.fitting.memory import format_bytes
-from edge_spec.placement.plan import ENERGY, SPEED, Placement, Prefer
+from edge_spec.placement.plan import Placement
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens
 _SLOWER_STEP = 1.03  # times the best one's
-_SAME_ENERGY = 1.02  # times the least: nothing measures it more exactly
 _MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
 
 
-def ranked(
-    placements: Sequence[Placement], free: FreeMemory, prefer: Prefer = SPEED
-) -> tuple[Placement, ...]:
-    """The fastest that fits and whose weights say what the model's say first, each other one with
-    what it lost by. A drafter that keeps answers is never chosen: that has to be asked for.
-
-    prefer: ENERGY: the one that draws least, of those of which that is known; the fastest of those
-    that draw as little."""
+def ranked(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement, ...]:
+    """Sorts them: the fastest that fits and whose weights say what the model's say comes first,
+    each other one has the reason it lost by. A drafter that keeps answers is never chosen: that has
+    to be asked for."""
     least = min((each.loss for each in placements if each.loss is not None), default=0.0)
 
     def is_close(placement: Placement) -> bool:
@@ -37,31 +32,16 @@ def ranked(
             is_close(placement),
         )
 
-    first = max(map(may_run, placements))
-    drawn = (each.joules_per_token for each in placements if may_run(each) == first)
-    least_j = min((joules for joules in drawn if joules is not None), default=None)
-
-    def thrift(placement: Placement) -> float:
-        joules = placement.joules_per_token
-        if prefer != ENERGY or least_j is None:
-            return 0.0
-        if joules is None:
-            return -math.inf
-        return -max(joules, _SAME_ENERGY * least_j)
-
-    def worth(placement: Placement) -> tuple[tuple[bool, bool, bool], float, float]:
-        return may_run(placement), thrift(placement), placement.tokens_per_s or 0.0
+    def worth(placement: Placement) -> tuple[tuple[bool, bool, bool], float]:
+        return may_run(placement), placement.tokens_per_s or 0.0
 
     best, *others = sorted(placements, key=worth, reverse=True)
-    told = (
-        _reason(each, best, free, is_close(each), thrift(each) < thrift(best)) for each in others
+    return best, *(
+        replace(each, reason=_reason(each, best, free, is_close(each))) for each in others
     )
-    return best, *(replace(each, reason=why) for each, why in zip(others, told, strict=True))
 
 
-def _reason(
-    each: Placement, best: Placement, free: FreeMemory, is_close: bool, draws_more: bool
-) -> str:
+def _reason(each: Placement, best: Placement, free: FreeMemory, is_close: bool) -> str:
     shortage = each.shortage(free)
     if shortage is not None:
         return f"does not fit: {shortage}"
@@ -71,8 +51,6 @@ def _reason(
         return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
     if factory.remembers(each.drafter):
         return "it keeps answers on the disk, and is used where it is asked for"
-    if draws_more:
-        return _draws_more(each, best)
     slower = f"{1 - each.tokens_per_s / (best.tokens_per_s or 1.0):.0%} slower"
     step_ms, best_ms = _step_ms(each), _step_ms(best)
     if each.target != best.target and step_ms > _SLOWER_STEP * best_ms:
@@ -87,12 +65,6 @@ def _reason(
     if guess_share > row_share:
         return f"{slower}: a draft token takes {guess_share:.2f} of a step"
     return f"{slower}: a row costs {row_share:.2f} of a step"
-
-
-def _draws_more(each: Placement, best: Placement) -> str:
-    if each.joules_per_token is None or best.joules_per_token is None:
-        return "what it draws is not known here"
-    return f"{each.joules_per_token / best.joules_per_token - 1:.0%} more energy a token"
 
 
 def _step_ms(placement: Placement) -> float:

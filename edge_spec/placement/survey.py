@@ -62,8 +62,7 @@ class Surveyor:
     """Measures for one plan.
 
     notes: a line for each place that cannot be used, of which are the reasons, or whose profile is
-    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`. needs_energy:
-    measures again what was without joules.
+    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Surveyor:
         progress: Progress,
         refresh: bool,
         converts: bool,
-        needs_energy: bool = False,
     ) -> None:
         self.notes: list[str] = []
         self.reasons: list[str] = []
@@ -83,7 +81,6 @@ class Surveyor:
         self._progress = progress
         self._refresh = refresh
         self._converts = converts
-        self._needs_energy = needs_energy
 
     def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
         """One model is open at a time, and none that does not fit. role: "draft: " for one.
@@ -123,9 +120,7 @@ class Surveyor:
         self._refuse(f"{role}{place.place}: {error}")
 
     def _kept_profile(self, place: Candidate) -> Profile | None:
-        found = load_profile(place.key, place.prepared.profiles)
-        lacks_energy = found is not None and not (found.tells_energy or place.is_risky)
-        return None if lacks_energy and self._needs_energy else found
+        return load_profile(place.key, place.prepared.profiles)
 
     def _measured(self, place: Candidate, max_s: float, role: str) -> Profile | None:
         what = f"Measuring {place.prepared.name} on {place.place}"

@@ -95,6 +95,8 @@ def test_chat_commands(edge_spec):
 
 MISTAKES = [
     (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
+    (["bench", "--power-log", "x"], 2, "--power-log is gone: what the machine draws"),
+    (["plan", "--prefer", "energy"], 2, "and a plan is the fastest"),
     (["generate", "missing.gguf", "x"], 1, "missing.gguf"),
     (["generate", "x", "--context", "8"], 2, "the context holds"),
     (["generate", "x", "--temperature", "-1"], 2, "temperature is -1.0"),

@@ -10,7 +10,6 @@ import numpy as np
 
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.bootstrap import Interval, Paired, joined, prompt_speedups, speedup
-from edge_spec.diagnostics.bench.energy import energy_figures
 from edge_spec.diagnostics.bench.loops import tokens_in_loops
 from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run, Task
 
@@ -109,7 +108,6 @@ class Figures:
             "loop_share": _loop_share(self._runs(indices, base)),
             **self._without_loops(side, base, strata),
             "differing_texts": sum(not self._equal_text(i, side, base) for i in indices),
-            **energy_figures(self._measured, strata, side, base),
         }
 
     def _without_loops(

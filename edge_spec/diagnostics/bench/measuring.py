@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edge_spec.core.energy import Energy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
@@ -23,8 +21,6 @@ _DOMAIN = "bench"  # keeps these answers out of what a pair's acceptance is know
 _WARM_UP = "Count from one to ten."
 _WARM_UP_TOKENS = 8
 _DRAFT_TOKENS = 32
-_NO_SHARE = "only together with the prompt's"
-NOT_MEASURED = Energy(None, "nobody measures it")
 
 
 class SideError(SessionError):
@@ -39,8 +35,6 @@ class Run:
     num_tokens: int
     seconds: float
     stats: Stats
-    energy: Energy = NOT_MEASURED  # of the machine, while it was decoded
-    ended_s: float = 0.0  # since 1970
 
 
 class Side(Protocol):
@@ -69,9 +63,7 @@ class EngineSide:
             )
         stats = result.stats
         tokens = tuple(token.id for token in result.tokens)
-        joules = stats.predicted_energy_j
-        energy = Energy(joules, stats.energy_unknown or ("" if joules is not None else _NO_SHARE))
-        return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats, energy, time.time())
+        return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_spec.diagnostics.bench.energy import EnergySource, above_idle, energy_lines, why_unknown
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.loops import MAX_PERIOD, MIN_OCCURRENCES
 from edge_spec.diagnostics.bench.measuring import BenchMeasurement, SampledMeasurement
@@ -20,13 +19,9 @@ def document(
     settings: Mapping[str, Any],
     peers: Sequence[OpenPeer],
     sampled: SampledMeasurement | None = None,
-    energy: EnergySource | None = None,
 ) -> Document:
     """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
     figures = Figures(measured)
-    total, categories = figures.total(), figures.categories()
-    for of in (total, *categories.values()):
-        of |= above_idle(of, None if energy is None else energy.idle_w)
     return {
         "machine": describe_machine(),
         "settings": {
@@ -35,21 +30,11 @@ def document(
             "partial": measured.partial or (sampled is not None and sampled.measured.partial),
             "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
         },
-        "energy": None if energy is None else _energy(measured, energy),
-        "total": total,
-        "categories": categories,
+        "total": figures.total(),
+        "categories": figures.categories(),
         "prompts": figures.prompts(),
         "sampled": None if sampled is None else _sampled(sampled, figures),
         "peers": {each.peer.name: _peer(each, figures, measured) for each in peers},
-    }
-
-
-def _energy(measured: BenchMeasurement, source: EnergySource) -> Document:
-    return {
-        "source": source.name,
-        "idle_w": source.idle_w,
-        "idle_unknown": source.unknown or None,
-        "unknown": why_unknown(measured),
     }
 
 
@@ -109,7 +94,6 @@ def markdown(report: Document) -> str:
         *_skipped(settings["skipped_prompts"]),
         "",
         *_rounds(report),
-        *energy_lines(report),
     ]
     if report["sampled"]:
         lines += ["", *_greedy_and_sampled(report["sampled"])]

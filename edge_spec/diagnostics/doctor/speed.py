@@ -13,7 +13,7 @@ from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.drafting import pass_costs
-from edge_spec.placement.plan import SPEED, Placement, Prefer
+from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
     Profile,
@@ -195,9 +195,7 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     numbers["speedup"] = expected
     if chosen.placement is not None:
         expected["plan"] = chosen.placement.speedup
-        prefer = SPEED if chosen.plan is None else chosen.plan.prefer
-        expected["prefer"] = prefer
-        yield ok("plan", _plan_line(chosen.placement, prefer))
+        yield ok("plan", _plan_line(chosen.placement))
     elif chosen.plan is not None:
         yield note(
             "plan",
@@ -248,10 +246,7 @@ def expected_speedup(acceptance: float, costs: Costs) -> float:
     )
 
 
-def _plan_line(planned: Placement, prefer: Prefer = SPEED) -> str:
+def _plan_line(planned: Placement) -> str:
     speedup = "" if planned.speedup is None else f", {planned.speedup:.2f} times plain decoding"
     acceptance = "" if planned.acceptance is None else f", {planned.acceptance:.0%} accepted"
-    joules = planned.joules_per_token
-    energy = "" if joules is None else f", {joules:.3g} J a token"
-    preferred = "" if prefer == SPEED else f", preferred for its {prefer}"
-    return f"{planned}{speedup}{acceptance}{energy}{preferred}"
+    return f"{planned}{speedup}{acceptance}"

@@ -119,7 +119,6 @@ def test_statistics_are_json_under_the_fields_names() -> None:
         *("draft_n", "draft_n_accepted", "acceptance_rate", "acceptance_histogram", "drafters"),
         *("lossless", "plain_width", "fastest_plain_per_second", "speedup_over_fastest_plain"),
         *("draft_characters", "draft_characters_accepted", "staleness"),
-        *("energy_j", "prompt_energy_j", "joules_per_token", "energy_unknown"),
         *("mean_accepted_length", "rounds", "plain_rounds", "plain_reasons"),
         *(
             "draft_ms",

@@ -22,6 +22,7 @@ from edge_spec.placement.plan import (
     Placement,
     Plan,
     cached_plan,
+    plan_json,
     plan_path,
     read_plan,
     save_plan,
@@ -103,6 +104,7 @@ def test_a_plan_is_read_as_it_was_written(source: Source, draft: Source, tmp_pat
     [
         ({"version": 2}, "version"),
         ({"placements": []}, "placements"),
+        ({"prefer": "energy"}, "prefer"),  # of before, where the first is not the fastest
         ({"model": 3}, "model"),
         ({"placements": [{"drafter": "suffix"}]}, "placements.0.target"),
     ],
@@ -116,6 +118,13 @@ def test_what_is_no_plan_is_refused_in_one_line(
     with pytest.raises(UsageError, match=where) as refused:
         planned(source, LoadOptions(plan=file), quiet)
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_plan_with_joules_is_read_without_them(source: Source, tmp_path: Path) -> None:
+    plan = json.loads(plan_json(plan_of(source, BEST)))
+    plan["placements"][0]["joules_per_token"] = 0.5
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"idle_w": 3.0}))
+    assert read_plan(tmp_path / "plan.json") == plan_of(source, BEST)
 
 
 def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(

@@ -115,29 +115,6 @@ def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not
     assert ranked([lossy, too_large_exact], FREE)[0].target == lossy.target  # there is no other
 
 
-def test_with_energy_preferred_the_thriftiest_is_the_first_and_says_what_others_draw() -> None:
-    """Speculation that is faster and burns more is not chosen; one that draws as little is, where
-    it is faster; what is not known comes last, however fast it is."""
-    burning = replace(BEST, joules_per_token=0.6)
-    plain = placement(place("llamacpp"), "none", 160.0, joules_per_token=0.5)
-    thrifty = placement(place("llamacpp"), "jacobi", 150.0, joules_per_token=0.495)
-    unknown = placement(place("ort", "gpu"), rate=900.0)
-    found = [burning, unknown, thrifty, plain]
-    first, *others = ranked(found, FREE, "energy")
-    assert first == plain  # within what can be measured of the least, and faster
-    assert [each.drafter for each in others] == ["jacobi", "suffix", "suffix"]
-    assert others[0].reason.startswith("6% slower")
-    assert others[1].reason == "20% more energy a token"
-    assert others[2].reason == "what it draws is not known here"
-    assert ranked(found, FREE)[0] == unknown
-    assert ranked([too_large(plain), burning], FREE, "energy")[0] == burning
-
-
-def test_without_a_known_energy_the_fastest_is_the_first() -> None:
-    first, other = ranked([NEXT, BEST], FREE, "energy")
-    assert first == BEST and other.reason.startswith("50% slower")
-
-
 def test_a_drafter_that_keeps_answers_is_never_chosen_unasked() -> None:
     keeping = replace(BEST, drafter="ngram-cache", tokens_per_s=900.0)
     first, *others = ranked([keeping, NEXT, BEST], FREE)

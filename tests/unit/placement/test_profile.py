@@ -25,7 +25,7 @@ from edge_spec.placement.profile import (
     save_learnt,
     save_profile,
 )
-from edge_spec.storage.json_store import write_sealed
+from edge_spec.storage.json_store import read_sealed, write_sealed
 from edge_spec.testing import ScriptedModel, ScriptedSession
 
 KEY = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "cpu", None, (), "a processor")
@@ -229,6 +229,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_saved_profile_is_found_again() -> None:
     assert load_profile(KEY) is None
     save_profile(KEY, PROFILE)
+    assert load_profile(KEY) == PROFILE
+
+
+def test_a_profile_with_joules_is_read_without_them() -> None:
+    kind = TypeAdapter[dict[str, Any]](dict[str, Any])
+    save_profile(KEY, PROFILE)
+    file = read_sealed(KEY.path, kind)
+    file["profile"]["contexts"][0]["joules"] = {"1": 0.5}
+    write_sealed(KEY.path, kind, file)
     assert load_profile(KEY) == PROFILE
 
 
