@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from edge_spec.apps.chat import keeping
+from edge_spec.apps.chat.command_texts import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report
-from edge_spec.apps.chat.report import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.out_directory import require_writable
+from edge_spec.cli.output import require_writable
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options.with_groups
 def chat(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     learn: options.Learn = False,
     *,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated
-
-import typer
 
 from edge_spec.cli import options
 
@@ -15,7 +12,7 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 
 @options.with_groups
 def desktop(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     learn: options.Learn = False,
     *,
     loading: options.AskedOptions,

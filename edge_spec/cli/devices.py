@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,10 +50,7 @@ def devices(
         Endpoint.parse(server)
     found = list_devices(rpc or ())
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        print(dumps({"devices": [asdict(device) for device in found]}, ensure_ascii=False))
+        print_json({"devices": [asdict(device) for device in found]})
         return
     _print(found)
 
@@ -62,10 +61,7 @@ def _show_placements(path: Path, json: bool) -> None:
 
     found = placements_of(open_bundle(path))
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        print(dumps({"placements": [asdict(each) for each in found]}, ensure_ascii=False))
+        print_json({"placements": [asdict(each) for each in found]})
         return
     _print_placements(found)
 

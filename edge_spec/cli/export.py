@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 from edge_spec.errors import UsageError
 from edge_spec.models.option import Option
 
@@ -100,7 +100,7 @@ class AskedExport:
 
 @options.with_groups
 def export(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
+    model: options.NamedModel,
     out: Annotated[
         Path,
         typer.Argument(help="Directory to write, or the file of a GGUF.", show_default=False),
@@ -193,7 +193,7 @@ def _export_one(
         report = exporter.export(source, out, export_options, progress)
     if as_json:
         written = {"path": str(report.path), "num_bytes": report.num_bytes, "notes": report.notes}
-        print(dumps({**written, **report.parity}))
+        print_json({**written, **report.parity})
         return
     print(f"{report.path}: {report.num_bytes / 1e6:.1f} MB")
     for note in report.notes:
@@ -212,7 +212,7 @@ def _convert_pickled(head: Path, out: Path, as_json: bool) -> None:
 
     count = convert_pickled(expanded(head), out)
     if as_json:
-        print(dumps({"path": str(out), "num_tensors": count}))
+        print_json({"path": str(out), "num_tensors": count})
         return
     print(f"{out}: {count} tensors; use it with --draft {out}")
 
@@ -256,7 +256,7 @@ def _print_pair(manifest: PairManifest, out: Path, as_json: bool) -> None:
             for variant in member.variants
         ]
         document = {"path": str(out), "num_bytes": num_bytes, "kind": manifest.kind}
-        print(dumps(document | {"notes": manifest.notes, "variants": variants}))
+        print_json(document | {"notes": manifest.notes, "variants": variants})
         return
     kind = "" if manifest.kind is None else f", for {manifest.kind}"
     print(f"{out}: {num_bytes / 1e6:.1f} MB{kind}")

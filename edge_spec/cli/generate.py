@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from itertools import chain
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
-    from edge_spec.cli.opening import open_engine, sampling_params
+    from edge_spec.cli.opening import open_engine
 
     if model is None:
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
     if prompt is None:
         model, prompt = "smollm2", model
-    params = sampling_params(sampling)
+    params = sampling.params()
     grammar = None if schema is None else _grammar(schema)
     asked = _Asked(sys.stdin.read() if prompt == "-" else prompt, raw)
     with open_engine(model, loading, screen=asked.encode) as engine:
@@ -124,7 +125,7 @@ def _print(generation: Generation, as_json: bool) -> None:
                     print(chunk.text, end="", flush=True)
     finally:
         if as_json and generation.result.finish_reason is not None:
-            print(dumps(generation.result.to_dict(), ensure_ascii=False))
+            print_json(generation.result.to_dict())
         elif not as_json:
             print()
     if generation.result.finish_reason == "cancelled":

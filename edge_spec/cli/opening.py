@@ -1,11 +1,10 @@
-"""From the options of a command to an engine, with its progress shown."""
+"""Opens an engine as the options of a command say, with its progress shown."""
 
 from __future__ import annotations
 
-from edge_spec.cli.options import AskedOptions, SamplingOptions
+from edge_spec.cli.options import AskedOptions
 from edge_spec.cli.progress import ProgressBar
 from edge_spec.core.model import Progress
-from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import Screen, load_asked
 
@@ -40,15 +39,3 @@ def open_engine(
             needs_chat=needs_chat,
             learning=learning,
         )
-
-
-def sampling_params(options: SamplingOptions) -> SamplingParams:
-    """Raises UsageError."""
-    return SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-    )

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -22,9 +22,14 @@ __all__ = [
     "ChatSamplingOptions",
     "Json",
     "Learn",
+    "Model",
+    "NamedModel",
     "SamplingOptions",
     "with_groups",
 ]
+
+if TYPE_CHECKING:
+    from edge_spec.core.sampling import SamplingParams
 
 _SAMPLING = "Sampling"
 _OF_MAKERS = "[default: as the model's makers state]"
@@ -44,6 +49,13 @@ class SamplingOptions:
         1.0
     )
     seed: Annotated[int | None, Option("Of the random draws.", _SAMPLING)] = None
+
+    def params(self) -> SamplingParams:
+        """Raises UsageError for a value out of its range."""
+        from edge_spec.core.sampling import SamplingParams
+
+        values = {name: value for name, value in vars(self).items() if name != "max_tokens"}
+        return SamplingParams(**values)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,8 @@ class ChatSamplingOptions:
         return values
 
 
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+NamedModel = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 Learn = Annotated[
     bool,
     typer.Option(

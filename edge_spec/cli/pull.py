@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 
 if TYPE_CHECKING:
     from edge_spec.models.hub.cache import HubModel
@@ -43,11 +44,9 @@ def pull(
     if drafting is not None:
         _compare(fetched, drafting)
     if json:
-        from json import dumps
-
         document = _document(fetched)
         document["draft"] = None if drafting is None else _document(drafting)
-        print(dumps(document, ensure_ascii=False))
+        print_json(document)
         return
     for each in (fetched, drafting):
         if each is not None:

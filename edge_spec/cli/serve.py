@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 from edge_spec.errors import UsageError
 from edge_spec.models.option import Option
 
@@ -171,12 +173,9 @@ def _only(models: Sequence[str]) -> str:
 
 
 def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bool) -> None:
-    import json
-    import sys
-
     if as_json:
         several = {"models": names} if len(names) > 1 else {}
-        print(json.dumps({"url": url, "port": port, "model": model, **several}), flush=True)
+        print_json({"url": url, "port": port, "model": model, **several})
     else:
         print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
 

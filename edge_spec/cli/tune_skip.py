@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress
@@ -23,7 +25,7 @@ _TOKENS = 128  # of each answer
 
 
 def tune_skip(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, show_default=False)],
+    model: options.NamedModel,
     trials: Annotated[int, typer.Option(help="Sets of sublayers that are tried.", min=0)] = 100,
     json: options.Json = False,
 ) -> None:
@@ -56,10 +58,7 @@ def tune_skip(
         parts = _best_parts(engine, trials, progress)
     save_parts(bundle, parts)
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
-        print(dumps({name: asdict(part) for name, part in parts.items()}))
+        print_json({name: asdict(part) for name, part in parts.items()})
         return
     for name, part in parts.items():
         print(f"{name}: {part}")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from edge_spec.errors import UsageError
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import as_storage_error, cache_directory, try_lock, unlock
+from edge_spec.storage.abandoned import try_lock, unlock
+from edge_spec.storage.atomic import as_storage_error, cache_directory
 from edge_spec.storage.resumable import KEPT_DAYS
 
 DIRECTORY = "distill"  # in the cache

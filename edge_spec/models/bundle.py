@@ -28,7 +28,8 @@ from edge_spec.models.bundle_files import (
     regular_size,
 )
 from edge_spec.models.compiled import CompiledFor
-from edge_spec.storage.atomic import atomic_file, is_work
+from edge_spec.storage.abandoned import is_work
+from edge_spec.storage.atomic import atomic_file
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

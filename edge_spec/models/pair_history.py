@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from edge_spec.core.metrics import DraftRounds
-from edge_spec.errors import ModelFileError
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, tell_unkept
+from edge_spec.storage.json_store import KeptFile, require_sealed, tell_unkept
 
 if TYPE_CHECKING:
     from edge_spec.models.source import Source
@@ -199,10 +198,5 @@ class PairHistory:
 
 
 def check_history(path: Path) -> None:
-    """That a file is as `save` writes it. Raises ModelFileError, OSError."""
-    try:
-        read_sealed(path, _FILE)
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} is no history of a pair: {error}", remedy="Delete it: it begins again."
-        ) from None
+    """Raises ModelFileError for a file that is not as `save` writes it, OSError."""
+    require_sealed(path, _FILE, "history of a pair")

@@ -5,22 +5,24 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_spec.errors import StorageError
+from edge_spec.storage.abandoned import (
+    OLD_SUFFIX,
+    WORK_SUFFIX,
+    remove_abandoned,
+    taken_away,
+    try_lock,
+    unlock,
+)
 from edge_spec.storage.swap import swapped
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
-_ABANDONED_AFTER_S = 24 * 3600.0
-_UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
-WORK_SUFFIX, _OLD = ".part", ".old"  # ends of names: of what is being written, of what it replaces
-_MADE = r"\.[a-z0-9_]{8}" + re.escape(WORK_SUFFIX)  # how tempfile's names end after the one we give
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -52,7 +54,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """A new directory beside `final` that takes its place when the block ends without error.
 
     Everything in it is synced before. After an error or an interrupt nothing is left; after a
-    kill, a hidden directory that is never opened, which a later call removes (`_is_abandoned`).
+    kill, a hidden directory that is never opened, which a later call removes (see `abandoned`).
     At no moment is there neither the old nor the new one, but where the system cannot swap two
     directories: there `recover` finds the old one again.
 
@@ -96,7 +98,7 @@ def scratch_directory(final: Path) -> Iterator[Path]:
     with as_storage_error(final):
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(final)
+            remove_abandoned(final, cache_directory())
             work = Path(tempfile.mkdtemp(WORK_SUFFIX, f".{final.name}.", final.parent))
         lock = try_lock(work)
         try:
@@ -117,7 +119,7 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
         require_replaceable_file(final)
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(final)
+            remove_abandoned(final, cache_directory())
             handle, name = tempfile.mkstemp(WORK_SUFFIX, f".{final.name}.", final.parent)
         os.close(handle)
         work = Path(name)
@@ -176,16 +178,10 @@ def recover(final: Path) -> None:
     """Puts back the directory that a kill took away while another one was to take its place."""
     if os.path.lexists(final):
         return
-    olds = _named(final.parent, rf"\.{re.escape(final.name)}{_MADE}{re.escape(_OLD)}")
-    for old in sorted(olds, key=lambda path: path.name):
+    for old in sorted(taken_away(final), key=lambda path: path.name):
         with suppress(OSError):  # another process has put it back
             old.rename(final)
             return
-
-
-def is_work(path: Path) -> bool:
-    """Whether it is what a writer here is writing, or what a kill has left of that."""
-    return path.name.startswith(".") and path.suffix == WORK_SUFFIX
 
 
 def sync(path: Path) -> None:
@@ -214,7 +210,7 @@ def _put(work: Path, final: Path) -> None:
             raise
     if swapped(work, final):
         return
-    old = work.with_name(f"{work.name}{_OLD}")
+    old = work.with_name(f"{work.name}{OLD_SUFFIX}")
     final.rename(old)
     try:
         work.rename(final)
@@ -222,57 +218,6 @@ def _put(work: Path, final: Path) -> None:
         recover(final)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_abandoned(final: Path) -> None:
-    """Only what has a name of ours: `.emacs.d` is somebody's. In the cache also what was to be
-    another file, which may never be written again."""
-    names = rf"\.{re.escape(final.name)}{_MADE}({re.escape(_OLD)})?"
-    if cache_directory() in final.parents:
-        names += rf"|\..*{_MADE}"
-    for path in _named(final.parent, names):
-        with suppress(OSError):  # another process may be removing it
-            if _is_abandoned(path):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _named(directory: Path, pattern: str) -> list[Path]:
-    """Its paths of such names; no paths of a directory that cannot be read."""
-    form = re.compile(pattern, re.DOTALL)
-    with suppress(OSError):
-        return [path for path in directory.iterdir() if form.fullmatch(path.name)]
-    return []
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether nobody writes it any more: its lock went with the process that held it. Where there
-    are no locks, a day is taken to be long enough."""
-    age_s = time.time() - path.stat().st_mtime
-    if path.suffix != WORK_SUFFIX or age_s < _UNLOCKED_AFTER_S:
-        return age_s > _ABANDONED_AFTER_S
-    lock = try_lock(path)
-    unlock(lock)
-    return lock is not None or age_s > _ABANDONED_AFTER_S
-
-
-def try_lock(path: Path) -> int | None:
-    """A descriptor that locks it until it is closed; None where it cannot be locked, or is."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def unlock(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def _full_disk(error: OSError, final: Path) -> StorageError | None:

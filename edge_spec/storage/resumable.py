@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge_spec.storage.abandoned import WORK_SUFFIX, try_lock, unlock
 from edge_spec.storage.atomic import (
-    WORK_SUFFIX,
     as_storage_error,
     cache_directory,
     put_directory,
@@ -28,8 +28,6 @@ from edge_spec.storage.atomic import (
     replaceable_directory,
     require_replaceable_file,
     scratch_directory,
-    try_lock,
-    unlock,
 )
 
 DIRECTORY = "conversions"  # in the cache

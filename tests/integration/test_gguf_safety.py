@@ -18,7 +18,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter, export, kquants
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.storage.atomic import is_work
+from edge_spec.storage.abandoned import is_work
 
 Checkpoints = Callable[..., StoredCheckpoint]
 

@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
-
-from filelock import FileLock
 
 from edge_spec.core.model import Progress
 from edge_spec.errors import DownloadError, StorageError, UsageError
@@ -28,12 +27,12 @@ from edge_spec.models.hub.client import (
 )
 from edge_spec.models.hub.reference import HubReference
 from edge_spec.storage.atomic import as_storage_error, sha256_file, sync
-from edge_spec.storage.locks import none_passed_over
+from edge_spec.storage.locks import locked
 
 MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
 MAX_FILE_BYTES = 50_000_000_000  # the hub hands out no larger one over plain HTTP
 _MAKE_ROOM = "Free space, or set HF_HUB_CACHE to a directory on another disk."
-_TOLD_AFTER_S, _FETCHED_AFTER_S = 1.0, 6 * 3600.0  # of another process that fetches the same
+_FETCHED_AFTER_S = 6 * 3600.0  # of another process that fetches the same
 _WEIGHTS = (".gguf", ".safetensors")
 
 _log = logging.getLogger(__name__)
@@ -181,19 +180,14 @@ class _Store:
 
     @contextmanager
     def _lock(self, file: RemoteFile) -> Iterator[None]:
-        """The one that huggingface_hub takes; none where the file system has none: then the hash
+        """Holds the one that huggingface_hub takes, if the file system has locks: else the hash
         tells whether two have written at once."""
-        path = cache_root() / ".locks" / folder(self.reference).name / f"{file.digest}.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, fallback_to_soft=False)  # as in `locks`
+        path = cache_root() / ".locks" / folder(self.reference).name / file.digest
+        what = "waiting for another process that fetches %s"
         with ExitStack() as held:
             try:
-                with none_passed_over():
-                    try:
-                        held.enter_context(lock.acquire(_TOLD_AFTER_S))
-                    except TimeoutError:
-                        _log.warning("waiting for another process that fetches %s", self.reference)
-                        held.enter_context(lock.acquire(_FETCHED_AFTER_S))
+                waits = partial(_log.warning, what, self.reference)
+                held.enter_context(locked(path, _FETCHED_AFTER_S, waits))
             except TimeoutError:
                 raise DownloadError(
                     f"another process has been fetching {self.reference} for hours",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edge_spec.apps.chat.command_texts import comparison_text, stats_text, tokens_text
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -24,7 +25,6 @@ from edge_spec.apps.chat.comparison import DrafterComparison, compare
 from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
-from edge_spec.apps.chat.report import comparison_text, stats_text, tokens_text
 from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
