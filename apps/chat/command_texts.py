@@ -1,4 +1,4 @@
-"""What commands show of answers: figures, tokens by origin, comparisons."""
+"""Writes what commands show of answers: figures, tokens by origin, comparisons."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
 
 
 def _promise(stats: Stats) -> str:
-    """What holds for greedy texts, and what that costs."""
+    """Says what holds for greedy texts, and what that costs."""
     line = f"with and without drafting: {stats.lossless}"
     if stats.plain_width > 1:
         line += (

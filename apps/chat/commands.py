@@ -38,7 +38,7 @@ Outcome = RenderableType | CommandAnswer | Leave
 
 @dataclass(frozen=True)
 class Door:
-    """What a command can know of the terminal or pipe that it was typed into."""
+    """Describes the terminal or pipe that a command was typed into."""
 
     width: int = 80
     is_terminal: bool = False
@@ -47,7 +47,7 @@ class Door:
 
 
 class Runs(Enum):
-    """When a command is carried out."""
+    """Says when a command is carried out."""
 
     ANY_TIME = "also during an answer"
     AT_ONCE = "between answers"

@@ -46,7 +46,7 @@ class DrafterComparison:
 
     @property
     def may_be_remembered(self) -> bool:
-        """Whether the drafter knows the answer where it was given before."""
+        """Says whether the drafter knows the answer if it was given before."""
         return REMEMBERING in self.drafter.split(",")
 
     @property

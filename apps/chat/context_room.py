@@ -1,4 +1,4 @@
-"""What a conversation leaves out when its context is full.
+"""Chooses what a conversation leaves out when its context is full.
 
 Nothing is moved within a KV cache: tokens at other positions would have other scores than plain
 decoding gives them. The shorter conversation is a prompt of its own, which is read again.
@@ -16,9 +16,9 @@ CountTokens = Callable[[Sequence[Message]], int]
 def num_to_leave_out(
     messages: Sequence[Message], count_tokens: CountTokens, context_length: int, answer_tokens: int
 ) -> int:
-    """How many of the oldest messages go, system messages at the beginning apart, which stay; 0
-    where there is room for an answer of `answer_tokens`, or of a quarter of the context if that is
-    less, and where the last turn alone is too long, so that nothing would be gained.
+    """Returns how many of the oldest messages go, system messages at the beginning apart, which
+    stay. 0 if there is room for an answer of `answer_tokens`, or of a quarter of the context if
+    that is less; 0 also if the last turn alone is too long, so that nothing would be gained.
 
     Whole turns go: a message of the user with all that follows it up to the next one. So many go
     that half of the context is free, since the rest is read again each time; the last turn stays.

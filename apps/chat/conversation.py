@@ -104,7 +104,7 @@ class ChatConversation:
 
     @property
     def answering(self) -> AnswerOptions:
-        """How the model that is open answers."""
+        """Returns how the model that is open answers."""
         return {**self._answering, "sampling": self._sampling}
 
     @property
@@ -138,10 +138,10 @@ class ChatConversation:
         )
 
     def answer(self, text: str, on_chunk: OnChunk, *, again: bool = False) -> GenerationResult:
-        """Adds the message and the answer to it; a stopped answer stays as far as it came.
+        """Adds the message and the answer to it; a stopped answer keeps what came of it.
 
         again: in place of the last message and its answer. Raises EdgeSpecError; the conversation
-        is then as it was, but for an answer that had begun, which stays as far as it came.
+        is then as it was, but for an answer that had begun, of which what came stays.
         """
         said = self._until(text, again)
         generation = self._start([*self._opening, *said[self.left_out :]], self.answering)
@@ -235,12 +235,13 @@ class ChatConversation:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     def _until(self, text: str, again: bool) -> list[Message]:
-        """What was said before a message, and the message."""
+        """Returns what was said before a message, and the message."""
         said = self.said[: self._last_asked()] if again else self.said
         return [*said, {"role": "user", "content": text}]
 
     def _last_asked(self) -> int:
-        """Where in `said` the last message of the user is. Raises UsageError without one."""
+        """Returns the place in `said` of the last message of the user. Raises UsageError if there
+        is none."""
         for index in range(len(self.said) - 1, -1, -1):
             if self.said[index]["role"] == "user":
                 return index

@@ -36,7 +36,7 @@ class Meter:
 
     @property
     def per_second(self) -> float | None:
-        """None until tokens came over some time."""
+        """Returns None until tokens came over some time."""
         now = self._clock()
         recent = [(when, count) for when, count in tuple(self._counts) if now - when < _WINDOW_S]
         span_s = min(now - self._began, _WINDOW_S)

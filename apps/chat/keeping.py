@@ -14,8 +14,9 @@ _ROLES = ("system", "user", "assistant")
 
 
 def save(conversation: ChatConversation, path: Path) -> str:
-    """What was written: the messages for a name that ends in .json, else a snapshot, which only
-    this model can go on with, but at once. Raises EdgeSpecError, OSError.
+    """Writes the conversation, and says what was written: the messages alone if the name ends in
+    .json, else a snapshot, which only this model can go on with, but at once. Raises EdgeSpecError,
+    OSError.
 
     Replaces a file only where it holds a conversation that this one was saved to or loaded from.
     """

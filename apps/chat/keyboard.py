@@ -1,4 +1,4 @@
-"""What helps with typing: completion of commands, and the history of what was typed."""
+"""Helps with typing: completes commands, and keeps the history of what was typed."""
 
 from __future__ import annotations
 

@@ -43,6 +43,6 @@ def run(
 
 
 def _is_terminal() -> bool:
-    """Whether lines can be drawn over."""
+    """Says whether lines can be drawn over."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb

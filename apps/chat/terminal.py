@@ -227,7 +227,7 @@ class Terminal:
         return self._session.default_buffer.text
 
     def _has_to_wait(self) -> bool:
-        """Whether the line that was typed cannot be taken while the worker is at work."""
+        """Says whether the line that was typed cannot be taken while the worker is at work."""
         text = self._typed().strip()
         if self._work is None or not text:
             return False

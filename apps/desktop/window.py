@@ -90,7 +90,7 @@ def run(
 
 
 class _Behind(Thread):
-    """What a window shows, in a thread; the window closes where it fails."""
+    """Serves what a window shows, in a thread; the window closes if that fails."""
 
     def __init__(self, serve: Callable[[Event], None], window: webview.Window) -> None:
         super().__init__(name="edge-spec-window", daemon=True)
@@ -150,7 +150,8 @@ def _closed_by_signals(window: webview.Window) -> Iterator[list[int]]:
 
 
 def _require_a_display() -> None:
-    """Where one is missing, Linux's browser engine would end the process without a word."""
+    """Raises DeviceError if there is none: Linux's browser engine would end the process without a
+    word."""
     if sys.platform != "linux":
         return
     if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):

@@ -17,7 +17,8 @@ Send = Callable[[dict[str, Any]], None]
 
 
 class Job:
-    """What request `id` asks of an engine: `do` gives back its result, or the answer to stream.
+    """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
+    stream.
 
     `cancel` may be called at any time, from any thread.
     """
@@ -69,7 +70,7 @@ class SidecarConversation:
             raise RpcError(Code.BUSY, text) from None
 
     def end(self, timeout_s: float) -> None:
-        """After the jobs that it has, the thread ends. Returns after `timeout_s` at the latest."""
+        """Ends the thread once its jobs are done. Returns after `timeout_s` at the latest."""
         with suppress(Full):
             self._jobs.put(None, timeout=timeout_s)
 

@@ -1,4 +1,4 @@
-"""What may be asked, and how answers and errors look: JSON-RPC 2.0 and our own parameters."""
+"""Defines what may be asked, and how answers and errors look, after JSON-RPC 2.0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Code(IntEnum):
 
 
 class RpcError(Exception):
-    """What becomes an error response."""
+    """Becomes an error response."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -180,8 +180,8 @@ def result(id: Id, value: Any) -> dict[str, Any]:
 def failure(
     id: Id | None, error: Exception, produced: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The error response for whatever was raised. produced: the result of an answer as far as it
-    came."""
+    """Returns the error response for whatever was raised. produced: the result of an answer that
+    had begun."""
     told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": f"{type(error).__name__}"}
     if isinstance(error, RpcError):
         told = {"code": int(error.code), "message": str(error)}

@@ -106,5 +106,5 @@ def _raise_ended(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore_the_end() -> None:
-    """What ends already, for whatever reason, is not to be interrupted by another one."""
+    """Keeps the end of the process from being interrupted by another reason to end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

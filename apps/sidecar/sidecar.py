@@ -1,4 +1,4 @@
-"""What the sidecar does for each method."""
+"""Does what each method of the sidecar promises."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Wire:
 
     @property
     def is_left(self) -> bool:
-        """Whether the other program has closed its end, whatever is still to be read; False where
+        """Says whether the other program has closed its end, whatever is still to be read; False if
         the system does not tell."""
         if not hasattr(select, "poll"):
             return False

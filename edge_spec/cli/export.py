@@ -26,7 +26,7 @@ _COMPILED = "qnn"  # the one that is for one processor alone
 
 @dataclass(frozen=True)
 class AskedExport:
-    """What is to be written, as the command line says it."""
+    """Says what is to be written, as the command line has it."""
 
     format: Annotated[
         str | None,
@@ -150,7 +150,7 @@ def _export_options(asked: AskedExport, choices: ExportChoices | None) -> Export
 
 
 def _choices(asked: AskedExport) -> ExportChoices | None:
-    """Of a pair bundle; None for a single format. Raises UsageError."""
+    """Returns those of a pair bundle; None for a single format. Raises UsageError."""
     from edge_spec.models.export_presets import (
         ALL_FORMATS,
         choices_for,

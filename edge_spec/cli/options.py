@@ -37,7 +37,7 @@ _OF_MAKERS = "[default: as the model's makers state]"
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is chosen, and how long an answer may be."""
+    """Says how the next token is chosen, and how long an answer may be."""
 
     # Small models repeat themselves; an answer without a limit may fill the whole context.
     max_tokens: Annotated[int, Option("Most tokens of an answer.", _SAMPLING)] = 512
@@ -60,8 +60,8 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class ChatSamplingOptions:
-    """How the next token of a conversation is chosen, and how long an answer may be. None: as the
-    model's makers state, else as edge-spec does."""
+    """Says how the next token of a conversation is chosen, and how long an answer may be. None: as
+    the model's makers state, else as edge-spec does."""
 
     max_tokens: Annotated[int, Option("Most tokens of an answer.", _SAMPLING)] = 512
     temperature: Annotated[
@@ -98,8 +98,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """For each parameter of a command that is a dataclass of declared options: the command gets the
-    class's fields as options, and an instance of it."""
+    """Gives a command the fields of each of its parameters that is a dataclass of declared options
+    as options, and calls it with an instance of the class."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
         name: (hint, declared_options(hint)) for name, hint in hints.items() if _is_group(hint)

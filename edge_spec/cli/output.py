@@ -1,4 +1,4 @@
-"""What commands write: one JSON document, or files in the directory of --out."""
+"""Writes what commands print and keep: one JSON document, or files in the directory of --out."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SERVER = "Server"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the person who starts a server decides, by the names of `ServerOptions`."""
+    """Holds what the person who starts a server decides, by the names of `ServerOptions`."""
 
     host: Annotated[str, Option("The address; others than loopback need a key.", _SERVER)] = (
         "127.0.0.1"
@@ -65,7 +65,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is decided before there is a server."""
+    """Holds what is decided before there is a server."""
 
     alias: Annotated[
         tuple[str, ...],

@@ -1,4 +1,4 @@
-"""How a command ends early: by a signal, or because nobody reads what it writes.
+"""Ends a command early: after a signal, or because nobody reads what it writes.
 
 Imports nothing that takes time: signals are to be handled from the start.
 """
@@ -64,7 +64,8 @@ class EndSignals:
         return None if self._came is None else _BY_SIGNAL + self._came
 
     def release(self) -> None:
-        """What comes from now on does what the system has it do: nothing is left to clean up."""
+        """Gives signals back to the system, which has them do what they usually do: nothing is left
+        to clean up."""
         for number in self._taken:
             signal.signal(number, signal.SIG_DFL)
 

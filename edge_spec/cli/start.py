@@ -1,5 +1,5 @@
-"""Where the process of a command begins and ends: signals are handled before anything that takes
-time is imported."""
+"""Begins and ends the process of a command: signals are handled before anything that takes time is
+imported."""
 
 from __future__ import annotations
 

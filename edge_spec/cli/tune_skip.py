@@ -66,7 +66,7 @@ def tune_skip(
 
 
 def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
-    """By the names of the drafters that run them."""
+    """Returns the parts by the names of the drafters that run them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
     from edge_spec.placement.measure import measure_rows
 

@@ -74,7 +74,7 @@ def load_engine(
 
 
 class _Composing(NamedTuple):
-    """What is done beside answering."""
+    """Says what the engine does beside answering."""
 
     measure_when_idle: bool
     learning: StartLearning | None = None
@@ -138,7 +138,7 @@ def _unknown(name: str) -> UsageError:
 
 
 def _signature() -> inspect.Signature:
-    """Of `load`, with types instead of what the command line needs beside them."""
+    """Returns that of `load`, with types instead of what the command line needs beside them."""
     types = {name: each.type for name, each in declared_options(AskedOptions).items()}
     given = inspect.signature(LoadArguments).parameters.values()
     return inspect.Signature(
@@ -151,10 +151,10 @@ def _signature() -> inspect.Signature:
 def load(asked: LoadArguments) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
 
-    progress is told what is being done, and how far it is, from 0 to 1; all other options are those
-    of the command line, which docs/cli.md explains. Without a plan, the one that the cache holds
-    for this model decides what is left to "auto". A model that has no profile is measured while it
-    is idle. Raises an EdgeSpecError that names what is missing or wrong.
+    progress: is called with what is being done and the share that is done; all other options are
+    those of the command line, which docs/cli.md explains. Without a plan, the one that the cache
+    holds for this model decides what is left to "auto". A model that has no profile is measured
+    while it is idle. Raises an EdgeSpecError that names what is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
     return load_asked(asked.model, asked, progress, measure_when_idle=True)

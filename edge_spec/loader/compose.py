@@ -99,8 +99,9 @@ def compose_engine(
 def _idle_work(
     placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack, measures: bool
 ) -> tuple[list[IdleWork], Callable[[], bool]]:
-    """Where it measures, the model's profile, where there is none, then its plan, where there is
-    none; and whether the first, which others would disturb, is done."""
+    """Returns what is done between answers, if anything is measured then: the model's profile and
+    its plan, each unless there is one; and a function that says whether the profile is done, which
+    other work would disturb."""
     profiler: IdleProfiler | None = None
     if measures and not models.is_profiled:
         profiler = profile_when_idle(models.target, models.key, branches)

@@ -63,7 +63,7 @@ def open_trained_head(
 
 
 class _NoTables:
-    """Beside a head that has both tables of its own."""
+    """Stands in for the target's tables beside a head that has both tables of its own."""
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -73,13 +73,14 @@ class _NoTables:
 
 
 def _has_tables(head: EagleHead | DFlashHead) -> bool:
-    """Whether it needs none of the target's."""
+    """Says whether the head needs none of the target's tables."""
     return isinstance(head, EagleHead) and head.embed_rows is not None and "head" in head.tensors
 
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:
-    """What `edge-spec distill` has measured and written beside a head, by position; nothing where
-    there is no such report, or none that can be read: it is no more than a first expectation."""
+    """Returns the acceptance that `edge-spec distill` has measured and written beside a head, a
+    share for each position; nothing if there is no report that can be read: it is only a first
+    expectation."""
     try:
         with (path / _REPORT).open("rb") as file:
             found = json.loads(file.read(_LARGEST_REPORT))["acceptance"]

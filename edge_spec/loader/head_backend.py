@@ -1,5 +1,5 @@
-"""What computes a trained head's steps: onnxruntime with matrices of 8 or 4 bits, whatever runs the
-target, and numpy in float32 where onnxruntime is not installed."""
+"""Computes a trained head's steps: onnxruntime does it with matrices of 8 or 4 bits, whatever runs
+the target, and numpy in float32 if onnxruntime is not installed."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _made(write: _Write) -> StoredStep:
 
 
 def _kept(cached: Path, write: _Write) -> StoredStep:
-    """What the cache has, else what is made, which is kept there from now on. A cache that cannot
-    be written costs only time and memory."""
+    """Returns what the cache has, else what is made, which is kept there from now on. A cache that
+    cannot be written costs only time and memory."""
     found = _read(cached)
     if found is not None:
         return found
@@ -117,7 +117,7 @@ def _kept(cached: Path, write: _Write) -> StoredStep:
 
 
 def _read(cached: Path) -> StoredStep | None:
-    """None where there is no such directory, or where it is damaged."""
+    """Returns None if there is no such directory, or if it is damaged."""
     try:
         sums = json.loads((cached / _SUMS_FILE).read_bytes())
         for name in (_GRAPH_FILE, WEIGHTS_FILE):

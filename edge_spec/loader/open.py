@@ -94,7 +94,8 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
 
 
 def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None:
-    """How the target and its first draft run beside each other, where `plan` has measured that."""
+    """Returns how the target and its first draft run beside each other, if `plan` has measured
+    that."""
     if not placed.drafts:
         return None
     draft, options = placed.drafts[0], placed.options.draft_runtime_options
@@ -143,8 +144,8 @@ def _open_drafts(
 def _draft_costs(
     model: Model, name: str, key: ProfileKey, profile: Profile | None
 ) -> RowCosts | None:
-    """None where the draft's device fails while it is measured, as one that is lost: answers then
-    go on without it, and try it again as any drafter that failed."""
+    """Returns None if the draft's device fails while it is measured, as one that is lost: answers
+    then go on without it, and try it again as any drafter that failed."""
     try:
         return _costs(model, key, profile)
     except (DeviceError, SessionError) as error:
@@ -213,7 +214,7 @@ def _warn_of_slow_draft(name: str, draft_s: float, target_s: float) -> None:
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: DraftingOptions) -> None:
-    """What the model cannot do is refused here, never in the middle of a text.
+    """Refuses here what the model cannot do, so that nothing fails in the middle of a text.
 
     Raises UsageError, UnsupportedModelError.
     """
@@ -241,7 +242,7 @@ def check_capabilities(name: str, runtime: str, model: Model, options: DraftingO
 def _tell_of_chains(
     name: str, runtime: str, capabilities: Capabilities, options: DraftingOptions
 ) -> None:
-    """In one line, where drafters were asked for by name whose draft tokens would branch."""
+    """Logs one line if drafters were asked for by name whose draft tokens would branch."""
     traits = factory.traits_of(options.drafter)
     branching = [each for each, declared in traits.items() if declared.trees]
     if branching:

@@ -28,8 +28,8 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = Tr
 
 
 def head_path(name: str, target: Source) -> Path | None:
-    """Where the trained head of this name is, fetched where it is on the hub; None for a model.
-    Raises as `Source.path` does for what is on the hub."""
+    """Returns the path of the trained head of this name, which is fetched if it is on the hub; None
+    for a model. Raises as `Source.path` does for what is on the hub."""
     path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
     is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
     return path if runtimes.is_head(path, is_targets) else None

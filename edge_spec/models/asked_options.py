@@ -32,7 +32,7 @@ MODEL_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPlace:
-    """Where models run, and how their runtimes open them."""
+    """Says where models run, and how their runtimes open them."""
 
     runtime: Annotated[
         str,
@@ -107,7 +107,7 @@ class AskedPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedDrafting:
-    """Who drafts, and from what."""
+    """Says who drafts, and from what."""
 
     drafter: Annotated[
         str,
@@ -186,7 +186,7 @@ class AskedDrafting:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedDecoding:
-    """How rounds run."""
+    """Says how rounds run."""
 
     lossless: Annotated[
         str,
@@ -248,8 +248,8 @@ class AskedDecoding:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedOptions(AskedDecoding, AskedDrafting, AskedPlace):
-    """What a user asked for, as it was said. Fields come in the order of the bases from the last
-    to the first, as dataclasses have it."""
+    """Holds what a user asked for, as it was said. Fields come in the order of the bases from the
+    last to the first, as dataclasses have it."""
 
 
 @dataclass(frozen=True)

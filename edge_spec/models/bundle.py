@@ -109,7 +109,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def may_replace(out: Path) -> bool:
-    """Whether `out` is an empty directory, or holds nothing but what its manifest lists."""
+    """Says whether `out` is an empty directory, or holds only what its manifest lists."""
     if not out.is_dir():
         return False
     found = {

@@ -24,7 +24,7 @@ _FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 
 
 class FileEntry(BaseModel):
-    """What a manifest says of one file."""
+    """Holds what a manifest says of one file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,8 +87,8 @@ def _shown(name: str) -> str:
 
 
 def is_below(name: str) -> bool:
-    """Whether it is a plain relative path on every system: no root, drive, device or step upwards,
-    and nothing that a system would read as another name."""
+    """Says whether it is a plain relative path on every system: no root, drive, device or step
+    upwards, and nothing that a system would read as another name."""
     return all(
         part
         and part[-1] not in ". "  # Windows leaves them out

@@ -1,4 +1,4 @@
-"""What a bundle says of the hardware that it was compiled for."""
+"""Describes the hardware that a bundle was compiled for."""
 
 from __future__ import annotations
 

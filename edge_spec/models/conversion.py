@@ -35,7 +35,7 @@ class StoredModel:
 
     @cached_property
     def own(self) -> Path | None:
-        """What was named, if it is opened as it is; None where a conversion is. Raises as
+        """Returns what was named, if it is opened as it is; None if a conversion is. Raises as
         `Source.at` does."""
         is_demo = self.source.is_demo
         if is_demo and self.format not in ("checkpoint", "gguf"):
@@ -48,14 +48,14 @@ class StoredModel:
 
     @cached_property
     def kept(self) -> Path:
-        """Where the conversion is kept, whether or not it exists yet."""
+        """Returns where the conversion is kept, whether or not it exists yet."""
         cached = self.source.cached(self.format, self.options)
         # A model's name may have dots, so the suffix is added to all of it.
         return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
 
     @property
     def is_there(self) -> bool:
-        """Whether nothing has to be converted."""
+        """Says whether nothing has to be converted."""
         if self.own is not None:
             return True
         return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
@@ -116,8 +116,8 @@ def bundle_of(
 def _converted(
     cached: Path, find: Callable[[], _Found | None], convert: Callable[[], None], progress: Progress
 ) -> _Found:
-    """What `find` finds, after `convert` where that is nothing: once, also where several processes
-    want it, of which the others wait."""
+    """Returns what `find` finds. If that is nothing, `convert` is called first: once, also if
+    several processes want it, of which the others wait."""
     found = find()
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Which names of devices stand for one chip: libraries call it differently."""
+"""Compares names of devices: libraries call one chip differently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     number: int = 0
 
     def may_be(self, other: Chip) -> bool:
-        """Whether the two are one chip, as far as names tell. A GPU has another number with each
+        """Says whether the names may stand for one chip. A GPU has another number with each
         interface, so two interfaces count as two chips."""
         kinds = {self.kind, other.kind}
         if _ALL_GPUS in kinds:
@@ -28,7 +28,7 @@ class Chip(NamedTuple):
 
 
 def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Whether models on these devices, by names of any runtime, take turns on a chip."""
+    """Says whether models on these devices, by names of any runtime, take turns on a chip."""
     others = [_chip(name) for name in other]
     return any(_chip(name).may_be(each) for name in one for each in others)
 

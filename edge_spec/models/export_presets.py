@@ -1,4 +1,4 @@
-"""Which formats and quantizations a kind of device is given, each with its reason.
+"""Chooses formats and quantizations for a kind of device, and states the reason of each.
 
 A reason names what reads the format and where that can be looked up; none rests on a rate that was
 not measured.
@@ -31,7 +31,7 @@ class ExportChoice:
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """What is written of each model.
+    """Lists what is written of each model.
 
     kind: of device that they are for; then a format that cannot be written here is left out. None:
     the user named the formats, and all of them are written or none.

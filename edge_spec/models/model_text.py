@@ -1,4 +1,4 @@
-"""How a model reads and writes text: its tokenizer, its chat template and its end tokens."""
+"""Makes what reads and writes a model's text: tokenizer, chat template and end tokens."""
 
 from __future__ import annotations
 

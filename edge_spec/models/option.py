@@ -1,4 +1,4 @@
-"""How an option is declared: as a field of a dataclass that is annotated with an `Option`."""
+"""Declares an option as a field of a dataclass that is annotated with an `Option`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True)
 class Option:
-    """What a user is told of an option, and who understands it."""
+    """Describes an option to its user, and says who understands it."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
     panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
@@ -53,14 +53,14 @@ class DeclaredOption:
 
     @property
     def command_line_default(self) -> Any:
-        """None where the command line reads a list: nothing was given."""
+        """Returns None for a list: nothing was given on the command line."""
         if self.default == ():
             return None
         is_choice = isinstance(self.read_as, EnumType)
         return self.read_as(self.default) if is_choice else self.default
 
     def from_command_line(self, value: Any) -> Any:
-        """Of what was read as `read_as`: None and lists become the field's own."""
+        """Returns the field's value of what was read; None and lists become its own."""
         if value is None:
             return self.default
         return tuple(value) if isinstance(value, list) else value
@@ -68,7 +68,8 @@ class DeclaredOption:
 
 @cache
 def declared_options(group: type) -> Mapping[str, DeclaredOption]:
-    """By their names, in the order of their fields; fields without an `Option` are left out."""
+    """Returns the options by name, in the order of their fields; fields without an `Option` are
+    left out."""
     hints = get_type_hints(group, include_extras=True)
     found = {}
     for field in fields(group):

@@ -1,4 +1,4 @@
-"""What a model is opened with: the options that a user gave, complete and checked."""
+"""Completes and checks the options that a user gave to open a model with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edge_spec.storage.atomic import cache_directory, expanded
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionOptions:
-    """How a model is converted that no runtime reads as it is."""
+    """Says how a model is converted that no runtime reads as it is."""
 
     quantization: str | None = None
     block_size: int | None = None
@@ -37,7 +37,7 @@ class ConversionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions(AskedPlace):
-    """Where models run."""
+    """Says where models run."""
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class PlaceOptions(AskedPlace):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions(AskedDrafting):
-    """Who drafts; `draft` names models, no longer "auto" or "none"."""
+    """Says who drafts; `draft` names models, no longer "auto" or "none"."""
 
     keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
@@ -63,12 +63,12 @@ class DraftingOptions(AskedDrafting):
 
     @property
     def window(self) -> WindowSize | None:
-        """Of lookahead; None: its default."""
+        """Returns the window of lookahead; None for its default."""
         return None if self.lookahead is None else WindowSize.parse(self.lookahead)
 
     @property
     def fill(self) -> JacobiInit | None:
-        """How Jacobi's initial tokens are made; None: its default."""
+        """Returns how Jacobi's initial tokens are made; None for its default."""
         return None if self.jacobi is None else JacobiInit.parse(self.jacobi)
 
 
@@ -92,7 +92,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def num_gpu_layers(self) -> int | None:
-        """None: as many as fit. Raises UsageError."""
+        """Returns None for as many as fit. Raises UsageError."""
         if self.gpu_layers in (None, "auto"):
             return None
         try:
@@ -104,13 +104,13 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def drafts_elsewhere(self) -> bool:
-        """Whether drafts run on a device that the target does not use, as far as names tell."""
+        """Says whether drafts run on a device that the target does not use, judging by names."""
         targets = set(self.providers) or {"gpu" if self.num_gpu_layers or self.rpc else "cpu"}
         return bool(self.drafts) and not share_chip(targets, self.draft_providers or ("cpu",))
 
     @property
     def overlap(self) -> DraftOverlap:
-        """Whether the first draft goes on while the target verifies; AUTO: where it pays."""
+        """Says whether the first draft goes on while the target verifies; AUTO: if it pays."""
         overlap = DraftOverlap.parse(self.draft_overlap)
         if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
             return DraftOverlap.OFF
@@ -122,7 +122,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def prompt_directory(self) -> Path | None:
-        """Where long prompts are kept; None: they are not."""
+        """Returns where long prompts are kept; None if they are not."""
         if self.prompt_cache is None:
             return None
         if self.prompt_cache == "auto":
@@ -131,7 +131,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def most_rows(self) -> int:
-        """Of a round, where drafters find enough."""
+        """Returns the rows of a round if drafters find enough."""
         window = self.window
         return 1 + max(
             DEFAULT_DRAFT_TOKENS if self.draft_n_max is None else self.draft_n_max,
@@ -140,12 +140,12 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
     @property
     def anticipates(self) -> bool:
-        """Whether the first draft ever goes on while the target verifies."""
+        """Says whether the first draft ever goes on while the target verifies."""
         return self.overlap is not DraftOverlap.OFF
 
     @property
     def takes_turns(self) -> bool:
-        """Whether other models, or parts of this one, run between its passes."""
+        """Says whether other models, or parts of this one, run between its passes."""
         named = factory.traits_of(self.drafter).values()
         several = bool(self.drafts) or self.head is not None
         return several or any(traits.cost is Cost.PASS for traits in named)
@@ -177,7 +177,7 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
 
 
 def device_names(joined: str | None) -> tuple[str, ...]:
-    """Of names joined by commas."""
+    """Splits names that are joined by commas."""
     return tuple(name.strip() for name in joined.split(",")) if joined else ()
 
 

@@ -8,7 +8,7 @@ from edge_spec.errors import UsageError
 
 
 class DraftOverlap(StrEnum):
-    """When drafting for the next round goes on while the target verifies."""
+    """Says when drafting for the next round goes on while the target verifies."""
 
     AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
     ON = "on"

@@ -58,7 +58,7 @@ class Variant(BaseModel):
 
     @property
     def is_bundle(self) -> bool:
-        """Whether it is an ordinary bundle, whose manifest vouches for its other files."""
+        """Says whether it is an ordinary bundle, whose manifest vouches for its other files."""
         return f"{self.path}/{MANIFEST}" in self.files
 
 
@@ -78,7 +78,7 @@ class Member(BaseModel):
 
 
 class VocabularyProof(BaseModel):
-    """That the draft's tokens are the target's: digests as `Vocabulary` makes them."""
+    """Proves that the draft's tokens are the target's, by digests as `Vocabulary` makes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -167,7 +167,7 @@ class PairMember:
 
     @property
     def draft(self) -> Path | None:
-        """Where the draft for this model is; None for a draft, and where there is none."""
+        """Returns where the draft for this model is; None for a draft, and if there is none."""
         if self.role == ROLES[1] or self.pair.draft is None:
             return None
         return self.directory / ROLES[1]
@@ -201,7 +201,7 @@ def is_pair(path: Path) -> bool:
 
 
 def is_in_pair(path: Path) -> bool:
-    """Whether it is a pair bundle, or a bundle or file in one."""
+    """Says whether it is a pair bundle, or a bundle or file in one."""
     return any(is_pair(directory) for directory in (path, *path.parents[:3]))
 
 
@@ -240,7 +240,7 @@ def foreign_files(directory: Path, manifest: PairManifest) -> list[str]:
 
 
 def may_replace_pair(out: Path) -> bool:
-    """Whether `out` is an empty directory, or a pair bundle with nothing foreign in it."""
+    """Says whether `out` is an empty directory, or a pair bundle with nothing foreign in it."""
     if out.is_symlink() or not out.is_dir():
         return False
     if not any(out.iterdir()):

@@ -55,8 +55,8 @@ class PairMember:
 
 @dataclass(frozen=True)
 class PairRequest:
-    """What a pair bundle is made of. An option of one format, such as a block size, goes to that
-    format; quantization, layers and compute unit are not taken from `options`."""
+    """Lists what a pair bundle is made of. An option of one format, such as a block size, goes to
+    that format; quantization, layers and compute unit are not taken from `options`."""
 
     target: PairMember
     draft: PairMember | None

@@ -1,6 +1,6 @@
-"""How often a pair's draft tokens were accepted when it was set up, and how often they are now.
+"""Compares how often a pair's draft tokens are accepted now with how often they were at first.
 
-A draft that falls behind its target, say after one of the two was tuned further, costs speed and
+A draft that fits its target no more, say after one of the two was tuned further, costs speed and
 says nothing; this does. Kept for each pair and domain in a file of the cache.
 """
 
@@ -163,8 +163,8 @@ class PairHistory:
 
     @property
     def _is_old(self) -> bool:
-        """By the file's time, which no answer without the draft changes; a clock that was set back
-        tells nothing."""
+        """Judges by the file's time, which no answer without the draft changes; a clock that was
+        set back tells nothing."""
         try:
             written_s = self._file.path.stat().st_mtime
         except OSError:

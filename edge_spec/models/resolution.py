@@ -1,4 +1,4 @@
-"""How one model is run, decided once: by which runtime, on which devices, from which file."""
+"""Decides once how a model is run: by which runtime, on which devices, from which file."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Resolution:
 
     @cached_property
     def stored(self) -> StoredModel:
-        """What the runtime opens. Raises as `Source.member` does, and UsageError, DeviceError for
-        devices that the runtime does not have."""
+        """Returns what the runtime opens. Raises as `Source.member` does, and UsageError,
+        DeviceError for devices that the runtime does not have."""
         runtime, source, providers = self.runtime, self.source, self.providers
         compute = runtime.compute(providers) if isinstance(runtime, LaidOut) else None
         options = ExportOptions(self.options.quantization, self.options.block_size, compute=compute)
@@ -57,7 +57,7 @@ class Resolution:
 
     @property
     def reads_header(self) -> bool:
-        """Whether the header of a GGUF file is read in any case."""
+        """Says whether the header of a GGUF file is read in any case."""
         return self.runtime.reads == "gguf" or not self.stored.is_there
 
     def require_devices(self) -> None:

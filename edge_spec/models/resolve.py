@@ -141,5 +141,6 @@ def _from_info(resolution: Resolution, info: ModelInfo, keeps: bool) -> Resolved
 
 
 def joined_types(weight_types: frozenset[str]) -> str:
-    """How a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never quantized."""
+    """Returns how a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never
+    quantized."""
     return "+".join(sorted(weight_types - {"F32"} or weight_types))

@@ -1,4 +1,4 @@
-"""Which runtime a model gets: the first of those installed that can run it, found from headers."""
+"""Chooses a model's runtime: the first of those installed that can run it, found from headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runtime reads, and which exporter writes, each format of a model."""
+"""Finds the runtimes that read each format of a model, and the exporters that write it."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def library_build(runtime: str) -> str:
 
 
 def _own_build(runtime: str) -> str:
-    """What changes with the library that an environment variable puts in the place of the one that
-    was installed; "" where none does."""
+    """Returns what changes with the library that an environment variable puts in the place of the
+    one that was installed; "" if none does."""
     path = Path(os.environ.get(_OWN_BUILDS.get(runtime, ""), ""))
     if not path.name:
         return ""
@@ -159,7 +159,8 @@ def open_exportable(exporter: Exporter, path: Path) -> Any:
 
 
 def exporter_for(format: str, path: Path) -> tuple[Exporter, Any]:
-    """Who writes the model at `path` in this format, and the model as it reads it.
+    """Returns who writes the model at `path` in this format, and the model as the exporter reads
+    it.
 
     Raises MissingDependencyError where only an exporter that is not installed knows it.
     """
@@ -180,14 +181,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def is_head(path: Path, is_targets: bool = False) -> bool:
-    """Whether a trained head is here; see `edge_spec.core.heads`. is_targets: it is the target
+    """Says whether a trained head is here; see `edge_spec.core.heads`. is_targets: it is the target
     itself, of which only a part can be meant."""
     found: bool = load_plugin("checkpoints", "head").is_head(path, is_targets)
     return found
 
 
 def says_head(config: Path) -> bool:
-    """Whether this config.json, by itself, is a trained head's."""
+    """Says whether this config.json, by itself, is a trained head's."""
     found: bool = load_plugin("checkpoints", "head").says_head(config)
     return found
 
@@ -209,6 +210,6 @@ def step_graph(
 
 
 def open_model_info(path: Path) -> ModelInfo:
-    """A GGUF file of any architecture, checked as far as it is known."""
+    """Opens a GGUF file of any architecture; what is known of that is checked."""
     published: ModelInfo = load_plugin("checkpoints", "gguf")(path)
     return published

@@ -1,4 +1,4 @@
-"""What a server calls its models."""
+"""Names the models of a server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _read_alias(alias: str, models: Sequence[str]) -> tuple[str, str]:
 
 
 def _index(model: str, models: Sequence[str], own: Sequence[str]) -> int:
-    """Of the one model that was given so, or that is called so."""
+    """Returns the place of the one model that was given so, or that is called so."""
     found = [i for i, each in enumerate(models) if each == model]
     found = found or [i for i, name in enumerate(own) if name == model]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Where a MODEL argument leads: a file or directory, and the bundle cached for it."""
+"""Follows a MODEL argument to a file or directory, and to the bundle cached for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
+        """Says whether `path` has nothing to fetch. Raises UsageError for no name of the hub."""
         if self.is_demo:
             return self._demo_file is not None
         return not is_on_hub(self.model) or find_cached(HubReference.parse(self.model)) is not None
@@ -82,8 +82,8 @@ class Source:
 
     @property
     def formats(self) -> frozenset[str] | None:
-        """What a bundle, or a pair bundle, has it as; None where it can be converted. Raises as
-        `member` does."""
+        """Returns the formats that a bundle, or a pair bundle, has it in; None if it can be
+        converted. Raises as `member` does."""
         if self.member is not None:
             return frozenset(self.member.member.formats)
         if not self.is_demo and is_bundle(self.path):
@@ -92,24 +92,26 @@ class Source:
 
     @cached_property
     def header(self) -> ModelInfo:
-        """What a GGUF file says of itself, read once. Raises as `at` does, ModelFileError,
+        """Reads once what a GGUF file says of itself. Raises as `at` does, ModelFileError,
         UnsupportedModelError."""
         return runtimes.open_model_info(self.at("gguf"))
 
     @property
     def num_bytes(self) -> int:
-        """Of the file, or of all that lie in the directory. Raises as `path` does, OSError."""
+        """Counts the bytes of the file, or of all that lie in the directory. Raises as `path` does,
+        OSError."""
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
         return sum(file.stat().st_size for file in files)
 
     @property
     def profiles(self) -> Path | None:
-        """Where profiles that came with the model are, if any did."""
+        """Returns where profiles that came with the model are, if any did."""
         return None if self.member is None else self.member.profiles
 
     def at(self, reads: str) -> Path:
-        """Where a runtime finds what it reads (`Runtime.reads`): the path, or the variant of a pair
-        bundle. Raises as `member` does, and UsageError for a format that a pair bundle lacks."""
+        """Returns where a runtime finds what it reads (`Runtime.reads`): the path, or the variant
+        of a pair bundle. Raises as `member` does, and UsageError for a format that a pair bundle
+        lacks."""
         if self.member is None:
             return self.path
         return self.member.path("gguf" if reads == "checkpoint" else reads)
@@ -125,7 +127,7 @@ class Source:
         return self.path.name if self.path.is_dir() else self.path.stem
 
     def cached(self, format: str, options: ExportOptions) -> Path:
-        """Where the conversion of this model is kept, whether or not it exists yet.
+        """Returns where the conversion of this model is kept, whether or not it exists yet.
 
         The name changes with the model, the options and EXPORT_VERSION.
         """

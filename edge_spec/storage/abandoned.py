@@ -1,4 +1,4 @@
-"""What a writer has left in a directory when it was killed: it is found by its name and removed."""
+"""Finds, by its name, what a writer left in a directory when it was killed, and removes it."""
 
 from __future__ import annotations
 

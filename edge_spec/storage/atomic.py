@@ -35,7 +35,7 @@ def expanded(path: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
+    """Returns where downloads and converted models are kept; $EDGE_SPEC_CACHE overrides it."""
     override = os.environ.get(CACHE_VARIABLE)
     if override:
         return expanded(Path(override))
@@ -155,8 +155,8 @@ def _refuse_unless(is_free: bool, final: Path) -> None:
 
 @contextmanager
 def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
-    """Where the block writes `final` and there is no space for it, raises StorageError; with
-    `refusals`, also where it cannot make a file beside `final` for another reason."""
+    """Raises StorageError if the block writes `final` and there is no space for it; with
+    `refusals`, also if it cannot make a file beside `final` for another reason."""
     try:
         yield
     except (StorageError, TimeoutError):  # the latter of a lock
@@ -185,7 +185,7 @@ def recover(final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """What the file or directory holds survives a loss of power; a directory's names only where
+    """Makes what the file or directory holds survive a loss of power; a directory's names only if
     its file system syncs them."""
     is_directory = path.is_dir()
     if os.name == "nt" and is_directory:  # Windows cannot open a directory
@@ -221,7 +221,7 @@ def _put(work: Path, final: Path) -> None:
 
 
 def _full_disk(error: OSError, final: Path) -> StorageError | None:
-    """None for any other error."""
+    """Returns None for any other error."""
     if error.errno not in (*_FULL, errno.EFBIG):
         return None
     disk = next(path for path in final.absolute().parents if path.exists())

@@ -24,7 +24,7 @@ _SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT's) has t
 
 
 class _State(NamedTuple):
-    """What changes with a file."""
+    """Holds what changes with a file."""
 
     device: int
     inode: int

@@ -90,8 +90,8 @@ class KeptFile(Generic[_Content]):
     kind: TypeAdapter[_Content]
 
     def read(self) -> _Content | None:
-        """None where there is none, or no readable one, which one line says; a damaged one is
-        removed."""
+        """Returns None if there is no file, or no readable one, which one line says; a damaged one
+        is removed."""
         found = self._tried()
         if isinstance(found, DamagedError):
             try:
@@ -110,14 +110,14 @@ class KeptFile(Generic[_Content]):
         return content
 
     def keep(self, change: Callable[[_Content | None], _Content]) -> None:
-        """As `update`, of what costs only time where it cannot be kept, which one line says."""
+        """Does as `update`; if that fails it costs only time, and one line says so."""
         try:
             self.update(change)
         except OSError as error:
             tell_unkept(self.path, error)
 
     def _checked(self) -> _Content | None:
-        """Under the lock: nobody else replaces a damaged file before it is removed."""
+        """Reads under the lock: nobody else replaces a damaged file before it is removed."""
         found = self._tried()
         if isinstance(found, DamagedError):
             self._tell(found)

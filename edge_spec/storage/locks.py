@@ -45,8 +45,8 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
 
 
 def try_hold(path: Path) -> Callable[[], None] | None:
-    """What gives back the lock of `path`, from any thread, once it is held here; None where another
-    process or thread holds it. Raises StorageError where the lock's file cannot be made."""
+    """Takes the lock of `path`, and returns what gives it back, from any thread; None if another
+    process or thread holds it. Raises StorageError if the lock's file cannot be made."""
     from filelock import FileLock
 
     name = path.with_name(f"{path.name}.lock")
@@ -74,7 +74,7 @@ def single_flight(path: Path, waits: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def none_passed_over() -> Iterator[None]:
-    """Where the file system has no locks, the block ends without the one that it wants."""
+    """Ends the block without the lock that it wants if the file system has none."""
     try:
         yield
     except OSError as error:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Work(NamedTuple):
-    """Where a result is made: in a folder that nobody else writes in meanwhile."""
+    """Names where a result is made: in a folder that nobody else writes in meanwhile."""
 
     folder: Path
     result: Path
@@ -53,8 +53,8 @@ class Work(NamedTuple):
 
 @contextmanager
 def resumable_directory(final: Path, key: str, grows: str) -> Iterator[Work]:
-    """As `atomic_directory`; but where the block is interrupted or killed and the `StepFile` in it
-    that is named `grows` has finished a step, the next block with this key finds that again.
+    """Does as `atomic_directory`; but if the block is interrupted or killed and the `StepFile` in
+    it that is named `grows` has finished a step, the next block with this key finds that again.
 
     Nothing is kept where another process is at the same work, where the cache is on another file
     system than `final` or cannot be written, and on systems without locks of files.
@@ -72,7 +72,7 @@ def resumable_directory(final: Path, key: str, grows: str) -> Iterator[Work]:
 
 @contextmanager
 def resumable_file(final: Path, key: str) -> Iterator[Work]:
-    """As `atomic_file`, and kept as by `resumable_directory`."""
+    """Does as `atomic_file`, and keeps as `resumable_directory` does."""
     require_replaceable_file(final)
     with _folder(final, key) as folder:
         work = Work(folder, folder / "result")
@@ -246,7 +246,7 @@ class StepFile:
 
 
 def _parsed(body: bytes) -> tuple[int, Any]:
-    """Where a step ends, -1 for a line that is none, and what was noted of it."""
+    """Returns where a step ends, -1 for a line that is none, and what was noted of it."""
     with suppress(ValueError):
         found = json.loads(body)
         if isinstance(found, list) and len(found) == 2 and isinstance(found[0], int):

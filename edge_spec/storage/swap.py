@@ -13,7 +13,7 @@ _RENAME_SWAP = 2  # macOS: renamex_np(2)
 
 
 def swapped(first: Path, second: Path) -> bool:
-    """Whether they have changed places; False where this system or file system cannot do it."""
+    """Says whether they have changed places; False if this system or file system cannot do it."""
     try:
         library = ctypes.CDLL(None)
         if sys.platform == "linux":

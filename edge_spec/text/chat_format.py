@@ -1,4 +1,4 @@
-"""What stands between text and tokens for one model."""
+"""Joins a model's tokenizer, chat template and end tokens: what stands between text and tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_spec.text.tool_form import ToolForm
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What stands between text and tokens for one model."""
+    """Turns text and messages into one model's tokens, and its tokens into text."""
 
     tokenizer: TextCodec
     chat_template: str | None
@@ -48,19 +48,19 @@ class ChatFormat:
         return template.render(messages, tools)
 
     def tool_form(self) -> ToolForm:
-        """Returns how the model is told to call tools. Raises UnsupportedModelError as `template`
-        does."""
+        """Returns the form in which the model calls tools. Raises UnsupportedModelError as
+        `template` does."""
         native = self.traits.native_tools
         return ToolForm() if native is None else native.form
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template does. Raises UnsupportedModelError as `template` does."""
+        """Says whether the chat template does. Raises UnsupportedModelError as `template` does."""
         return self.traits.native_tools is not None
 
     @cached_property
     def traits(self) -> TemplateTraits:
-        """What the chat template takes. Raises as `template` does."""
+        """Returns what the chat template takes. Raises as `template` does."""
         return TemplateTraits(self.template().render)
 
     def prompt_of(self, text: str) -> list[int]:

@@ -26,8 +26,8 @@ JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer has to look like. It is checked when an answer is asked for: UsageError for
-    one that is malformed or that no text fits."""
+    """Describes what an answer has to look like. It is checked when an answer is asked for:
+    UsageError for one that is malformed or that no text fits."""
 
     kind: str  # "json-schema", "regex" or "lark"
     source: str
@@ -185,7 +185,7 @@ class MatcherConstraint:
         return list(tokens[:end])
 
     def _read(self, path: Sequence[int]) -> int:
-        """How much of `path` the matcher could go along; it stands at the end of that."""
+        """Moves the matcher along `path`, and returns how many of its tokens fit."""
         shared = 0
         for old, new in zip(self._path, path, strict=False):
             if old != new:

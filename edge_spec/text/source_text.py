@@ -1,4 +1,4 @@
-"""What stands around a source of an encoder-decoder, and the languages of those that translate.
+"""Knows what stands around a source of an encoder-decoder, and the languages of translators.
 
 A translator of many languages (mBART, M2M-100, NLLB) has a token for each. One stands before its
 sources, or after their end, as the tokenizer's own template has it, and one begins its answers.
@@ -44,7 +44,7 @@ class SourceEnd:
 
     @property
     def lacks_language(self) -> bool:
-        """Whether nothing tells a translator in which language to answer."""
+        """Says whether nothing tells a translator in which language to answer."""
         return bool(self.languages) and self.tokens[-1] not in self.languages.values()
 
     def as_templates_have_it(self, tokenizer: tokenizers.Tokenizer) -> SourceEnd:

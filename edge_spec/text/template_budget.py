@@ -1,4 +1,4 @@
-"""What a chat template may use of time and memory.
+"""Bounds what a chat template may use of time and memory.
 
 - Every value that a template makes weighs at most `TemplateLimits.value`: its characters and items,
   one that appears twice counted twice, so that comparing or printing it takes as long as it weighs.
@@ -30,7 +30,7 @@ _VIEWS = (KeysView, ValuesView, ItemsView)  # of mappings
 
 
 class LimitError(Exception):
-    """What a template did too much of; the text completes "the chat template ..."."""
+    """Says what a template did too much of; the text completes "the chat template ..."."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TemplateLimits:
 
     @classmethod
     def of(cls, num_characters: int) -> TemplateLimits:
-        """Makes the limits for a conversation of so many characters."""
+        """Makes the limits for a conversation of this many characters."""
         return cls(
             value=1_000_000 + 16 * num_characters,
             total=32_000_000 + 256 * num_characters,
@@ -50,7 +50,7 @@ class TemplateLimits:
 
 
 class TemplateBudget:
-    """What one run may still use. Its methods raise LimitError where that is over."""
+    """Counts what one run may still use. Its methods raise LimitError when that is used up."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""What each operation of a chat template would take, held against its budget before it is made."""
+"""Holds what each operation of a chat template would take against its budget before it is made."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _check_sum(budget: TemplateBudget, left: Any, right: Any) -> None:
 
 
 def _check_remainder(budget: TemplateBudget, left: Any, right: Any) -> None:
-    """Or a format and what it writes."""
+    """Checks a remainder, or a format and what it writes."""
     if isinstance(left, str):
         _check_format(budget, left, right)
     else:

@@ -50,7 +50,8 @@ class Bounding(NodeTransformer):
     visit_Block = _visit_kept  # noqa: N815
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        """What is written at once is counted then; sums of it are if they are long."""
+        """Counts what is written at once when it is written; sums of it are counted if they are
+        long."""
         if not self._kept:
             for value in node.nodes:
                 sums = _sums(value)

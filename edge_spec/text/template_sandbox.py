@@ -1,4 +1,4 @@
-"""Where a chat template runs: jinja2's sandbox, with a Budget of time and memory.
+"""Runs a chat template in jinja2's sandbox, with a budget of time and memory.
 
 The sandbox keeps a template from what it must not touch, but not from running for ever or filling
 the memory: a loop of loops, `'x' * 10**10`, a list of twice itself until its text has no end.
@@ -171,7 +171,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self._joined(self._read(encoder.iterencode(value)))
 
     def _joined(self, parts: Iterable[str]) -> str:
-        """What a block or a macro has written, or the operands of `~`."""
+        """Joins what a block or a macro has written, or the operands of `~`."""
         budget = self._budget
         parts = [budget.text(part) for part in parts]
         budget.require(sum(map(len, parts)))

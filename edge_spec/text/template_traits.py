@@ -1,4 +1,4 @@
-"""What a chat template makes of messages, found out by rendering small ones."""
+"""Finds out what a chat template makes of messages, by rendering small ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOOLS: Tools = [
 
 @dataclass(frozen=True)
 class NativeTools:
-    """How a template that knows tools wants calls in messages.
+    """Says how a template that knows tools wants calls in messages.
 
     silence: the content of a message that only calls. is_text: arguments are JSON text, not a
     mapping. takes_several: calls in one message.
@@ -54,12 +54,12 @@ class TemplateTraits:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a first message of the system is shown."""
+        """Says whether a first message of the system is shown."""
         return self._shows(_message("system", _SYSTEM), _message("user", _USER))
 
     @cached_property
     def takes_more_systems(self) -> bool:
-        """Whether messages of the system are shown beyond the first, and wherever they stand."""
+        """Says whether messages of the system are shown after the first, wherever they stand."""
         return self._shows(
             _message("system", _SYSTEM),
             _message("system", _MORE),
@@ -71,7 +71,7 @@ class TemplateTraits:
 
     @cached_property
     def takes_repeats(self) -> bool:
-        """Whether user or assistant may speak twice in turn."""
+        """Says whether user or assistant may speak twice in turn."""
         return self._shows(
             _message("user", _USER),
             _message("user", _MORE),
@@ -82,7 +82,7 @@ class TemplateTraits:
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
-        """None where it knows no tools, loses what they return, or has calls written in a form
+        """Returns None if it knows no tools, loses what they return, or has calls written in a form
         that `ToolForm` is not."""
         for silence, is_text in product(("", None), (False, True)):
             text = self._tried([_call(silence, is_text), _message("tool", _RESULT)])
@@ -96,7 +96,7 @@ class TemplateTraits:
         return None
 
     def _form(self, text: str) -> ToolForm | None:
-        """Of the call in a rendered conversation."""
+        """Finds the form of the call in a rendered conversation."""
         start, end, call = _object_with(_CALLED, text)
         names = list(call)
         if names not in (["name", "arguments"], ["name", "parameters"]):

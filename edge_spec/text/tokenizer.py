@@ -100,8 +100,8 @@ class Tokenizer:
 
 
 def _is_given_up(error: BaseException) -> bool:
-    """Whether the library gave up, on a tokenizer that says what cannot be: by a plain Exception,
-    or by a panic of its Rust code, which is no Exception and cannot be imported."""
+    """Says whether the library gave up, on a tokenizer that says what cannot be: by a plain
+    Exception, or by a panic of its Rust code, which is no Exception and cannot be imported."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
@@ -135,7 +135,7 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """What is left when no more tokens come: an incomplete character's replacement."""
+        """Returns what is left when no more tokens come: an incomplete character's replacement."""
         text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         return text[self._num_characters :]
 

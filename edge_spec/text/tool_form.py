@@ -39,7 +39,7 @@ class ToolForm:
 
     @property
     def marker(self) -> str:
-        """What a call begins with, and no other text does."""
+        """Returns what a call begins with, and no other text does."""
         return TAG if self.opening else '{"name": "'
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What a vocabulary is, and whether two models share one, so that one can draft for the other."""
+"""Says whether two models share a vocabulary, so that one can draft for the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What token ids mean, so that what is kept is used with the tokenizer it was made with."""
+    """Identifies what token ids mean, so that what is kept is used with the tokenizer it was made
+    with."""
 
     sha256: str
     size: int  # ids are below it

@@ -1,4 +1,4 @@
-"""What huggingface_hub's cache holds, and how files get into it.
+"""Finds models in huggingface_hub's cache, and puts files into it.
 
 models--org--name/blobs/DIGEST             a file's content
 models--org--name/snapshots/COMMIT/FILE    a link to it
@@ -69,7 +69,7 @@ def folder(reference: HubReference) -> Path:
 
 
 def find_cached(reference: HubReference) -> HubModel | None:
-    """The model as far as the cache alone tells; None where a file of it is missing."""
+    """Returns the model if the cache alone has all of its files, else None."""
     commit = _commit(reference)
     snapshot = folder(reference) / "snapshots" / (commit or "")
     if commit is None or not snapshot.is_dir():
@@ -120,7 +120,7 @@ def link(blob: Path, file: Path) -> None:
 
 
 def remember(reference: HubReference, commit: str) -> None:
-    """What a branch or tag stands for, for use without the network."""
+    """Notes the commit that a branch or tag stands for, for use without the network."""
     if COMMIT.fullmatch(reference.revision):
         return
     with atomic_file(folder(reference) / "refs" / reference.revision) as file:

@@ -1,4 +1,4 @@
-"""Which files of a repository make up the model that is meant."""
+"""Chooses the files of a repository that make up the model that is meant."""
 
 from __future__ import annotations
 

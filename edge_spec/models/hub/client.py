@@ -1,4 +1,4 @@
-"""What the hub says of a repository, and its refusals in words."""
+"""Asks the hub for a repository's files, and puts its refusals into words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RemoteFile:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is stored outside of Git, so that its SHA-256 is known."""
+        """Says whether it is stored outside of Git, so that its SHA-256 is known."""
         return len(self.digest) == 64
 
 

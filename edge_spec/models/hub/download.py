@@ -110,12 +110,14 @@ class _Store:
         return file.num_bytes in (_size(self.blob(file)), _size(linked))
 
     def num_arrived(self, file: RemoteFile) -> int:
-        """What can be gone on with; a small file may be sent compressed, which cannot."""
+        """Returns the bytes that a download can go on with; a small file may be sent compressed,
+        and has none."""
         size = _size(self._partial(file)) or 0
         return size if file.is_large and size <= file.num_bytes else 0
 
     def fetch(self, name: str, file: RemoteFile, say: Callable[[int], None]) -> None:
-        """say: is told how many bytes of the file have arrived. Raises DownloadError."""
+        """Fetches a file unless it is here. say: is called with the number of bytes that have
+        arrived. Raises DownloadError."""
         blob, partial = self.blob(file), self._partial(file)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with self._lock(file):
@@ -175,7 +177,8 @@ class _Store:
             ) from None
 
     def _partial(self, file: RemoteFile) -> Path:
-        """Where older versions of huggingface_hub keep it, too."""
+        """Returns where an unfinished download is, which is where older versions of huggingface_hub
+        keep it, too."""
         return self.blob(file).with_name(f"{file.digest}.incomplete")
 
     @contextmanager
