@@ -40,7 +40,7 @@ from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import damage as damaged_files
-from fixtures import faulty_runtime, other_models, tiny_models, trained_tokenizers
+from fixtures import families, faulty_runtime, other_models, tiny_models, trained_tokenizers
 from fixtures import side_by_side as compared_sessions
 from fixtures.gate import Gate
 
@@ -135,6 +135,34 @@ def exported(
         out = tmp_path_factory.mktemp("bundle") / variant
         options = ExportOptions(quantization, block_size, check=True)
         OnnxExporter().export(checkpoint(variant), out, options, lambda what, fraction: None)
+        return open_bundle(out)
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], StoredCheckpoint]:
+    """family(name): a tiny model of fixtures/families.py, from its Hugging Face directory."""
+
+    @cache
+    def opened(name: str) -> StoredCheckpoint:
+        directory = tmp_path_factory.mktemp("families") / name
+        return open_checkpoint(families.write_hf(name, directory))
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def family_bundle(
+    family: Callable[[str], StoredCheckpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bundle]:
+    """family_bundle(name, quantization="fp32"): as an ONNX bundle, uncompared."""
+
+    @cache
+    def export(name: str, quantization: str = "fp32") -> Bundle:
+        out = tmp_path_factory.mktemp("bundle") / name
+        options = ExportOptions(quantization, check=False)
+        OnnxExporter().export(family(name), out, options, lambda what, done: None)
         return open_bundle(out)
 
     return export

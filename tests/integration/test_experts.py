@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
-from edge_spec.core.export import ExportOptions
-from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.experts import MAX_SINGLE_ROWS
-from edge_spec.exporters.reader import open_checkpoint
-from fixtures import families
+from edge_spec.models.bundle import Bundle
 
 # What experts and their router read of a layer, by the family.
 READ = {name: "post_attention_layernorm.output" for name in ("qwen3moe", "lfm2moe")}
 READ["gemma4-experts"] = "post_attention_layernorm.sum"  # of which each takes a norm of its own
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(name, bits) for name in READ for bits in ("int4", "int8", "fp32")],
-    ids=lambda param: "-".join(param),
-)
+@pytest.fixture(scope="module", params=list(zip(READ, ("int4", "int8", "fp32"), strict=True)))
 def experts(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    family: Callable[[str], StoredCheckpoint],
+    family_bundle: Callable[..., Bundle],
 ) -> onnxruntime.InferenceSession:
     """The experts of one layer by themselves: [1, rows, hidden] -> the same."""
-    directory: Path = tmp_path_factory.mktemp("experts")
     name, bits = request.param
-    checkpoint = open_checkpoint(families.write_hf(name, directory / "model"))
-    options = ExportOptions(quantization=bits, check=False)
-    OnnxExporter().export(checkpoint, directory / "out", options, lambda *_: None)
-    model = onnx.load(str(directory / "out" / "model.onnx"))
+    checkpoint = family(name)
+    model = onnx.load(str(family_bundle(name, bits).path / "model.onnx"))
     graph, prefix = model.graph, "model.layers.2."
     ends = prefix + READ[name], prefix + "mlp.mixture"
     needed, own = {ends[1]}, []

@@ -1,4 +1,4 @@
-"""A mixture of experts as a target: its counts are read, and t(k) is measured, not assumed."""
+"""A mixture of experts as a target: its counts are read, and decide what rows cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.measure import measure_rows
+from edge_spec.placement.measure import costs_of
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.testing import check_session
 
@@ -58,12 +58,12 @@ def write(
     return path
 
 
-def test_its_counts_are_read_and_its_rows_are_measured(
+def test_its_counts_are_read_and_decide_what_rows_cost(
     mixture: Path, open_llama: Callable[..., LlamaCppModel]
 ) -> None:
     model = open_llama("llamacpp", mixture, kv_type="f32", flash_attention=False)
     assert (model.config.num_experts, model.config.experts_used) == (EXPERTS, USED)
-    costs = measure_rows(model, [1, 4])
+    costs = costs_of(model.config, {1: 1.0, 4: 2.0})
     # Between measured widths by the experts that rows touch: 2, 3.5 and 5.47 of 8, so two rows
     # cost 43 % of what four cost more than one, not a third.
     share = (costs.at(2) - costs.at(1)) / (costs.at(4) - costs.at(1))
