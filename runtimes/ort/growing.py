@@ -1,79 +1,99 @@
-"""The session of a graph whose keys and values grow with every pass: chains only.
+"""Graphs whose keys and values grow with every pass, as `exporters/optimum` writes them.
 
-Such a graph, as `exporters/optimum` writes them, takes the past of each layer and returns it with
-the rows of the pass after it. It copies the whole past to do so; that copy cannot be avoided, but
-nothing else is copied where all rows of a pass are kept.
+Such a graph takes the past of each layer and returns it with the rows of the pass after it; it has
+no mask, so that it scores chains alone. What it returns is the next pass's past as it is where all
+rows are kept; of fewer rows, and after a rollback, the beginning is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.model import (
+    Capabilities,
+    Forward,
+    RuntimeOptions,
+    require_rollback,
+    require_room,
+    require_state,
+)
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.ort.growing_graph import CacheArray, GrowingGraph
-from edge_spec.runtimes.ort.passes import pass_error
+from edge_spec.errors import BundleError
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
+from edge_spec.runtimes.ort.node_placement import count_nodes
+from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS, pass_error
 
-MAX_ROWS = 64
-PREFILL_ROWS = 256
-GROWTH_TOKENS = 512
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+_PAST, _PRESENT = "past_key_values.", "present."
 _PREFILL_SCORES = 1 << 24  # most elements: every row is scored, used or not
 
 
-class _Side:
-    """Buffers for the keys and values of all layers; each array is packed from its start."""
+class GrowingModel:
+    """Sessions share the weights and the thread pool. Raises BundleError for another kind of
+    graph."""
 
-    def __init__(self, arrays: Sequence[CacheArray]) -> None:
-        self._arrays = arrays
-        self._buffers = [np.empty(0, np.float32) for _ in arrays]
+    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
+        # Planned memory is kept for every shape, and each pass has a shape of its own here.
+        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
+        self.capabilities = Capabilities(
+            max_rows=MAX_ROWS,
+            trees=False,
+            rollback=True,
+            hidden_states=False,
+            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
+        )
+        self.config = loader.config
+        self._inference: Any = loader.open(GRAPH_FILE)
+        path = bundle.file(GRAPH_FILE)
+        self._caches = _read_caches(self._inference, self.config.vocab_size, path)
 
-    def grow(self, capacity: int, used: int) -> None:
-        """Makes room for `capacity` tokens, keeping the first `used`."""
-        for at, (array, old) in enumerate(zip(self._arrays, self._buffers, strict=True)):
-            new = np.empty(array.width * capacity, np.float32)
-            kept = array.width * used
-            new[:kept] = old[:kept]
-            self._buffers[at] = new
+    def open_session(self) -> GrowingSession:
+        return GrowingSession(self._inference, self._caches, self.config)
 
-    def views(self, length: int) -> list[np.ndarray]:
-        """Each [1, heads, length, size] float32."""
-        return [
-            buffer[: array.width * length].reshape(1, array.heads, length, array.size)
-            for array, buffer in zip(self._arrays, self._buffers, strict=True)
-        ]
+    def node_placement(self) -> dict[str, dict[str, int]]:
+        """Counts operators by the provider that took them: TellsNodePlacement."""
+        return count_nodes(self._inference)
+
+    def close(self) -> None:
+        self._inference = None
 
 
 class GrowingSession:
-    """Two sides of buffers: a pass reads the past from one and writes past and rows to the other.
-
-    A commit of all rows swaps them; one of fewer rows, and a rollback, copy what is kept once.
-    """
+    """caches: heads and size of each input that holds keys or values, [1, heads, tokens, size]."""
 
     def __init__(
-        self, inference: onnxruntime.InferenceSession, graph: GrowingGraph, config: ModelConfig
+        self,
+        inference: onnxruntime.InferenceSession,
+        caches: Mapping[str, tuple[int, int]],
+        config: ModelConfig,
     ) -> None:
-        self.length = 0
         self._inference = inference
-        self._graph = graph
+        self._inputs = {value.name for value in inference.get_inputs()}
+        self._caches = caches
         self._config = config
-        self._binding = inference.io_binding()
         self._run_options = onnxruntime.RunOptions()
-        self._past, self._present = _Side(graph.arrays), _Side(graph.arrays)
-        self._capacity = 0
+        self._held = self._empty(), 0  # caches and their tokens: one name, never half replaced
+        self._present: dict[str, OrtValue] = {}  # what the last pass returned; none once it is old
         self._scored = 0  # rows of the last pass that can still be committed
-        self._attended = np.empty((1, 0), np.int64)
-        self._logits: dict[int, np.ndarray] = {}  # by the number of rows
+
+    @property
+    def length(self) -> int:
+        return self._held[1]
 
     def prefill(self, tokens: Sequence[int]) -> None:
         require_room(self.length, len(tokens), self._config.context_length)
         rows = max(1, min(PREFILL_ROWS, _PREFILL_SCORES // self._config.vocab_size))
         for start in range(0, len(tokens), rows):
             chunk = np.array(tokens[start : start + rows], np.int64)
-            self._run(chunk, self._empty_logits(len(chunk)))
+            self._run(chunk)
             self.commit(range(len(chunk)))
 
     def forward(self, tree: TokenTree) -> Forward:
@@ -82,107 +102,116 @@ class GrowingSession:
         if rows > MAX_ROWS or not tree.is_chain:
             raise ValueError(f"{rows} rows in one pass; a chain of at most {MAX_ROWS} is expected")
         require_room(self.length, rows, self._config.context_length)
-        logits = self._logits.get(rows)
-        if logits is None:
-            logits = self._logits[rows] = self._empty_logits(rows)
-        self._run(tree.tokens.astype(np.int64), logits)
-        return Forward(logits[0])
+        return Forward(self._run(tree.tokens.astype(np.int64)))
 
     def commit(self, rows: Sequence[int]) -> None:
         """Raises ValueError unless these are the first rows of a pass that nothing followed."""
         kept = len(rows)
         if not 0 < kept <= self._scored or list(rows) != list(range(kept)):
             raise ValueError(f"rows {list(rows)} are not the first of {self._scored} in a chain")
-        if kept == self._scored:
-            self._past, self._present = self._present, self._past
-        else:
-            held, self.length = self.length, 0  # an interrupt leaves no past, not a torn one
-            _copy(self._present, held + self._scored, self._past, held + kept)
-            self.length = held
-        self.length += kept
-        self._scored = 0
+        length = self.length + kept
+        past = self._present if kept == self._scored else _first(self._present, length)
+        self._hold(past, length)
 
     def rollback(self, length: int) -> None:
         require_rollback(self.length, length)
-        self._scored = 0
+        self._scored, self._present = 0, {}
         if length < self.length:
-            _copy(self._past, self.length, self._present, length)
-            self._past, self._present = self._present, self._past
-            self.length = length
+            self._hold(_first(self._held[0], length), length)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Each array by the name of its input, [1, heads, length, size] float32."""
-        views = self._past.views(self.length)
-        names = [array.past for array in self._graph.arrays]
-        return {name: view.copy() for name, view in zip(names, views, strict=True)}
+        """Returns each cache by the name of its input, [1, heads, length, size] float32."""
+        return {name: value.numpy() for name, value in self._held[0].items()}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
-        arrays = self._graph.arrays
         expected = {
-            array.past: ((1, array.heads, length, array.size), np.float32) for array in arrays
+            name: ((1, heads, length, size), np.float32)
+            for name, (heads, size) in self._caches.items()
         }
         require_state(state, expected, length, self._config.context_length)
-        self._scored = self.length = 0
-        self._reserve(length)
-        for array, view in zip(arrays, self._past.views(length), strict=True):
-            view[...] = state[array.past]
-        self.length = length
+        past = {name: OrtValue.ortvalue_from_numpy(state[name].copy()) for name in self._caches}
+        self._hold(past, length)
 
     def interrupt(self) -> None:
         """A pass ends before its next operation: what an operation does cannot be interrupted."""
         self._run_options.terminate = True
 
     def close(self) -> None:
-        self._binding.clear_binding_inputs()
-        self._binding.clear_binding_outputs()
-        for side in (self._past, self._present):
-            side.grow(0, 0)
-        self._logits.clear()
-        self._capacity = self._scored = 0
+        self._hold(self._empty(), 0)
 
-    def _empty_logits(self, rows: int) -> np.ndarray:
-        return np.empty((1, rows, self._config.vocab_size), np.float32)
+    def _hold(self, past: dict[str, OrtValue], length: int) -> None:
+        self._held = past, length
+        self._scored, self._present = 0, {}
 
-    def _run(self, tokens: np.ndarray, logits: np.ndarray) -> None:
-        """tokens: [rows] int64; logits: [1, rows, vocab], written."""
-        rows = len(tokens)
-        total = self.length + rows
-        self._reserve(total)
-        self._scored = 0
-        inputs = {
+    def _empty(self) -> dict[str, OrtValue]:
+        return {
+            name: OrtValue.ortvalue_from_numpy(np.empty((1, heads, 0, size), np.float32))
+            for name, (heads, size) in self._caches.items()
+        }
+
+    def _run(self, tokens: np.ndarray) -> np.ndarray:
+        """One pass over rows [rows] int64; returns their logits, [rows, vocab] float32."""
+        rows, total = len(tokens), self.length + len(tokens)
+        given = {
             "input_ids": tokens[None],
-            "attention_mask": self._attended[:, :total],
+            "attention_mask": np.ones((1, total), np.int64),
             "position_ids": np.arange(self.length, total, dtype=np.int64)[None],
         }
-        for name in self._graph.inputs:
-            self._binding.bind_cpu_input(name, inputs[name])
-        self._bind_output("logits", logits)
-        sides = zip(self._past.views(self.length), self._present.views(total), strict=True)
-        for array, (past, present) in zip(self._graph.arrays, sides, strict=True):
-            self._binding.bind_cpu_input(array.past, past)
-            self._bind_output(array.present, present)
+        logits = np.empty((1, rows, self._config.vocab_size), np.float32)
+        self._scored, self._present = 0, {}
+        binding = self._inference.io_binding()
+        for name in given.keys() & self._inputs:
+            binding.bind_cpu_input(name, given[name])
+        binding.bind_ortvalue_output("logits", OrtValue.ortvalue_from_numpy(logits))
+        past, _ = self._held
+        for name, value in past.items():
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_output(name.replace(_PAST, _PRESENT))
         try:
-            self._inference.run_with_iobinding(self._binding, self._run_options)
+            self._inference.run_with_iobinding(binding, self._run_options)
         except Exception as error:
             raise pass_error(error, rows, self.length) from error
+        self._present = dict(zip(past, binding.get_outputs()[1:], strict=True))
         self._scored = rows
-
-    def _bind_output(self, name: str, buffer: np.ndarray) -> None:
-        self._binding.bind_output(name, "cpu", 0, np.float32, buffer.shape, buffer.ctypes.data)
-
-    def _reserve(self, total: int) -> None:
-        if total <= self._capacity:
-            return
-        steps = -(-total // GROWTH_TOKENS)
-        capacity = min(steps * GROWTH_TOKENS, self._config.context_length)
-        self._past.grow(capacity, self.length)
-        self._present.grow(capacity, 0)
-        self._capacity = capacity  # last: memory may be short for one of them
-        self._attended = np.ones((1, self._capacity), np.int64)
+        return logits[0]
 
 
-def _copy(source: _Side, source_length: int, target: _Side, length: int) -> None:
-    """The first `length` tokens of what `source` holds."""
-    views = zip(source.views(source_length), target.views(length), strict=True)
-    for written, kept in views:
-        kept[...] = written[:, :, :length]
+def _first(caches: Mapping[str, OrtValue], length: int) -> dict[str, OrtValue]:
+    """Returns copies of the first `length` tokens."""
+    return {
+        name: OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value.numpy()[:, :, :length]))
+        for name, value in caches.items()
+    }
+
+
+def _read_caches(inference: Any, vocab_size: int, path: Path) -> dict[str, tuple[int, int]]:
+    """Returns heads and size of each input that holds keys or values.
+
+    Raises BundleError for anything but float32 caches [batch, heads, tokens, size], inputs that are
+    known, and an output for each cache beside the scores of this vocabulary.
+    """
+    inputs = {value.name: value for value in inference.get_inputs()}
+    outputs = {value.name: value for value in inference.get_outputs()}
+    caches = {}
+    for name, value in inputs.items():
+        if name in _INPUTS:
+            continue
+        shape: Sequence[int | str] = value.shape
+        fixed = [isinstance(size, int) for size in shape[1:]]
+        if not name.startswith(_PAST) or name.replace(_PAST, _PRESENT) not in outputs:
+            raise _unusable(path, f"an input {name}")
+        if value.type != "tensor(float)" or fixed != [True, False, True]:
+            raise _unusable(path, f"{name} of {value.type} and the shape {shape}")
+        caches[name] = (int(shape[1]), int(shape[3]))
+    if "input_ids" not in inputs or not caches or len(outputs) != len(caches) + 1:
+        raise _unusable(path, "no input_ids, past_key_values and logits alone")
+    if "logits" not in outputs or outputs["logits"].shape[-1] != vocab_size:
+        raise _unusable(path, f"no scores of the {vocab_size} tokens that its manifest says")
+    return caches
+
+
+def _unusable(path: Path, what: str) -> BundleError:
+    return BundleError(
+        f"{path} is no graph with growing keys and values: it has {what}",
+        remedy="Export the model again.",
+    )

@@ -20,7 +20,6 @@ from edge_spec.runtimes.ort.node_placement import count_nodes
 if TYPE_CHECKING:
     from edge_spec.runtimes.ort.device_model import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
-    from edge_spec.runtimes.ort.growing import GrowingSession
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
 
@@ -194,45 +193,3 @@ def _require_described(inference: Any, bundle: Bundle) -> None:
             f"{bundle.path}: its graph is not the one that its manifest describes",
             remedy="Export the model again.",
         )
-
-
-class GrowingModel:
-    """A graph whose keys and values grow with every pass (growing.py); chains only.
-
-    Sessions share the weights and the thread pool. Raises BundleError for another kind of graph.
-    """
-
-    def __init__(self, bundle: Bundle, options: RuntimeOptions) -> None:
-        # Planned memory is kept for every shape, and each pass has a shape of its own here.
-        loader = GraphLoader(bundle, options, enable_mem_pattern=False)
-        from edge_spec.runtimes.ort.growing import MAX_ROWS
-        from edge_spec.runtimes.ort.growing_graph import GrowingGraph
-
-        self.capabilities = Capabilities(
-            max_rows=MAX_ROWS,
-            trees=False,
-            rollback=True,
-            hidden_states=False,
-            why_no_trees="its graph takes no mask, so that each row sees all rows before it",
-        )
-        self.config = loader.config
-        self._inference: Any = loader.open(GRAPH_FILE)
-        self._graph = GrowingGraph.of(self._inference, bundle.file(GRAPH_FILE))
-        if self._graph.vocab_size != self.config.vocab_size:
-            raise BundleError(
-                f"{bundle.path} scores {self._graph.vocab_size} tokens, its manifest says "
-                f"{self.config.vocab_size}",
-                remedy="Export the model again.",
-            )
-
-    def open_session(self) -> GrowingSession:
-        from edge_spec.runtimes.ort.growing import GrowingSession
-
-        return GrowingSession(self._inference, self._graph, self.config)
-
-    def node_placement(self) -> dict[str, dict[str, int]]:
-        """Counts operators by the provider that took them: TellsNodePlacement."""
-        return count_nodes(self._inference)
-
-    def close(self) -> None:
-        self._inference = None

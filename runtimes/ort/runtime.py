@@ -13,7 +13,7 @@ from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort.devices import ProviderChoice, choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.model import GrowingModel, OrtModel
+from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.runtimes.ort.starting import require_driver
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
     from edge_spec.fitting.memory import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
+    from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.ort.trial import TrialScores
     from edge_spec.runtimes.static.model import StaticModel
 
@@ -131,8 +132,11 @@ def _require_known_to_devices(source: Bundle, runtime: str) -> None:
 def _open(
     bundle: Bundle, options: RuntimeOptions, form: GraphForm | None = None
 ) -> OrtModel | GrowingModel:
-    growing = bundle.manifest.kv_cache == "growing"
-    return GrowingModel(bundle, options) if growing else OrtModel(bundle, options, form)
+    if bundle.manifest.kv_cache == "growing":
+        from edge_spec.runtimes.ort.growing import GrowingModel
+
+        return GrowingModel(bundle, options)
+    return OrtModel(bundle, options, form)
 
 
 def _open_right(

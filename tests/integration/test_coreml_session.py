@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("coremltools")
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.models import runtimes
@@ -21,7 +20,6 @@ from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.program import Program
 from edge_spec.runtimes.static.session import StaticSession
-from edge_spec.testing import check_session
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, program_of
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots
@@ -123,11 +121,6 @@ def test_every_kind_of_model_scores_as_the_reference_does(
     both.chain(tokens(3, seed=2))
 
 
-def test_the_conformance_suite_passes(packaged: Callable[..., Bundle]) -> None:
-    model = open_in_numpy(packaged("llama"), RuntimeOptions(context_length=48))
-    assert check_session(model, OWN_TOLERANCE).max_difference > 0
-
-
 @pytest.mark.parametrize(
     ("size", "runs"),
     [
@@ -166,11 +159,6 @@ def test_a_tree_runs_the_smallest_function_that_holds_it(
 ) -> None:
     both.forward(random_tree(rows, seed=1))
     assert watched.runs == [(f"rows_{function}", 0)]
-
-
-def test_no_tree_is_larger_than_the_largest_function(packaged: Callable[..., Bundle]) -> None:
-    model = open_in_numpy(packaged("llama"), RuntimeOptions())
-    assert model.capabilities.max_rows == 8
 
 
 def test_an_accepted_path_stays_where_it_is(both: Any, watched: Watched, tokens: Tokens) -> None:
@@ -260,17 +248,6 @@ def test_a_move_that_fails_leaves_the_session_usable(
     assert watched.moves == 2  # of which the second failed
     both.chain(tokens(8))
     assert watched.moves == 4
-
-
-def test_sessions_of_one_model_have_their_own_caches(
-    packaged: Callable[..., Bundle], tokens: Tokens, scores: Callable[..., np.ndarray]
-) -> None:
-    model = open_in_numpy(packaged("llama"), RuntimeOptions())
-    first, second = model.open_session(), model.open_session()
-    first.prefill(tokens(6))
-    alone = scores(first, tokens(2, seed=1))
-    second.prefill(tokens(9, seed=2))
-    np.testing.assert_array_equal(scores(first, tokens(2, seed=1)), alone)
 
 
 def test_hidden_states_come_where_they_were_exported(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
@@ -82,34 +81,6 @@ def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
         both.forward(random_tree(6, seed=1))
         both.commit([0])
         both.chain(tokens(4))
-
-
-def test_more_rows_than_stated_are_refused(both: Both, session: Any, tokens: Tokens) -> None:
-    both.chain(tokens(64))
-    with pytest.raises(ValueError, match="65 rows in one pass; at most 64"):
-        session.forward(TokenTree.chain(1, tokens(64)))
-
-
-@pytest.mark.parametrize("length", [-1, 9])
-def test_rolling_back_to_where_it_never_was_is_refused(
-    length: int, session: Any, tokens: Tokens
-) -> None:
-    session.prefill(tokens(8))
-    with pytest.raises(ValueError, match="roll back"):
-        session.rollback(length)
-
-
-def test_scores_stay_until_the_next_forward(
-    session: Any, tokens: Tokens, random_tree: RandomTree
-) -> None:
-    """The decoder commits before it samples."""
-    session.prefill(tokens(8))
-    for tree in (TokenTree.chain(1, tokens(3)), random_tree(9)):
-        result = session.forward(tree)
-        before = result.logits.copy()
-        session.commit(tree.path(2))
-        session.rollback(9)
-        np.testing.assert_array_equal(result.logits, before)
 
 
 def test_a_prefill_between_two_passes_leaves_hidden_states_alone(

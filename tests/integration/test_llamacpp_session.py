@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ import pytest
 
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UnsupportedModelError
-from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
-from edge_spec.runtimes.reference import ReferenceModel
 from fixtures.axes import each_first
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
@@ -73,15 +70,6 @@ def test_stored_weights_score_the_same_in_a_pass_of_any_width(
         one.prefill(text[:size])
         after = one.forward(TokenTree.chain(text[size])).logits[0]
         np.testing.assert_allclose(after, steps[size], atol=3, rtol=0)
-
-
-@pytest.mark.parametrize("sizes", [(1,) * 20, (512,), (513,), (300, 1, 270)])
-def test_a_prefill_of_any_size(sizes: tuple[int, ...], both: Both, tokens: Tokens) -> None:
-    """One pass takes 512 tokens."""
-    for seed, size in enumerate(sizes):
-        both.prefill(tokens(size, seed))
-    assert both.length == sum(sizes)
-    both.chain(tokens(4, seed=99))
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(3, 0), (8, 0), (16, 1), (64, 0), (64, 1), (64, 2)])
@@ -177,25 +165,6 @@ def test_rows_that_are_not_committed_leave_no_trace(
     both.chain(tokens(5, seed=9))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_operations_in_any_order(
-    seed: int, both: Both, tokens: Tokens, random_tree: RandomTree
-) -> None:
-    random: Any = np.random.RandomState(seed)
-    for step in range(15):
-        kind = random.randint(5)
-        if kind == 0 and both.length < 700:
-            both.prefill(tokens(random.randint(1, 120), step))
-        elif kind == 1:
-            both.rollback(random.randint(both.length + 1))
-        else:
-            tree = random_tree(random.randint(1, 20), 100 * seed + step)
-            both.forward(tree)
-            if kind > 2:
-                both.commit(tree.path(random.randint(len(tree))))
-    both.chain(tokens(5))
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_trees_until_the_context_is_full(
     seed: int, setup: Setup, make_both: Callable[..., Both], tokens: Tokens, random_tree: RandomTree
@@ -223,27 +192,3 @@ def test_trees_until_the_context_is_full(
         session.prefill([1])
     both.rollback(200)
     both.forward(random_tree(40))
-
-
-def test_two_sessions_of_one_model_do_not_meet(
-    setup: Setup,
-    side_by_side: ModuleType,
-    gguf: Callable[..., Path],
-    open_llama: OpenLlama,
-    tokens: Tokens,
-    random_tree: RandomTree,
-) -> None:
-    model = open_llama(setup.runtime, gguf(), **setup.options)
-    reference = ReferenceModel(runtimes.open_checkpoint(gguf()))
-    first, second = (
-        side_by_side.Both((model.open_session(), reference.open_session()), setup.tolerance)
-        for _ in range(2)
-    )
-    first.prefill(tokens(30, seed=1))
-    second.prefill(tokens(7, seed=2))
-    for seed in range(3):
-        for both in (first, second):
-            both.forward(random_tree(6, seed))
-            both.commit([0])
-    first.sessions[0].close()
-    second.chain(tokens(4))

@@ -14,7 +14,7 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import MissingDependencyError, SessionError, UsageError
+from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
@@ -23,7 +23,6 @@ from edge_spec.runtimes.openvino import library as own_library
 from edge_spec.runtimes.openvino.cache import room
 from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.testing import check_session
 from fixtures import families, tolerance
 
 pytest.importorskip("openvino", reason="no wheel of openvino here")
@@ -84,13 +83,6 @@ def require_like_reference(bundle: Bundle, text: np.ndarray) -> None:
     model.close()
 
 
-def test_sessions_keep_what_they_promise(bundle: Bundle) -> None:
-    """Both forms of attention that bundles have, of which the general one is kept."""
-    model = OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1))
-    check_session(model, 1e-3)
-    model.close()
-
-
 def test_scores_are_those_of_the_reference(bundle: Bundle) -> None:
     require_like_reference(bundle, np.arange(1, 15))
 
@@ -124,19 +116,6 @@ def test_integer_weights_score_like_their_float_activations(
     deviation = float(np.std(scores[1]))
     # Both compute in float32, in another order: 1e-5 of the deviation was seen.
     assert float(np.abs(scores[0] - scores[1]).max()) < 1e-3 * deviation
-
-
-def test_an_interrupted_session_raises_and_keeps_its_tokens(bundle: Bundle) -> None:
-    model = OpenVinoRuntime().open(bundle, RuntimeOptions(threads=1))
-    session = model.open_session()
-    session.prefill([1, 2, 3])
-    session.interrupt()
-    with pytest.raises(SessionError, match="openvino failed on 1 rows at 3 tokens"):
-        session.forward(TokenTree.chain(1))
-    assert session.length == 3
-    with pytest.raises(ValueError, match="not of the last pass"):
-        session.commit([0])
-    model.close()
 
 
 def test_devices_by_name() -> None:

@@ -21,7 +21,6 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import (
-    ContextFullError,
     DeviceMemoryError,
     SessionError,
     UnsupportedModelError,
@@ -304,17 +303,6 @@ def test_rows_that_are_gone_cannot_be_committed(session: Any, tokens: Tokens) ->
                 session.commit([0])
 
 
-def test_more_than_fits_is_refused_and_loses_nothing(session: Any, tokens: Tokens) -> None:
-    session.prefill(tokens(CONTEXT - 2))
-    with pytest.raises(ContextFullError):
-        session.forward(TokenTree.chain(1, tokens(2)))
-    with pytest.raises(ValueError, match="65 rows in one pass; at most 64"):
-        session.forward(TokenTree.chain(1, tokens(64)))
-    session.forward(TokenTree.chain(1, tokens(1)))
-    session.commit([0, 1])
-    assert session.length == CONTEXT
-
-
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -375,13 +363,6 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(
             session.prefill(tokens(10))
     assert session.length == 510
     np.testing.assert_array_equal(scores(session, [1, 2]), expected)
-
-
-def test_an_interrupted_session_scores_nothing_more(session: Any, tokens: Tokens) -> None:
-    session.prefill(tokens(5))
-    session.interrupt()
-    with pytest.raises(SessionError):
-        session.forward(TokenTree.chain(1))
 
 
 def test_sessions_of_one_model_run_at_the_same_time(

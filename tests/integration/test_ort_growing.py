@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,12 @@ import pytest
 
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import BundleError, ContextFullError, UnsupportedModelError
+from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import OrtRuntime, growing, trial
-from edge_spec.testing import check_session
+from edge_spec.runtimes.ort import OrtRuntime, trial
 
 GROWING = Path(__file__).parents[1] / "fixtures" / "growing"
 NAMES = ("gemma3_text", "gpt2")
@@ -64,12 +63,6 @@ def test_scores_are_those_of_transformers_even_beyond_a_window(
     assert np.abs(found[-len(expected) :] - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_passes_the_conformance_suite(name: str) -> None:
-    report = check_session(opened(name, context_length=48), TOLERANCE)
-    assert report.max_difference > 0
-
-
 def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> None:
     assert not model.capabilities.trees
     assert model.capabilities.rollback
@@ -77,70 +70,6 @@ def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> No
     with pytest.raises(ValueError, match="a chain"):
         session.forward(branches)
     assert not measure_batch_invariance(model, USUAL_WIDTHS).branch_invariant
-
-
-def test_a_rollback_leaves_nothing_behind(
-    model: Model, session: Session, tokens: Callable[..., list[int]]
-) -> None:
-    kept, dropped, after = tokens(12), tokens(9, seed=1), tokens(4, seed=2)
-    session.prefill(kept)
-    session.prefill(dropped)
-    session.rollback(len(kept))
-    untouched = model.open_session()
-    untouched.prefill(kept)
-    assert np.array_equal(scored(session, after, [2]), scored(untouched, after, [2]))
-
-
-def test_rows_that_are_not_committed_leave_nothing_behind(
-    model: Model, session: Session, tokens: Callable[..., list[int]]
-) -> None:
-    kept, draft_tokens, after = tokens(12), tokens(6, seed=1), tokens(5, seed=2)
-    found = []
-    for each, drafted in ((session, draft_tokens[3:]), (model.open_session(), after[:3])):
-        each.prefill(kept)
-        each.forward(TokenTree.chain(draft_tokens[0], [*draft_tokens[1:3], *drafted]))
-        each.commit(range(3))
-        found.append(scored(each, after, [2]))
-    assert np.array_equal(*found)
-
-
-def test_an_interrupted_commit_leaves_no_torn_past(
-    model: Model,
-    session: Session,
-    tokens: Callable[..., list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its copy is packed for another length: half of it would be read as something else."""
-    text, after = tokens(12), tokens(5, seed=2)
-    views = growing._Side.views
-
-    def interrupted(side: object, length: int) -> Iterator[np.ndarray]:
-        yield views(side, length)[0]
-        raise KeyboardInterrupt
-
-    session.prefill(text)
-    session.forward(TokenTree.chain(after[0], after[1:]))
-    with monkeypatch.context() as patched:
-        patched.setattr(growing._Side, "views", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session.commit(range(2))
-    held = session.length
-    session.prefill(text[held:])
-    untouched = model.open_session()
-    untouched.prefill(text)
-    assert np.array_equal(scored(session, after, [2]), scored(untouched, after, [2]))
-
-
-def test_buffers_grow_without_losing_anything(
-    model: Model,
-    session: Session,
-    tokens: Callable[..., list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = tokens(60)
-    expected = scored(session, text, [7])
-    monkeypatch.setattr(growing, "GROWTH_TOKENS", 10)
-    assert np.array_equal(scored(model.open_session(), text, [7]), expected)
 
 
 def test_only_rows_of_the_last_pass_can_be_committed(session: Session) -> None:
@@ -152,15 +81,6 @@ def test_only_rows_of_the_last_pass_can_be_committed(session: Session) -> None:
     session.rollback(2)
     with pytest.raises(ValueError, match="rows"):
         session.commit([0])
-
-
-def test_a_full_context_is_refused_and_changes_nothing(
-    session: Session, tokens: Callable[..., list[int]]
-) -> None:
-    session.prefill(tokens(128))
-    with pytest.raises(ContextFullError):
-        session.forward(TokenTree.chain(1))
-    assert session.length == 128
 
 
 @pytest.mark.parametrize("exact", [False, True])

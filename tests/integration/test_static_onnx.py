@@ -144,29 +144,6 @@ def test_levels_cover_a_range_and_zero(low: float, high: float) -> None:
         assert abs((level - float(zero)) * scale - value) <= scale / 2 + 1e-6 * abs(value)
 
 
-def test_anything_in_any_order(
-    exported: Export,
-    checkpoint: Callable[..., Any],
-    side_by_side: ModuleType,
-    tokens: Tokens,
-    random_tree: RandomTree,
-) -> None:
-    """Branches leave holes, which a full cache closes; whatever was rolled back is not seen."""
-    random = np.random.RandomState(0)
-    reference = ReferenceModel(checkpoint("llama"), CONTEXT).open_session()
-    both = side_by_side.Both((opened(exported()).open_session(), reference), 1e-3)
-    for step in range(60):
-        room = CONTEXT - both.length
-        if room < 9 or random.rand() < 0.1:
-            both.rollback(random.randint(0, both.length + 1))
-        elif random.rand() < 0.1:
-            both.prefill(tokens(random.randint(1, min(room, 30)), step))
-        else:
-            tree = random_tree(random.randint(1, 9), step)
-            both.forward(tree)
-            both.commit(tree.path(random.randint(0, len(tree))))
-
-
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_integers_score_as_the_weights_that_they_stand_for(
     quantization: str, exported: Export, tmp_path: Path, side_by_side: ModuleType, tokens: Tokens
