@@ -75,7 +75,7 @@ class FixedRows(SpeculationFactory):
 
     outcomes: dict[str, Outcomes] = field(default_factory=lambda: defaultdict(list))
     branches: bool = False
-    folder: Path = Path()  # of n-grams, a file for each case
+    folder: Path = Path()  # of answers, a file for each case
     made: dict[str, Speculation] = field(default_factory=dict)  # by case: each is a session
 
     def choose(self, names: str) -> Speculation:
@@ -86,7 +86,7 @@ class FixedRows(SpeculationFactory):
     def _make(self, case: str) -> Speculation:
         names = case
         names, _, rows = names.partition("@")
-        setting = replace(self.setting, ngram_file=self.folder / f"{case}.ngrams")
+        setting = replace(self.setting, answers_file=self.folder / f"{case}.corpus")
         if not rows:
             return self._recorded(case, self.compose(load_drafters(names, setting)))
         rows, _, confidence = rows.partition(":")

@@ -13,8 +13,8 @@ import numpy as np
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
+from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.drafters.lookup.corpus_file import build_index, open_index
-from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
@@ -123,7 +123,7 @@ def parts_of(bundle: Path) -> Operation:
 
 
 def in_cache(cache: Path) -> dict[str, Operation]:
-    plan, ngrams, history = cache / "plan.json", cache / "n.ngrams", cache / "pair.json"
+    plan, answers, history = cache / "plan.json", cache / "n.corpus", cache / "pair.json"
 
     def write_plan(version: int) -> None:
         placements = (Placement(PLACE, None, "none", float(version)),) * 20
@@ -145,15 +145,16 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         learnt = load_learnt(KEY)
         return same(learnt["suffix"]) if learnt else None
 
-    def write_ngrams(version: int) -> None:
-        store = NgramStore(ngrams, "tiny", 10_000)
-        for token in range(2000):
-            store.add((token,), 1)
-        store.save()
+    def write_answers(version: int) -> None:
+        kept = KeptAnswers(answers, VOCABULARY)
+        kept.begin([1])
+        kept.extend([version % 10 + 2] * 2000)
+        kept.extend([version // 10**place % 10 for place in range(4)])
+        kept.close()
 
-    def read_ngrams() -> int | None:
-        store = NgramStore(ngrams, "tiny", 10_000)
-        return same(store.lookup((token,), 1).total for token in range(2000)) or None
+    def read_answers() -> int | None:
+        kept = KeptAnswers(answers, VOCABULARY)  # warns of what is damaged
+        return sum(len(index.documents()) for index in kept.indexes) or None
 
     def write_history(version: int) -> None:
         kept = PairHistory(history)
@@ -168,7 +169,7 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         "plan": Operation(write_plan, read_plan),
         "profile": Operation(write_profile, read_profile),
         "learnt": Operation(lambda v: save_learnt(KEY, {"suffix": [float(v)] * 50}), read_learnt),
-        "n-grams": Operation(write_ngrams, read_ngrams),
+        "answers": Operation(write_answers, read_answers),
         "history": Operation(write_history, read_history),
     }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_spec import AnswerOptions, GenerationResult
 
 MOST_TOKENS = 128  # of each answer
-REMEMBERING = "ngram-cache"  # the drafter that knows answers of before
+REMEMBERING = "answers"  # the drafter that knows answers of before
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _prove(
 
     # What is asked here says nothing of what will be asked.
     with (
-        open_engine(model, loading, keeps_ngrams=False) as engine,
+        open_engine(model, loading, keeps_answers=False) as engine,
         ProgressBar() as progress,
     ):
         proof = prove(engine, prompts, extent, progress)
@@ -88,7 +88,7 @@ def _prove(
         return proof
     try:
         with (
-            open_engine(model, replace(loading, lossless="always"), keeps_ngrams=False) as engine,
+            open_engine(model, replace(loading, lossless="always"), keeps_answers=False) as engine,
             ProgressBar() as progress,
         ):
             return try_exact(proof, engine, prompts, extent, progress)

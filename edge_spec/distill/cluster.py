@@ -64,7 +64,7 @@ class _Machine:
     def open(self) -> str | _Refused:
         """Returns the digest of the model's files."""
         try:
-            engine = load_asked(self._model, self._asked, _quiet, keeps_ngrams=False)
+            engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
             self._engine = self._opened.enter_context(engine)
             shares = isinstance(engine.parts.model, SharesPasses)
             self._free.put(engine)

@@ -182,7 +182,7 @@ class _Work:
         with_it = replace(self.asked, draft=[str(drafter)], drafter=name)
         with (
             converted_aside(drafter),
-            load_asked(self.model, with_it, self.progress, keeps_ngrams=False) as engine,
+            load_asked(self.model, with_it, self.progress, keeps_answers=False) as engine,
         ):
             proof = prove(engine, read_prompts(OWN_PROMPTS), _PROOF, self.progress)
         if proof.passed is False:
@@ -199,7 +199,7 @@ class _Work:
         return FeatureRequest(layers, kind.of_answers, self.request.max_cache_bytes)
 
     def _opened(self) -> Engine:
-        return load_asked(self.model, self.asked, self.progress, keeps_ngrams=False)
+        return load_asked(self.model, self.asked, self.progress, keeps_answers=False)
 
     @contextmanager
     def _sources(self, engine: Engine) -> Iterator[tuple[Writers, Reader]]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
 
 _NOTHING = DrafterTraits()
+_RENAMED = {"ngram-cache": "answers"}
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ class DrafterContext:
 
     vocab_size: int  # of the target
     tokens: Callable[[], Mapping[str, int]] = dict  # its vocabulary: token -> id
-    ngram_file: Path | None = None  # where its n-grams are kept from one run to the next
-    keeps_ngrams: bool = True  # those of this run, too
+    answers_file: Path | None = None  # where they are kept from one run to the next
+    keeps_answers: bool = True  # those of this run, too
     corpora: Sequence[CorpusIndex] = ()
     draft_n_max: int | None = None  # draft tokens a round
     window: WindowSize | None = None
@@ -99,19 +100,19 @@ def corpus(context: DrafterContext) -> Drafter:
     return CorpusDrafter(context.corpora)
 
 
-@declares(DrafterTraits(trees=True, remembers=True))
-def ngram_cache(context: DrafterContext) -> Drafter:
+@declares(DrafterTraits(remembers=True))
+def answers(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.lookup.ngram_cache import NgramCacheDrafter
+    from edge_spec.drafters.lookup.answers import KeptAnswers
+    from edge_spec.drafters.lookup.corpus import CorpusDrafter
 
-    if context.ngram_file is None:
+    if context.answers_file is None:
         raise UsageError(
-            "the drafter ngram-cache needs a file", remedy="Open the model by its name or path."
+            "the drafter answers needs a file", remedy="Open the model by its name or path."
         )
-    vocabulary = Vocabulary.of(context.tokens()).sha256
-    return NgramCacheDrafter(
-        context.ngram_file, vocabulary, context.vocab_size, keeps=context.keeps_ngrams
-    )
+    vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
+    kept = KeptAnswers(context.answers_file, vocabulary, context.keeps_answers)
+    return CorpusDrafter(answers=kept, name="answers")
 
 
 @declares(DraftModelDrafter.traits)
@@ -194,8 +195,9 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
         return {}
     points = entry_points.installed("drafters")
     return {
-        name: _traits(entry_points.load("drafters", points[name])) if name in points else _NOTHING
+        name: _traits(entry_points.load("drafters", points[now])) if now in points else _NOTHING
         for name in names
+        for now in (_RENAMED.get(name, name),)  # plans of before may still have the old one
     }
 
 
@@ -244,6 +246,9 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
+    for name in set(wanted) & set(_RENAMED):
+        now = _RENAMED[name]
+        raise UsageError(f"the drafter {name} is called {now} now", remedy=f"Choose {now}.")
     makers = [entry_points.load_plugin("drafters", name) for name in wanted]
     return [_made(name, make, context) for name, make in zip(wanted, makers, strict=True)]
 

@@ -51,15 +51,15 @@ def load_asked(
     progress: Progress,
     *,
     measure_when_idle: bool = False,
-    keeps_ngrams: bool = True,
+    keeps_answers: bool = True,
     screen: Screen | None = None,
     needs_chat: bool = False,
     learning: StartLearning | None = None,
 ) -> Engine:
     """Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
-    where a chat template is needed and there is none; keeps_ngrams: of answers, for later runs."""
+    where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
-    options = resolve_options(source, asked, keeps_ngrams)
+    options = resolve_options(source, asked, keeps_answers)
     return _load(source, options, _Composing(measure_when_idle, learning), screen, needs_chat)
 
 

@@ -173,8 +173,8 @@ def _drafter_context(
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
-        ngram_file=cache_directory() / "ngrams" / f"{source.name}-{source.identity}.ngrams",
-        keeps_ngrams=options.keeps_ngrams,
+        answers_file=cache_directory() / "answers" / f"{source.name}-{source.identity}.corpus",
+        keeps_answers=options.keeps_answers,
         corpora=[
             open_corpus(Path(path), tokenizer, cache_directory(), source.progress)
             for path in options.corpora

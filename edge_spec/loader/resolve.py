@@ -15,7 +15,7 @@ from edge_spec.models.source import Source
 from edge_spec.storage.atomic import expanded
 
 
-def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = True) -> LoadOptions:
+def resolve_options(source: Source, asked: AskedOptions, keeps_answers: bool = True) -> LoadOptions:
     """The options with their drafts named, and checked. Raises an EdgeSpecError."""
     said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
     drafts = asked_drafts(source, asked)
@@ -24,7 +24,7 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_ngrams: bool = Tr
         raise UsageError("--draft names two heads", remedy="Name one of them.")
     said["draft"] = tuple(name for name in drafts if name not in heads)
     head = next(iter(heads.values()), None)
-    return LoadOptions(**said, keeps_ngrams=keeps_ngrams, head=head)
+    return LoadOptions(**said, keeps_answers=keeps_answers, head=head)
 
 
 def head_path(name: str, target: Source) -> Path | None:

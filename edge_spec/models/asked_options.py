@@ -113,7 +113,7 @@ class AskedDrafting:
         str,
         Option(
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "ngram-cache, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
+            "answers, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
             more="Draft tokens of several share a tree. `auto` is `suffix`, `suffix,corpus` where "
             "there is a corpus, `suffix,cascade` where there is a draft: "
             "[drafters.md](drafters.md).",

@@ -52,7 +52,7 @@ class PlaceOptions(AskedPlace):
 class DraftingOptions(AskedDrafting):
     """Says who drafts; `draft` names models, no longer "auto" or "none"."""
 
-    keeps_ngrams: bool = True  # of answers, for later runs, where ngram-cache is a drafter
+    keeps_answers: bool = True  # for later runs, where answers is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
 
     @property

@@ -81,7 +81,7 @@ def replay_drafters(
         setting = DrafterContext(
             prepared.config.vocab_size,
             tokens=prepared.vocabulary,
-            ngram_file=Path(scratch) / "ngrams",
+            answers_file=Path(scratch) / "answers",
         )
         speculation_factory = SpeculationFactory(
             setting,

@@ -23,7 +23,7 @@ PROMPTS = [
     for line in Path("benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 SOME = PROMPTS[4:26:7]
-FREE = ["suffix", "recycling", "lookahead", "jacobi", "ngram-cache", "corpus"]
+FREE = ["suffix", "recycling", "lookahead", "jacobi", "answers", "corpus"]
 FAR = ["--max-tokens", "24"]
 
 
@@ -36,11 +36,11 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def ngram_files():
-    """The demo model's n-gram files, none when the test begins."""
+def answer_files():
+    """The demo model's answers, none when the test begins."""
 
     def files():
-        return list((cache_directory() / "ngrams").glob("smollm2-*.ngrams"))
+        return list((cache_directory() / "answers").glob("smollm2-*.corpus"))
 
     for file in files():
         file.unlink()
@@ -53,7 +53,7 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
     # One thread waits for no other: another worker shares the cores.
     options = LoadOptions(quantization="fp32", corpora=(corpus,), threads=1)
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
-        monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # its own n-grams
+        monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # its own answers
         texts = {}
         for names in ["none", *chosen]:
             engine.set_drafter(names)
@@ -127,14 +127,14 @@ def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(e
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, ngram_files):
+def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_files):
     """A damaged file is said in a line and starts again; the answer comes all the same."""
-    command = ["generate", "What is the capital of France?", "--drafter", "ngram-cache", "--json"]
+    command = ["generate", "What is the capital of France?", "--drafter", "answers", "--json"]
     first = json.loads(edge_spec(*command, *FAR).stdout)
     second = json.loads(edge_spec(*command, *FAR).stdout)
     assert second["text"] == first["text"]
     assert second["stats"]["draft_n_accepted"] > first["stats"]["draft_n_accepted"]
-    [file] = ngram_files()
+    [file] = answer_files()
     file.write_bytes(file.read_bytes()[:-1])
     third = edge_spec(*command, *FAR)
     assert third.returncode == 0 and len(third.stderr.splitlines()) == 1

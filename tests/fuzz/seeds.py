@@ -97,7 +97,6 @@ def texts() -> Iterator[tuple[str, bytes]]:
 def described() -> Iterator[tuple[str, bytes]]:
     """JSON files of our own, and binary ones with JSON in them."""
     from edge_spec.core.config import ModelConfig, RopeScaling
-    from edge_spec.drafters.lookup.ngram_store import NgramStore
 
     config = ModelConfig("llama", 1, 8, 8, 2, 1, 4, 265, 128, 1e-5, 1e4)
     config = replace(config, rope_scaling=RopeScaling("linear", 2.0))
@@ -149,12 +148,6 @@ def described() -> Iterator[tuple[str, bytes]]:
     tokens = np.array([5, 6, 0xFFFFFFFF], ">u4").tobytes() + np.array([0, 1, 2], "<i4").tobytes()
     fields = {"num_tokens": 3, "sha256": hashlib.sha256(tokens).hexdigest(), "vocabulary": "0" * 64}
     yield "corpus_index", json.dumps(fields).encode() + b"\0" + tokens
-    with TemporaryDirectory() as scratch:
-        path = Path(scratch) / "store"
-        store = NgramStore(path, "0" * 64, 300)
-        store.add([1, 2, 3], 4)
-        store.save()
-        yield "ngram_store", path.read_bytes()[40:]
     yield "profile", json.dumps({"version": 1, "key": {"model": "m"}}).encode()
     yield "plan", json.dumps({"version": 1}).encode()
 

@@ -75,7 +75,7 @@ def test_some_prompts_are_sampled_too(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--sampled", "0"], ["--drafter", "ngram-cache", "--repeat", "1"]]
+    "arguments", [["--sampled", "0"], ["--drafter", "answers", "--repeat", "1"]]
 )
 def test_none_is_sampled_where_that_is_asked_or_would_be_remembered(
     bench: Any, arguments: list[str]
@@ -144,7 +144,7 @@ def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.Monke
         (["--max-tokens", "0"], "--max-tokens"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--out", "/dev/null/folder"], "/dev/null/folder"),
-        (["--drafter", "ngram-cache"], "--repeat 1"),
+        (["--drafter", "answers"], "--repeat 1"),
         (["--peer-python", "llamacpp=x"], "Add --peers"),
         (["--peers", "--peer-python", "vllm=x"], "names no other library"),
     ],

@@ -13,8 +13,8 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
+from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.drafters.lookup.corpus_file import build_index
-from edge_spec.drafters.lookup.ngram_store import NgramStore
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.errors import EdgeSpecError, StorageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -187,19 +187,24 @@ def test_exports_leave_the_old_bundle_and_file(
 def test_what_is_learnt_is_not_saved_and_one_line_says_so(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = NgramStore(disk / "cache" / "n.ngrams", "tiny", 300)
+    vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
+    answers = KeptAnswers(disk / "cache" / "n.corpus", vocabulary)
     history = PairHistory(disk / "cache" / "pair.json")
     drafted = DraftRounds(rounds=3, right=3)
-    for _ in range(2):
-        store.add((1,), 2)
+    for turn in range(2):
+        answers.begin([1])
+        answers.extend([2, turn])
         history.observe("chat", drafted)
-        assert store.save()
+        answers.close()
+        assert answers.save()
         history.save()
         before = contents(disk)
         fill(disk)
-        store.add((1,), 2)
+        answers.begin([1])
+        answers.extend([3, turn])
         history.observe("chat", drafted)
-        assert not store.save()
+        answers.close()
+        assert not answers.save()
         history.save()
         assert contents(disk) == before
         (disk / "filler").unlink()
@@ -222,7 +227,7 @@ def test_where_nothing_can_be_kept_answers_are_as_ever_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "file").write_text("")
-    options = LoadOptions(runtime="reference", drafter="ngram-cache,suffix")
+    options = LoadOptions(runtime="reference", drafter="answers,suffix")
     answers = []
     for cache in ("cache", "file"):
         monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / cache))

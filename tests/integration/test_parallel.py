@@ -104,7 +104,7 @@ def faults(engine: Engine) -> list[str]:
 
 def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -> None:
     engine = open_engine("llama")
-    ways = ["none", "cascade", "recycling,ngram-cache", "suffix"]
+    ways = ["none", "cascade", "recycling,answers", "suffix"]
     if engine.parts.runtime == "ort":
         ways.append("early-exit")
     asked = [*prompts(5), "the cat sat on the mat, the cat sat", "Über 7 Brücken 😀"]

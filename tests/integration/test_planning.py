@@ -73,10 +73,10 @@ def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> N
     runtimes = {device.runtime for device in devices if device.fault is None}
     assert {each.target.runtime for each in plan.placements} == runtimes - {"reference"}
     drafters = {each.drafter for each in plan.placements}
-    assert {"none", "suffix", "recycling", "lookahead", "jacobi", "ngram-cache"} <= drafters
+    assert {"none", "suffix", "recycling", "lookahead", "jacobi", "answers"} <= drafters
     least = min(each.loss for each in plan.placements if each.loss is not None)
     ranks = [
-        (each.drafter != "ngram-cache", (each.loss or 0) - least <= 0.005, each.tokens_per_s)
+        (each.drafter != "answers", (each.loss or 0) - least <= 0.005, each.tokens_per_s)
         for each in plan.placements
     ]
     assert ranks == sorted(ranks, reverse=True)

@@ -27,7 +27,7 @@ RUNTIMES: dict[str, dict[str, Any]] = {
     "llamacpp": {"quantization": "F32"},
     "ik": {"quantization": "F32"},
 }
-DRAFTERS = ["none", "suffix", "recycling", "ngram-cache", "draft-model", "cascade"]
+DRAFTERS = ["none", "suffix", "recycling", "answers", "draft-model", "cascade"]
 SAMPLING = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, seed=11)}
 PROMPT = [70, 84, 72, 70, 84, 72, 70, 84, 75]
 Two = tuple[Engine, Engine]
@@ -79,10 +79,10 @@ def test_a_conversation_goes_on_in_another_engine(
     prompt += PROMPT[:3]
     expected, found = (each.generate(prompt, **options) for each in two)
     assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
-    if drafters != "ngram-cache":  # whose n-grams are in a file of their own
+    if drafters != "answers":  # which are in a file of their own
         assert found.tokens == expected.tokens  # with their origins: drafters drafted alike
     assert found.stats.cached_n == expected.stats.cached_n == len(prompt) - len(PROMPT[:3]) - 1
-    assert found.stats.draft_n > 0 or drafters in ("none", "ngram-cache", "suffix")
+    assert found.stats.draft_n > 0 or drafters in ("none", "answers", "suffix")
 
 
 def test_the_restored_cache_gives_the_same_logits_bit_for_bit(two: Two, tmp_path: Path) -> None:

@@ -138,12 +138,12 @@ def test_half_a_character_in_a_prompts_id_loses_no_report(
 def test_what_is_asked_is_not_remembered(
     tiny_gguf: str, prompts: str, tmp_path: Path, capsys: Any
 ) -> None:
-    told = ["--drafter", "ngram-cache", "--prompts", prompts, "--draws", "0"]
+    told = ["--drafter", "answers", "--prompts", prompts, "--draws", "0"]
     assert run(["verify", tiny_gguf, *FAST, *told]) in (0, 2)  # 2: nothing was drafted
-    assert not list((tmp_path / "cache").rglob("*.ngrams"))
-    generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "ngram-cache"]
+    assert not list((tmp_path / "cache").rglob("answers/*.corpus"))
+    generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "answers"]
     assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "12"]) == 0
-    assert list((tmp_path / "cache").rglob("*.ngrams"))
+    assert list((tmp_path / "cache").rglob("answers/*.corpus"))
 
 
 def test_no_prompts_is_one_line(tiny_gguf: str, tmp_path: Path, capsys: Any) -> None:

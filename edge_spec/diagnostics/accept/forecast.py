@@ -44,7 +44,7 @@ def check_forecast(request: AcceptRequest, deadline: Deadline) -> Iterator[Check
         yield not_measured("plain", "; ".join(planner.notes) or "there is no forecast")
         return
     same = [each for each in plan.placements if each.target == plain.target]
-    drafting = next((each for each in same if each.drafter not in ("none", "ngram-cache")), None)
+    drafting = next((each for each in same if each.drafter not in ("none", "answers")), None)
     yield from _benched(request, deadline, plain, drafting)
 
 

@@ -54,7 +54,7 @@ class AcceptRequest:
             asked |= {"draft": self.draft, "draft_runtime": self.draft_runtime}
             asked |= {"draft_device": self.draft_device}
         asked |= {"source_language": self.source_language, "target_language": self.target_language}
-        return LoadOptions(**{**asked, **changes}, keeps_ngrams=False)
+        return LoadOptions(**{**asked, **changes}, keeps_answers=False)
 
     @property
     def source(self) -> Source:

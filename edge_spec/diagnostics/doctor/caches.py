@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.lookup.corpus_file import check_index
-from edge_spec.drafters.lookup.ngram_file import check_store
 from edge_spec.engine.prompt_cache import SUFFIX as PROMPT_SUFFIX
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
@@ -54,7 +53,7 @@ KINDS = (
     Kind("digests", "*.json", check_digests),
     Kind("plans", "*.json", read_plan),
     Kind("pairs", "*.json", check_history),
-    Kind("ngrams", "*.ngrams", check_store),
+    Kind("answers", "*.corpus", check_index),
     Kind("corpora", "*.corpus", check_index),
 )
 

@@ -1,4 +1,5 @@
-"""Drafts from static texts: what follows the longest end of the text that occurs in a corpus.
+"""Drafts from other texts, files of the user's or earlier answers: what follows the longest end of
+the text that occurs in one.
 
 SuffixDecoding (Oliaro et al. 2024) drafts by how often each token followed a match, and SAM
 decoding (Hu et al. 2024) looks the text up in a corpus beside the text itself. Here the corpus is
@@ -18,6 +19,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, CorpusIndex, CorpusMatch
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
@@ -45,17 +47,28 @@ _Matches = tuple[tuple[CorpusIndex, CorpusMatch], ...]
 
 
 class CorpusDrafter(Drafter):
-    """Corpora count as one: the longest match decides, wherever it occurs."""
+    """Texts count as one: the longest match decides, wherever it occurs.
 
-    name = "corpus"
+    indexes: of texts that stay as they are. answers: those of before, to which what is written here
+    is added.
+    """
 
-    def __init__(self, indexes: Sequence[CorpusIndex]) -> None:
-        self._indexes = tuple(indexes)
+    def __init__(
+        self,
+        indexes: Sequence[CorpusIndex] = (),
+        answers: KeptAnswers | None = None,
+        name: str = "corpus",
+    ) -> None:
+        self.name = name
+        self._texts = tuple(indexes)
+        self._answers = answers
         self._acceptance = LearntAcceptance(_priors())
         self._text: list[int] = []  # the last MAX_MATCH tokens, the pending one included
         self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
+        if self._answers is not None:
+            self._answers.begin(prompt)
         self._text = list(prompt[-MAX_MATCH:])
         self._growth = nothing(prompt[-1])
 
@@ -70,9 +83,16 @@ class CorpusDrafter(Drafter):
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         self._text = [*self._text, *verdict.tokens][-MAX_MATCH:]
+        if self._answers is not None:
+            self._answers.extend(verdict.tokens)
+
+    def close(self) -> None:
+        """Saves the answers; the drafter stays usable."""
+        if self._answers is not None:
+            self._answers.close()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What was learnt: "acceptance" [2, kinds] float64."""
+        """Returns what was learnt, "acceptance" [4, kinds] float64; texts are in their files."""
         return {"acceptance": self._acceptance.snapshot()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -80,7 +100,8 @@ class CorpusDrafter(Drafter):
         self._acceptance.restore(state["acceptance"])
 
     def _longest(self) -> _Matches:
-        found = [(index, index.match(self._text)) for index in self._indexes]
+        answers = self._answers.indexes if self._answers is not None else ()
+        found = [(index, index.match(self._text)) for index in (*self._texts, *answers)]
         length = max((match.length for _, match in found), default=0)
         if length < MIN_MATCH:
             return ()

@@ -38,41 +38,47 @@ Tokens = Sequence[int] | np.ndarray  # [num_tokens]
 
 
 def is_index(path: Path) -> bool:
-    """Whether the file begins like one. Raises OSError where it cannot be read."""
+    """Says whether the file begins like one. Raises OSError where it cannot be read."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def build_index(documents: Iterable[Tokens], vocabulary: Vocabulary, out: Path) -> None:
+def index_of(documents: Iterable[Tokens], vocabulary: Vocabulary) -> CorpusIndex:
+    """Builds the index of these token sequences in memory. Raises as `build_index` does."""
+    tokens, suffixes = _sorted(documents, vocabulary.size)
+    return CorpusIndex(tokens.tobytes() + suffixes.tobytes(), 0, len(tokens), vocabulary.size)
+
+
+def build_index(
+    documents: Iterable[Tokens], vocabulary: Vocabulary, out: Path, mode: int = 0o644
+) -> None:
     """Writes the index of these token sequences, which appears whole or not at all.
 
     Raises ValueError where there is no token, or one that the vocabulary does not have, and
     UsageError for more than MAX_TOKENS.
     """
-    tokens = _joined(documents, vocabulary.size)
-    suffixes = sorted_suffixes(tokens)
-    stored = (tokens.astype(">u4"), suffixes.astype("<i4"))
+    stored = _sorted(documents, vocabulary.size)
     digest = hashlib.sha256()
     for array in stored:
         digest.update(array.view(np.uint8).data)
     fields = {
-        "num_tokens": len(tokens),
+        "num_tokens": len(stored[0]),
         "sha256": digest.hexdigest(),
         "vocabulary": vocabulary.sha256,
     }
     header = json.dumps(fields).encode()
     header += b" " * (-(_PREAMBLE.size + len(header)) % _ALIGNMENT)
-    with atomic_file(out) as work, work.open("wb") as file:
+    with atomic_file(out, mode) as work, work.open("wb") as file:
         header_sha256 = hashlib.sha256(header).digest()
         file.write(_PREAMBLE.pack(MAGIC, VERSION, len(header), header_sha256) + header)
         for array in stored:
-            file.write(array.view(np.uint8).data)  # tofile does not tell a full disk
+            file.write(array.view(np.uint8).data)  # tofile does not report a full disk
 
 
-def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
-    """Maps the index for reading.
+def open_index(path: Path, vocabulary: Vocabulary, in_memory: bool = False) -> CorpusIndex:
+    """Maps the index for reading, or reads all of it.
 
-    The header is always checked, and that the file has the size that it tells of; the sha256 of
+    The header is always checked, and that the file has the size that it states; the sha256 of
     the data up to CHECKED_BYTES. Beyond that damage goes unnoticed, but it costs right draft tokens
     only: see CorpusIndex. Raises ModelFileError, and UsageError for another tokenizer's index.
     """
@@ -87,11 +93,14 @@ def open_index(path: Path, vocabulary: Vocabulary) -> CorpusIndex:
         with memoryview(data) as view:
             if hashlib.sha256(view[offset:]).hexdigest() != expected:
                 raise _damaged(path, "its sha256 differs")
-    return CorpusIndex(data, offset, num_tokens, vocabulary.size)
+    if not in_memory:
+        return CorpusIndex(data, offset, num_tokens, vocabulary.size)
+    with data:
+        return CorpusIndex(data[:], offset, num_tokens, vocabulary.size)
 
 
 def check_index(path: Path) -> None:
-    """Its header and its size, whatever the vocabulary. Raises ModelFileError."""
+    """Checks header and size, whatever the vocabulary. Raises ModelFileError."""
     _mapped(path)[0].close()
 
 
@@ -112,8 +121,8 @@ def _mapped(path: Path) -> tuple[mmap, int, tuple[int, str, str]]:
 
 
 def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """The suffix array of `tokens` [num_tokens] uint32: [num_tokens] int32, the places where
-    suffixes begin, in the order of the suffixes.
+    """Returns the suffix array of `tokens` [num_tokens] uint32: [num_tokens] int32, the places
+    where suffixes begin, in the order of the suffixes.
 
     Prefix doubling (Manber & Myers 1990): once suffixes are sorted by their first `width` tokens,
     the order of the suffixes that begin `width` further on sorts them by twice as many. Only
@@ -141,6 +150,12 @@ def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
         keys = group[members].astype(np.int64) << 32 | (group[members + width] + 1)
         width *= 2
     return suffixes
+
+
+def _sorted(documents: Iterable[Tokens], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and suffix array, as they are stored."""
+    tokens = _joined(documents, vocab_size)
+    return tokens.astype(">u4"), sorted_suffixes(tokens).astype("<i4")
 
 
 def _joined(documents: Iterable[Tokens], vocab_size: int) -> np.ndarray:

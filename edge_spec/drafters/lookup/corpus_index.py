@@ -54,6 +54,13 @@ class CorpusIndex:
         self._vocab_size = vocab_size
         self._suffixes = _int32_view(data, end, num_tokens)
 
+    def documents(self) -> list[np.ndarray]:
+        """Returns the texts [tokens] uint32, but for those with a token that there is not."""
+        tokens = np.frombuffer(self._data, ">u4", self.num_tokens, self._offset).astype(np.uint32)
+        parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
+        found = [part[part != SEPARATOR] for part in parts]
+        return [each for each in found if len(each) and each.max() < self._vocab_size]
+
     def match(self, text: Sequence[int]) -> CorpusMatch:
         """The longest end of `text` that occurs, of MAX_MATCH tokens at most."""
         end = list(text[-MAX_MATCH:])

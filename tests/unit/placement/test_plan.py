@@ -293,11 +293,11 @@ def test_a_planned_setting_is_one_of_the_options_and_is_said(
 def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_with_the_next(
     source: Source,
 ) -> None:
-    keeping = placement(place("ort"), "ngram-cache", 900.0)
+    keeping = placement(place("ort"), "answers", 900.0)
     save_plan(plan_of(source, keeping, NEXT), plan_path(source, None))
     assert planned(source, LoadOptions(), quiet).drafter == NEXT.drafter
-    asked = LoadOptions(drafter="ngram-cache")
-    assert planned(source, asked, quiet).drafter == "ngram-cache"
+    asked = LoadOptions(drafter="answers")
+    assert planned(source, asked, quiet).drafter == "answers"
 
 
 def test_a_plan_is_wanted_where_there_is_none_of_this_version(source: Source) -> None:

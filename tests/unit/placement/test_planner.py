@@ -116,9 +116,9 @@ def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not
 
 
 def test_a_drafter_that_keeps_answers_is_never_chosen_unasked() -> None:
-    keeping = replace(BEST, drafter="ngram-cache", tokens_per_s=900.0)
+    keeping = replace(BEST, drafter="answers", tokens_per_s=900.0)
     first, *others = ranked([keeping, NEXT, BEST], FREE)
-    assert first == BEST and others[-1].drafter == "ngram-cache"
+    assert first == BEST and others[-1].drafter == "answers"
     assert others[-1].reason == "it keeps answers on the disk, and is used where it is asked for"
 
 

@@ -305,7 +305,7 @@ def test_a_comparison_with_a_drafter_that_remembers_answers_says_so() -> None:
     same = result("text")
     shown = {
         names: plain(comparison_text(DrafterComparison(names, (same, same), same), 80))
-        for names in ("suffix", "suffix,ngram-cache")
+        for names in ("suffix", "suffix,answers")
     }
     assert [" remembers answers" in text for text in shown.values()] == [False, True]
 

@@ -28,9 +28,9 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
 from edge_spec.drafters.lookup.corpus_file import build_index, open_index
-from edge_spec.drafters.lookup.ngram_cache import NgramCacheDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -98,9 +98,9 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
     vocab_size = model.config.vocab_size
     vocabulary = Vocabulary.of({str(token): token for token in range(vocab_size)})
     build_index([opposed], vocabulary, folder / "opposed.corpus")
-    cache = NgramCacheDrafter(folder / "opposed.ngrams", vocabulary.sha256, vocab_size)
-    cache.begin(opposed[:1])
-    cache.observe(TokenTree.chain(0), Forward(np.zeros((1, 1))), Verdict(tuple(opposed), (), True))
+    kept = KeptAnswers(folder / "answers.corpus", vocabulary, keeps=False)
+    kept.begin(opposed[:1])
+    kept.extend(opposed)
     # A draft whose favourites are the target's least likely tokens.
     draft = ScriptedModel(lambda tokens: -model.next_logits(tokens), vocab_size)
     return {
@@ -111,7 +111,7 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
         "jacobi": JacobiDrafter(),
         "lookahead": LookaheadDrafter(WindowSize(2, 3, 3)),
         "corpus": CorpusDrafter([open_index(folder / "opposed.corpus", vocabulary)]),
-        "ngram-cache": cache,
+        "answers": CorpusDrafter(answers=kept, name="answers"),
         "draft-model": DraftModelDrafter(draft, draft.open_session(), vocab_size),
         "composite": CompositeDrafter([SuffixDrafter(), RecyclingDrafter(), LookaheadDrafter()]),
     }
@@ -241,7 +241,7 @@ def test_races_that_are_run_at_once_have_the_samplers_winners() -> None:
 
 
 NAMES = ("opposed", "opposed-tree", "suffix", "recycling", "jacobi", "lookahead", "corpus")
-NAMES += ("ngram-cache", "draft-model", "composite")
+NAMES += ("answers", "draft-model", "composite")
 
 
 @pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.slow)])

@@ -64,17 +64,8 @@ def cached(tmp_path: Path) -> list[Path]:
 
 
 def texts_of(index: CorpusIndex, tokenizer: Tokenizer) -> list[str]:
-    """Its documents, in order."""
-    data = index._data[index._offset : index._offset + 4 * index.num_tokens]
-    ids = [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4)]
-    documents: list[list[int]] = [[]]
-    for id in ids:
-        if id == 2**32 - 1:
-            documents.append([])
-        else:
-            documents[-1].append(id)
-    assert documents.pop() == []
-    return [tokenizer.decode(document) for document in documents]
+    """Returns its documents, in order."""
+    return [tokenizer.decode(document.tolist()) for document in index.documents()]
 
 
 def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
@@ -89,30 +80,17 @@ def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
 def test_a_text_is_tokenized_once_and_then_mapped(
     tmp_path: Path, opened: Any, tokenizer: CountedTokenizer
 ) -> None:
-    text = tmp_path / "notes.txt"
+    text = tmp_path / ("ü" * 100)  # a long name is cut
     text.write_text("the theory of these things\n")
     index = opened(text)
-    sought = tokenizer.encode("theory of")
-    assert index.match([ord("x"), *sought]).length == len(sought)
     [file] = cached(tmp_path)
+    assert file.name.startswith("ü" * 40 + "-") and file.suffix == ".corpus"
     before = file.stat()
     tokenizer.encoded.clear()
-    again = opened(text)
+    assert texts_of(opened(text), tokenizer) == texts_of(index, tokenizer)
+    assert texts_of(index, tokenizer) == ["the theory of these things\n"]
     assert tokenizer.encoded == []
     assert file.stat().st_mtime_ns == before.st_mtime_ns and file.stat().st_ino == before.st_ino
-    assert texts_of(again, tokenizer) == ["the theory of these things\n"]
-    assert file.name.startswith("notes.txt-") and file.suffix == ".corpus"
-
-
-def test_a_directory_is_read_recursively_each_file_a_document(
-    folder: Path, opened: Any, tokenizer: CountedTokenizer
-) -> None:
-    (folder / "a.txt").write_text("first")
-    (folder / "empty.txt").write_text("")
-    index = opened(folder)
-    assert texts_of(index, tokenizer) == ["first", "hello world", "good day"]
-    match = index.match(tokenizer.encode("first"))
-    assert match.length == 5 and index.following(match) == []
 
 
 def test_hidden_files_and_links_are_left_out(
@@ -124,6 +102,7 @@ def test_hidden_files_and_links_are_left_out(
     (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
     (folder / ".hidden").write_text("secret")
+    (folder / "empty.txt").write_text("")
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("secret")
     with socket.socket(socket.AF_UNIX) as no_file:
@@ -143,16 +122,15 @@ def test_what_is_no_text_is_skipped_with_one_line(
     (folder / "cut.txt").write_bytes("plain tä".encode()[:-1])
     # The head ends within a character.
     (folder / "umlauts.txt").write_text("1234567äöü", encoding="utf-8")
-    assert texts_of(opened(folder), tokenizer) == ["hello world", "1234567äöü", "good day"]
+    (folder / "windows.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert texts_of(opened(folder), tokenizer) == [
+        "hello world",
+        "1234567äöü",
+        "one\ntwo\n",
+        "good day",
+    ]
     [line] = caplog.messages
     assert str(folder / "cut.txt") in line and "and 3 more" in line and "\n" not in line
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_no_text(
-    tmp_path: Path, opened: Any, tokenizer: CountedTokenizer
-) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    assert texts_of(opened(tmp_path / "a.txt"), tokenizer) == ["one\ntwo\n"]
 
 
 def test_bos_is_in_no_document(folder: Path, opened: Any, byte_tokenizer_json: str) -> None:
@@ -276,14 +254,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, folder: Path, o
     assert "cannot keep the corpus index" in line and "EDGE_SPEC_CACHE" in line
 
 
-def test_a_long_name_is_cut(tmp_path: Path, opened: Any) -> None:
-    text = tmp_path / ("ü" * 100)
-    text.write_text("text")
-    opened(text)
-    [file] = cached(tmp_path)
-    assert file.name.startswith("ü" * 40 + "-")
-
-
 @given(text=st.text(alphabet="ab\nü", max_size=60), size=st.integers(1, 12))
 def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -296,26 +266,19 @@ def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> Non
             assert piece.endswith("\n") or ("\n" not in piece and len(piece) == size)
 
 
-def test_a_long_text_is_one_document(
-    tmp_path: Path, opened: Any, tokenizer: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 10)
-    text = "one line\nanother one\nthe last"
-    (tmp_path / "a.txt").write_text(text)
-    assert texts_of(opened(tmp_path / "a.txt"), tokenizer) == [text]
-    assert max(map(len, tokenizer.encoded)) <= 10
-
-
 def test_progress_runs_from_0_to_1(
     tmp_path: Path, folder: Path, tokenizer: CountedTokenizer, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 4)
+    (folder / "b.txt").write_text("one line\nanother one\nthe last")
     reports: dict[str, list[float]] = {}
 
     def progress(what: str, fraction: float) -> None:
         reports.setdefault(what, []).append(fraction)
 
-    open_corpus(folder, tokenizer, tmp_path / "cache", progress)
+    index = open_corpus(folder, tokenizer, tmp_path / "cache", progress)
+    assert texts_of(index, tokenizer) == ["one line\nanother one\nthe last", "good day"]
+    assert max(map(len, tokenizer.encoded)) <= 4
     assert list(reports) == ["Reading the corpus", "Sorting the corpus"]
     for fractions in reports.values():
         assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
