@@ -33,6 +33,7 @@ class SpareRowDrafter(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._guess = None
+        self._growth = nothing(prompt[-1])
         self._acceptance.begin_text()
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:

@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.merge import merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.testing import ScriptedModel, random_logits
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=16)
 
@@ -129,13 +125,6 @@ def test_confidence_of_agreement_is_learnt_from_the_text() -> None:
     assert composite.propose(0, BUDGET).confidence[1] < 0.15
 
 
-def test_without_branches_the_merged_tree_is_a_chain() -> None:
-    first = Proposes("first", TokenTree.chain(0, [1, 2], [0.9, 0.9], "first"))
-    second = Proposes("second", TokenTree.chain(0, [3, 4, 5], [0.2, 0.9, 0.9], "second"))
-    chain = CompositeDrafter([first, second]).propose(0, Budget(4, 16, branches=False))
-    assert chain.tokens.tolist() == [0, 1, 2]
-
-
 def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:
     first = Proposes("first", TokenTree.chain(0, [1], [0.9], "first"))
     second = Proposes("second", TokenTree.chain(0))
@@ -146,27 +135,3 @@ def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:
     verdict = Verdict((1, 2), (1,), True)
     composite.observe(tree, Forward(np.zeros((2, 4))), verdict)
     assert first.seen == second.seen == [(5, 0), (tree, verdict)]
-
-
-def test_no_draft_token_is_a_plain_round() -> None:
-    composite = CompositeDrafter([Proposes("none", TokenTree.chain(0))])
-    assert len(composite.propose(0, BUDGET)) == 1
-
-
-def test_a_snapshot_holds_what_each_drafter_keeps(decode: Any) -> None:
-    model = ScriptedModel(random_logits(6), 6)
-    used = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
-    run = decode(model, [1, 2, 1], [used], max_tokens=40)
-    state = used.state_dict()
-    assert {name.partition("/")[0] for name in state} == {"acceptance", "suffix", "recycling"}
-    fresh = CompositeDrafter([SuffixDrafter(), RecyclingDrafter()])
-    fresh.load_state_dict(state)
-    text = [1, 2, 1, *run.tokens]
-    for drafter in (used, fresh):
-        drafter.begin(text)
-    pending = text[-1]
-    left, right = (drafter.propose(pending, BUDGET) for drafter in (used, fresh))
-    assert left.tokens.tolist() == right.tokens.tolist() and len(left) > 1
-    assert left.confidence.tolist() == right.confidence.tolist()
-    with pytest.raises((KeyError, ValueError)):
-        fresh.load_state_dict({})

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.conversation import continues, restored_prompt
-from edge_spec.drafters.jacobi.pool import MAX_FIRST_TOKENS, NgramPool
+from edge_spec.drafters.jacobi.pool import NgramPool
 
 BOUND = "edge_spec.drafters.jacobi.pool.MAX_FIRST_TOKENS"
 
@@ -45,14 +45,6 @@ def test_of_first_tokens_the_latest_are_kept(added: list[tuple[int, ...]], bound
     assert {first for first in range(5) if pool.after(first)} == set(kept)
 
 
-def test_the_pool_is_bounded() -> None:
-    pool = NgramPool(2, 1)
-    for token in range(MAX_FIRST_TOKENS + 3):
-        pool.add((token, token + 1))
-    assert [bool(pool.after(token)) for token in range(5)] == [False] * 3 + [True] * 2
-    assert len(pool.snapshot()) == MAX_FIRST_TOKENS
-
-
 @given(
     text=st.lists(st.integers(0, 3), max_size=40),
     cuts=st.lists(st.integers(0, 40), max_size=6),
@@ -70,14 +62,6 @@ def test_a_text_is_read_whole_however_it_comes(
         assert pool.after(first) == latest(added, first, 3)
 
 
-def test_reading_on_does_not_renew_what_was_read_before() -> None:
-    pool = NgramPool(2, 2)
-    pool.begin([1, 2])
-    pool.add((1, 3))
-    pool.read([4])
-    assert pool.after(1) == [(3,), (2,)] and pool.after(2) == [(4,)]
-
-
 def test_a_new_prompt_does_not_follow_the_text_before() -> None:
     pool = NgramPool(3, 3)
     pool.begin([1, 2, 3])
@@ -90,13 +74,6 @@ def test_a_new_prompt_does_not_follow_the_text_before() -> None:
     assert not (pool.after(2) or pool.after(5))
     pool.read([8])
     assert pool.after(6) == [(7, 8)]
-
-
-def test_what_a_caller_does_with_an_answer_does_not_change_the_pool() -> None:
-    pool = NgramPool(2, 3)
-    pool.add([1, 2])
-    pool.after(1).clear()
-    assert pool.after(1) == [(2,)]
 
 
 @given(added=ngrams, later=ngrams, per_token=st.integers(1, 4))

@@ -81,29 +81,6 @@ def test_what_follows_often_is_likelier() -> None:
 
 
 @given(documents=document_lists, text=st.lists(st.integers(0, 2), min_size=1, max_size=20))
-@pytest.mark.parametrize("budget", [BUDGET, CHAIN, Budget(6, 4), Budget(0, 8), Budget(3, 1)])
-def test_proposals_occur_in_a_document_and_keep_the_budget(
-    budget: Budget, documents: list[list[int]], text: list[int]
-) -> None:
-    tree = proposed(drafter_of(*documents), text, budget)
-    assert len(tree) <= budget.num_rows and max(tree.depths) <= budget.num_draft_tokens
-    assert tree.tokens[0] == text[-1] and tree.is_chain >= (not budget.branches)
-    rows = paths(tree)
-    assert len(rows) == len(tree) - 1  # no two rows are the same draft token
-    for candidate in rows:
-        around = [*text[-2:], *candidate]
-        assert any(
-            document[place : place + len(around)] == around
-            for document in documents
-            for place in range(len(document))
-        )
-    for row in range(len(tree)):
-        children = tree.children(row)
-        assert sum(tree.confidence[children]) <= 1 + 1e-6
-        assert all(0 < tree.confidence[child] < 1 for child in children)
-
-
-@given(documents=document_lists, text=st.lists(st.integers(0, 2), min_size=1, max_size=20))
 def test_several_corpora_are_as_one_of_all_their_documents(
     documents: list[list[int]], text: list[int]
 ) -> None:
@@ -157,51 +134,6 @@ def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
     assert len(seen) == len(learnt)
 
 
-def test_what_was_proposed_before_another_prompt_is_not_learnt_from() -> None:
-    drafter = drafter_of(POEM)
-    proposed(drafter, [10, 11])
-    drafter.begin([20, 21])
-    before = drafter.state_dict()["acceptance"]
-    write(drafter, 12)
-    assert (drafter.state_dict()["acceptance"] == before).all()
-
-
-def test_confidence_moves_towards_the_outcomes_of_its_kind_alone() -> None:
-    drafter = drafter_of(POEM, *[[1, 2, 3]] * 3, [1, 2, 4])
-    often, rarely = _kind(2, 4, 3), _kind(2, 4, 1)
-    before = paths(proposed(drafter, [1, 2]))
-    for round in range(400):
-        proposed(drafter, [1, 2])
-        write(drafter, 4 if round % 4 else 3)  # as it is counted, but the other way round
-    after = paths(proposed(drafter, [1, 2]))
-    assert before[3,] > 2 * before[4,]
-    assert after[3,] == pytest.approx(0.25, abs=0.03)
-    assert after[4,] == pytest.approx(0.75, abs=0.03)
-    learnt = drafter.state_dict()["acceptance"]
-    changed = np.flatnonzero((learnt != CorpusDrafter([]).state_dict()["acceptance"]).any(0))
-    assert changed.tolist() == sorted([often, rarely])
-
-
-def test_a_snapshot_restores_what_was_learnt() -> None:
-    teacher, pupil = drafter_of(POEM), drafter_of(POEM)
-    for _ in range(50):
-        proposed(teacher, [10, 11])
-        write(teacher, 50)
-    taught = proposed(teacher, [10, 11]).confidence.tolist()
-    assert proposed(pupil, [10, 11]).confidence.tolist() != taught
-    pupil.load_state_dict(teacher.state_dict())
-    assert proposed(pupil, [10, 11]).confidence.tolist() == taught
-
-
-@pytest.mark.parametrize("state", [{}, {"acceptance": np.ones((2, 3))}, {"other": np.ones(2)}])
-def test_the_snapshot_of_another_drafter_is_refused(state: dict[str, np.ndarray]) -> None:
-    drafter = CorpusDrafter([])
-    before = drafter.state_dict()["acceptance"]
-    with pytest.raises((KeyError, ValueError)):
-        drafter.load_state_dict(state)
-    assert (drafter.state_dict()["acceptance"] == before).all()
-
-
 def test_priors_grow_with_the_match_its_occurrences_and_the_share() -> None:
     priors = _priors()
 
@@ -218,11 +150,3 @@ def test_priors_grow_with_the_match_its_occurrences_and_the_share() -> None:
     assert prior(2, 1, 1) == pytest.approx(0.2, abs=0.02)
     assert prior(20, 1, 1) == pytest.approx(0.9, abs=0.02)
     assert prior(2, 2, 1) == pytest.approx(0.11, abs=0.02)
-
-
-def test_the_output_is_the_models_own(decode: Any, greedy: Any, scripted: Any) -> None:
-    prompt, script = [10, 11, 12], [13, 14, 15, 50, 20, 21, 22, 23, 24]
-    model = scripted(len(prompt), script, vocab_size=VOCABULARY.size)
-    run = decode(model, prompt, [drafter_of(POEM)], max_tokens=9)
-    assert run.tokens == greedy(model, prompt, 9) == script
-    assert len(run.rounds) < 9  # some draft tokens were right

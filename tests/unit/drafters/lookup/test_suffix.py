@@ -96,21 +96,6 @@ def test_counting_is_bounded_in_a_text_of_one_token() -> None:
     assert [each.token for each in index.continuations(index.match)] == [1]
 
 
-def test_of_equally_frequent_continuations_the_latest_comes_first() -> None:
-    index = SuffixIndex()
-    index.extend([1, 2, 9, 1, 2, 8, 1, 2])
-    assert [each.token for each in index.continuations(index.match)] == [8, 9]
-
-
-@given(text=texts)
-def test_extending_at_once_or_by_token_gives_the_same_match(text: list[int]) -> None:
-    at_once, by_token = SuffixIndex(), SuffixIndex()
-    at_once.extend(text)
-    for token in text:
-        by_token.extend([token])
-    assert at_once.match == by_token.match
-
-
 @pytest.mark.parametrize("alphabet", [1, 2, 4, 1000])
 def test_the_index_stays_linear(alphabet: int) -> None:
     text = np.random.default_rng(0).integers(0, alphabet, 3000).tolist()
@@ -130,25 +115,6 @@ def test_a_repeated_text_is_drafted_and_a_new_one_is_not() -> None:
     drafter.begin([7, 8, 9])
     assert len(drafter.propose(9, BUDGET)) == 1
     assert len(drafter.propose(9, Budget(0, 1))) == 1
-
-
-def test_what_was_written_is_found_in_the_same_generation() -> None:
-    drafter = SuffixDrafter()
-    drafter.begin([1, 2, 3])
-    tree = drafter.propose(3, BUDGET)
-    drafter.observe(tree, OUT, Verdict((9, 1, 2), (), True))
-    assert drafter.propose(2, BUDGET).tokens.tolist() == [2, 3, 9, 1, 2]
-
-
-@pytest.mark.parametrize("prompt", [[1, 2, 3, 1, 2, 3, 5], [1, 2, 4, 1], [1, 2], [1, 2, 3, 1, 2]])
-def test_beginning_again_forgets_what_is_not_in_the_prompt(prompt: list[int]) -> None:
-    used, fresh = SuffixDrafter(), SuffixDrafter()
-    used.begin([1, 2, 3])
-    used.observe(used.propose(3, BUDGET), OUT, Verdict((1, 2), (), True))
-    used.begin(tuple(prompt))
-    fresh.begin(prompt)
-    proposed, expected = (drafter.propose(prompt[-1], BUDGET) for drafter in (used, fresh))
-    assert proposed.tokens.tolist() == expected.tokens.tolist()
 
 
 def confidence(text: list[int]) -> list[float]:
@@ -175,10 +141,6 @@ def test_what_followed_differently_becomes_a_branch_where_branches_are_allowed()
     assert tree.confidence[tree.children(0)].sum() <= 1
     chain = drafter.propose(1, replace(BUDGET, branches=False))
     assert chain.is_chain and chain.tokens.tolist() == [1, 3, 7, 1, 3]
-
-
-def acceptance(drafter: SuffixDrafter) -> list[float]:
-    return (drafter._acceptance.snapshot()[1] / drafter._acceptance.snapshot()[0]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -212,24 +174,6 @@ def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
         TokenTree.chain(9), OUT, Verdict((1, 2), (), False)
     )  # a round without draft token
     assert np.array_equal(drafter._acceptance.snapshot(), after)
-
-
-def test_a_snapshot_carries_what_was_learnt() -> None:
-    drafter, fresh = SuffixDrafter(), SuffixDrafter()
-    drafter.begin([1, 2, 3, 4, 1, 2])
-    drafter.propose(2, BUDGET)
-    drafter.observe(TokenTree.chain(2), OUT, Verdict((9,), (), False))
-    assert acceptance(fresh) != acceptance(drafter)
-    fresh.load_state_dict(drafter.state_dict())
-    assert acceptance(fresh) == acceptance(drafter)
-    assert fresh.propose(9, BUDGET).tokens.tolist() == drafter.propose(9, BUDGET).tokens.tolist()
-    text = drafter.state_dict()["text"]
-    assert text.tolist() == [1, 2, 3, 4, 1, 2, 9]
-    with pytest.raises(ValueError, match="shape"):
-        fresh.load_state_dict({"acceptance": np.zeros((2, 3)), "text": text[:3]})
-    with pytest.raises(ValueError, match="prompt"):
-        fresh.load_state_dict(drafter.state_dict() | {"text": text.reshape(1, -1)})
-    assert fresh.state_dict()["text"].tolist() == text.tolist()
 
 
 @pytest.mark.parametrize("at", range(2, 12))
