@@ -193,7 +193,7 @@ def simulate(
 
 def _shared(drafter: Any) -> dict[int, Any]:
     """What copies need not have of their own: models, mapped files."""
-    parts = [getattr(drafter, name, None) for name in ("_model", "_indexes", "_store")]
+    parts = [getattr(drafter, name, None) for name in ("_model", "_texts", "_answers")]
     return {id(part): part for part in parts if part is not None}
 
 
