@@ -95,7 +95,7 @@ def from_q8_0(stored: np.ndarray, columns: int) -> BlockQuantized:
 
 
 def is_carried(stored: Sequence[StoredTensor], bits: int, block_size: int) -> bool:
-    """Whether their file has them in this form."""
+    """Returns whether their file has them in this form."""
     kind = {4: GGMLQuantizationType.Q4_0, 8: GGMLQuantizationType.Q8_0}[bits]
     return block_size == 32 and all(tensor.kind == kind for tensor in stored)
 

@@ -1,4 +1,4 @@
-"""What a bundle says of itself, whatever its format."""
+"""Writes what a bundle says of itself, whatever its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a GGUF file holds a model that writes text, as its metadata say it."""
+"""Refuses GGUF files that hold no model that writes text, by their metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GGUF file states of its model, by keys."""
+"""Reads what a GGUF file states of its model, by keys."""
 
 from __future__ import annotations
 

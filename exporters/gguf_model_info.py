@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, for a library that runs it as it is."""
+"""Reads what a GGUF file says of itself, for a library that runs it as it is."""
 
 from __future__ import annotations
 

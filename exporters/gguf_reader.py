@@ -171,7 +171,7 @@ class _Header:
             raise
 
     def strings(self, count: int) -> list[str]:
-        """As many calls of `string`, faster: vocabularies have 262,144."""
+        """Reads `count` strings faster than calls of `string`: vocabularies have 262,144."""
         texts: list[str] = []
         buffer, end, at = self.buffer, self.end, self.at
         size_at = struct.Struct("<Q").unpack_from

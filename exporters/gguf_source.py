@@ -77,7 +77,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
 
 
 def text_fields(file: GgufFile) -> TextFields:
-    """How text becomes tokens, and where it ends. Raises ModelFileError."""
+    """Returns how text becomes tokens, and where it ends. Raises ModelFileError."""
     metadata = Metadata(file.metadata, file.path)
     stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in STOP_TOKENS)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)

@@ -67,7 +67,7 @@ def _beginning(path: Path) -> dict[str, Any]:
 
 
 def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `Published` says of text: its template, special tokens and tokenizer.
+    """Returns what a `ModelInfo` says of text: its template, special tokens and tokenizer.
 
     values: of config.json. Raises ModelFileError; that the tokenizer is missing, when it is read.
     """

@@ -1,4 +1,4 @@
-"""What an error in a weight costs: the mean square of the input that it is multiplied with.
+"""Measures what an error in a weight costs: the mean square of its inputs.
 
 The squared error of a layer's output, summed over texts, is that of its weights with these as
 factors, where inputs are uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact;

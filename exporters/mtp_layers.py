@@ -1,4 +1,4 @@
-"""Where a model's own files have layers for multi-token prediction, beside those of the model."""
+"""Finds the layers for multi-token prediction in a model's own files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main_layers(metadata: Metadata) -> int | None:
 
 
 def is_only_mtp(names: Iterable[str]) -> bool:
-    """Whether a GGUF file that states such layers has none of the model's own, as llama.cpp's
+    """Returns whether a GGUF file that states such layers has no others, as llama.cpp's
     converter writes with --mtp."""
     return not any(name.startswith("blk.0.") for name in names)
 

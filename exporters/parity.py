@@ -1,4 +1,4 @@
-"""How far a converted model is from its source: both score the same packaged text."""
+"""Measures how far a converted model is from its source: both score the same packaged text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Score = Callable[[Sequence[int], OnChunk], np.ndarray]  # tokens -> logits [toke
 
 
 class Converted(NamedTuple):
-    """What was written, and how far it may be from its source, in nats."""
+    """Holds what was written, and how far it may be from its source, in nats."""
 
     score: Score
     context_length: int

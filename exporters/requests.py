@@ -1,4 +1,4 @@
-"""What an export is asked for, checked before anything is written."""
+"""Checks what an export is asked for, before anything is written."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def work_key(path: Path, format: str, options: ExportOptions) -> str:
 
 
 def converting(num_kept: int, num: int, parts: str) -> str:
-    """Returns what progress is told of: also where it went on."""
+    """Returns the name of a step of progress, which says where an export goes on."""
     what = "Converting the weights"
     return f"{what}, of which {num_kept} of {num} {parts} were kept" if num_kept else what
 

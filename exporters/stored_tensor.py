@@ -65,7 +65,7 @@ class StoredTensor:
 
     @property
     def file_map(self) -> mmap.mmap | None:
-        """What `data` is a view of; None for values that were made."""
+        """Returns the file that `data` is a view of; None for values that were made."""
         base: Any = self.data
         while isinstance(base, np.ndarray | memoryview):
             base = base.base if isinstance(base, np.ndarray) else base.obj

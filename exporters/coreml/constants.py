@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import types
 
 
 class Constants:
-    """What functions of one program share: equal constants are held once."""
+    """Holds the constants that functions of one program share, equal ones once."""
 
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
@@ -47,7 +47,7 @@ class Constants:
 
 
 def is_half(var: Any) -> bool:
-    """Whether a pymil Var is of float16."""
+    """Returns whether a pymil Var is of float16."""
     return bool(var.dtype == types.fp16)
 
 

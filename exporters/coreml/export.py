@@ -38,8 +38,8 @@ _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transf
 
 @dataclass(frozen=True)
 class CoreMlQuantization:
-    """How the layers' matrices are stored, and embedding and head, where few bits cost most; the
-    bound is several times what the demo model measures (docs/apple.md)."""
+    """Describes how the layers' matrices are stored, and embedding and head, where few bits cost
+    most; the bound is several times what the demo model measures (docs/apple.md)."""
 
     body: Storage
     head: Storage

@@ -63,7 +63,7 @@ def interpret(function: Any, shared: Constants) -> Interpreted:
 
 
 def is_state(var: Any) -> bool:
-    """Whether a pymil Var is a function's state."""
+    """Returns whether a pymil Var is a function's state."""
     return bool(types.is_state(var.sym_type))
 
 

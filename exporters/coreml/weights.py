@@ -1,4 +1,4 @@
-"""How matrices are stored in a Core ML program: as float16, in blocks of integers, as palettes.
+"""Stores matrices in a Core ML program: as float16, in blocks of integers, as palettes.
 
 Every function of a package adds the same constants; those of one name share one place in the
 weight file.

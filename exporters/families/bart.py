@@ -77,7 +77,7 @@ def _of_config(is_marian: bool, stated: StatedConfig) -> Fields:
 
 
 def fields_of_config(stated: StatedConfig) -> Fields:
-    """What these models have in common with others that came of them."""
+    """Returns the fields that these models share with others that came of them."""
     values = stated.values
     for size in _BOTH[1:]:
         if values[f"encoder_{size}"] != values[f"decoder_{size}"]:

@@ -1,4 +1,4 @@
-"""What a family is: where its files state the description of a decoder, and name its tensors."""
+"""Describes families: where their files state what a decoder is, and how they name its tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_fields(stated: Any) -> Fields:
 
 @dataclass(frozen=True)
 class Family:
-    """How the files of one family differ from those of Llama; every name that is not mapped here is
+    """Describes how the files of one family differ from Llama's; every name not mapped here is
     the same.
 
     of_config, of_metadata: the fields of the description that only this family states, or states in

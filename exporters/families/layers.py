@@ -1,4 +1,4 @@
-"""Which layers of a model are of which kind."""
+"""Finds which layers of a model are of which kind."""
 
 from __future__ import annotations
 

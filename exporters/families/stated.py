@@ -1,4 +1,4 @@
-"""What a config.json states, in the forms that families have in common."""
+"""Reads what a config.json states, in the forms that families have in common."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class StatedConfig:
 
     @property
     def rotary_dim(self) -> int | None:
-        """None: all of a head is rotated."""
+        """Returns how much of a head is rotated; None: all of it."""
         nested = self.values.get("rope_parameters") or {}
         part = self.values.get("partial_rotary_factor", nested.get("partial_rotary_factor"))
         rotated = self.head_dim if part is None else int(self.head_dim * float(part))

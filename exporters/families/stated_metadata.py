@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file state, in the forms that families have in common."""
+"""Reads what the metadata of a GGUF file state, in the forms that families have in common."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class StatedMetadata:
         self.tensors = tensors
 
     def get(self, key: str, kind: type) -> Any:
-        """None where it is not stated. Raises ModelFileError for a value of another type."""
+        """Returns the value; None where it is not stated. Raises ModelFileError for another
+        type."""
         return self.metadata.get(f"{self.architecture}.{key}", kind)
 
     def require(self, key: str, kind: type) -> Any:
@@ -106,8 +107,10 @@ class StatedMetadata:
         return head_dim
 
     def rotary_dim(self, is_permuted: bool) -> int | None:
-        """None: all of a head is rotated. is_permuted: whether it has to be, as the rows of q and k
-        stand. Raises UnsupportedModelError."""
+        """Returns how much of a head is rotated; None: all of it.
+
+        is_permuted: whether all has to be, as the rows of q and k stand. Raises
+        UnsupportedModelError."""
         head_dim = self.head_dim()
         rotated: int | None = self.get("rope.dimension_count", int)
         if rotated in (None, head_dim):

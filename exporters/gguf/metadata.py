@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, in the names of ggml's docs/gguf.md."""
+"""Writes what a GGUF file says of its model, in the names of ggml's docs/gguf.md."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def gguf_architecture(config: ModelConfig) -> str:
 
 
 def stated_metadata(path: Path) -> Metadata:
-    """What a GGUF file says, its numbers in the types they are stored in; a directory: nothing."""
+    """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
     if path.is_dir():
         return {}
     file = GgufFile(path)

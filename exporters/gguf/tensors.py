@@ -85,7 +85,7 @@ def gguf_tensors(
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls a tensor that has the name `name` at Hugging Face."""
+    """Returns what GGUF calls a tensor that has the name `name` at Hugging Face."""
     if name in _GGUF_MODEL_NAMES:
         return _GGUF_MODEL_NAMES[name]
     layer, _, rest = name.removeprefix("model.layers.").partition(".")

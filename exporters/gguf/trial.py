@@ -50,7 +50,7 @@ class Trial:
         self._expected = [_ids(reference, text) for text in self._texts]
 
     def run(self, candidate: tokenizers.Tokenizer) -> tuple[int, str | None]:
-        """How many texts have equal ids, and the first difference."""
+        """Returns how many texts have equal ids, and the first difference."""
         found = [_ids(candidate, text) for text in self._texts]
         pairs = list(zip(self._expected, found, strict=True))
         num_equal = sum(expected == ids for expected, ids in pairs)

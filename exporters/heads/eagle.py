@@ -140,7 +140,7 @@ def head_config(
 
 
 def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
-    """What a row sees, where the head was trained with a sliding window in all its layers. Raises
+    """Returns how far a row sees, where all layers of a head have a sliding window. Raises
     UnsupportedModelError where some layers have one and others none."""
     window, kinds = sizes.get("sliding_window"), sizes.get("layer_types")
     if window is None or sizes.get("use_sliding_window") is False:

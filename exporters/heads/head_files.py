@@ -1,4 +1,4 @@
-"""What a trained head is read from, whichever kind it is."""
+"""Holds what a trained head is read from, whichever kind it is."""
 
 from __future__ import annotations
 

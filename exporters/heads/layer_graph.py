@@ -1,4 +1,4 @@
-"""What graphs of layers of heads have in common: the formulas of Llama and Qwen3."""
+"""Writes what graphs of layers of heads have in common: the formulas of Llama and Qwen3."""
 
 from __future__ import annotations
 

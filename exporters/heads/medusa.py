@@ -23,8 +23,8 @@ _ROWS_AT_ONCE = 16384
 
 
 def medusa_head(files: HeadFiles) -> MedusaHead:
-    """How many heads and blocks there are is told by the tensors: published code ignores what
-    config.json says of it. Raises as `open_head` does."""
+    """Counts heads and blocks by the tensors: published code ignores what config.json says of it.
+    Raises as `open_head` does."""
     path, tensors, target = files.path, files.tensors, files.target
     is_sharing = _SHARED in tensors
     for name in tensors:

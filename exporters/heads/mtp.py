@@ -30,8 +30,10 @@ _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
 
 @dataclass(frozen=True)
 class MtpForm:
-    """How files have such a layer. prefix: of its tensors. names: theirs -> ours, of those that
-    other heads have not, or name in another way."""
+    """Describes how files have such a layer.
+
+    prefix: of its tensors. names: theirs -> ours, of those that other heads have not, or name in
+    another way."""
 
     prefix: str
     names: Mapping[str, str]
@@ -46,7 +48,7 @@ class MtpForm:
         return self.names.get(own) or our_name(self.in_layer + own)
 
     def theirs(self, name: str) -> str:
-        """For messages: what a tensor of ours is called."""
+        """Returns what files call a tensor of ours, for messages."""
         named = next((theirs for theirs, ours in self.names.items() if ours == name), None)
         return self.prefix + (named or published_name(name).removeprefix(self.in_layer))
 

@@ -94,7 +94,7 @@ def directory_head(files: HeadFiles) -> EagleHead:
 
 
 def is_gguf_head(path: Path, is_targets: bool) -> bool:
-    """Whether this file has such a layer, and nothing else of a model. is_targets: it is the
+    """Returns whether this file has such a layer and no more of a model. is_targets: it is the
     target's own file, of which the model itself is no draft."""
     if first_architecture(path) not in _ARCHITECTURES:
         return False

@@ -38,7 +38,7 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def says_head(config: Path) -> bool:
-    """Whether this config.json, by itself, is a trained head's: EAGLE-1 heads have no mark but
+    """Returns whether this config.json alone is a trained head's: EAGLE-1 heads have no mark but
     their single layer."""
     try:
         values = read_json(config)
@@ -48,7 +48,7 @@ def says_head(config: Path) -> bool:
 
 
 def is_head(path: Path, is_targets: bool = False) -> bool:
-    """Whether this is the directory of a trained head, or a GGUF file with one; its weights stay
+    """Returns whether this is a trained head's directory, or a GGUF file with one; its weights stay
     unread. is_targets: it is the target itself."""
     if path.is_file():
         return is_gguf_head(path, is_targets)
@@ -65,7 +65,7 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
 
 
 def is_head_alone(path: Path) -> bool:
-    """Whether this directory is a head's and no model's: a layer for multi-token prediction lies
+    """Returns whether this directory is a head's and no model's: an MTP layer lies
     beside its model's own."""
     try:
         return _is_apart(path, read_json(path / "config.json"))

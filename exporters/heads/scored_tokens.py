@@ -1,4 +1,4 @@
-"""Which of the target's tokens a head scores, where it does not score all."""
+"""Reads which of the target's tokens a head scores, where it does not score all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder's graph has besides where an encoder stands before it.
+"""Writes what a decoder's graph has besides where an encoder stands before it.
 
     cross.N.key|value    [1, heads, source, head_dim]    of the source, fixed for all passes of it
 
@@ -46,7 +46,7 @@ def head_bias(nodes: Nodes, prefix: str, after: str, table: np.ndarray) -> str:
 def cross_attention(
     nodes: Nodes, weights: OnnxWeights, config: ModelConfig, x: str, layer: int
 ) -> str:
-    """What attention to the source adds, of the normed residual stream `x`.
+    """Returns what attention to the source adds to the normed residual stream `x`.
 
     A single row is attended twice here, too (graph.py).
     """

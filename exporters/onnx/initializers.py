@@ -53,7 +53,7 @@ class Initializers:
         return name
 
     def is_kept(self, name: str) -> bool:
-        """Whether a tensor is of a step that was finished before."""
+        """Returns whether a tensor is of a step that was finished before."""
         return name in self._kept
 
     def kept(self, name: str) -> np.ndarray | None:

@@ -20,7 +20,7 @@ class Mlp:
         self._config = checkpoint.config
 
     def add(self, x: str, prefix: str) -> str:
-        """What the last matrix of an MLP makes."""
+        """Returns what the last matrix of an MLP makes."""
         nodes = self._nodes
         if not self._config.gated_mlp:
             up = self._linear(x, prefix + "up_proj")
@@ -36,7 +36,7 @@ class Mlp:
         return self._weights.linear(product, [prefix + "down_proj.weight"], [])
 
     def add_experts(self, x: str, stream: str, prefix: str) -> str:
-        """What the experts of a layer make, and its MLP where it has one as well. stream: what x is
+        """Returns what a layer's experts, and its MLP if any, make. stream: what x is
         a norm of."""
         experts = self._config.experts
         if experts is None or not experts.beside_mlp:

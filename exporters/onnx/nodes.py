@@ -34,7 +34,7 @@ class NodeList:
 
 
 class Nodes(NodeList):
-    """Of a graph whose weights are stored elsewhere."""
+    """Collects nodes of a graph whose weights are stored elsewhere."""
 
     def __init__(self, weights: Initializers) -> None:
         super().__init__()

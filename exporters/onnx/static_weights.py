@@ -1,4 +1,4 @@
-"""How the matrices of a static graph are stored, in standard operators alone.
+"""Stores the matrices of a static graph, in standard operators alone.
 
 NPU compilers read integers as DequantizeLinear: with a scale a block of 4-bit weights, and a scale
 an output channel of 8-bit ones (ONNX opset 21). Every function of a bundle adds the same tensors;

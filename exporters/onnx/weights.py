@@ -1,4 +1,4 @@
-"""How matrices are stored in the graph: in blocks of integers, or as floats.
+"""Stores matrices in the graph: in blocks of integers, or as floats.
 
 Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
 not know about quantization.

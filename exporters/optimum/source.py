@@ -1,4 +1,4 @@
-"""What an export needs of a Hugging Face directory, whatever its architecture."""
+"""Reads what an export needs of a Hugging Face directory, whatever its architecture."""
 
 from __future__ import annotations
 

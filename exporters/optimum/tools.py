@@ -1,4 +1,4 @@
-"""What runs in a process of its own: torch, transformers, optimum and onnxruntime's tools.
+"""Runs torch, transformers, optimum and onnxruntime's tools, in a process of their own.
 
 Each function is given names of files and directories, and returns what JSON can hold.
 """

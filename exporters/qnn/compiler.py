@@ -24,7 +24,7 @@ _HEAVY = ("DequantizeLinear", "Gemm", "MatMul", "MatMulNBits", "Softmax")
 
 
 class Binary(NamedTuple):
-    """What a compiler made: counts of nodes and seconds are by function."""
+    """Describes what a compiler made: counts of nodes and seconds are by function."""
 
     versions: Mapping[str, str]
     inside: Mapping[str, int]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """What a package says of itself."""
+    """Holds what a package says of itself."""
 
     package: Path
     specification: Any  # coremltools' protocol buffer
@@ -47,7 +47,7 @@ class OpenedPackage:
 
     @property
     def unit(self) -> str:
-        """That it was laid out for."""
+        """Returns the unit that the package was laid out for."""
         return compute_of(self.specification) or GPU
 
 

@@ -45,7 +45,7 @@ def _listed_paths(package: Path) -> list[str]:
 
 
 def read_specification(package: Path) -> Any:
-    """The package's protocol buffer. Raises BundleError for a damaged package."""
+    """Returns the package's protocol buffer. Raises BundleError for a damaged package."""
     coremltools = import_coremltools()
     try:
         specification = coremltools.models.utils.load_spec(str(package))
@@ -57,7 +57,7 @@ def read_specification(package: Path) -> Any:
 
 
 def compute_of(specification: Any) -> str | None:
-    """The unit that the package was laid out for."""
+    """Returns the unit that the package was laid out for; None where it does not say."""
     return specification.description.metadata.userDefined.get(_COMPUTE) or None
 
 

@@ -1,4 +1,4 @@
-"""Where Core ML means to run each operation of a compiled package: its MLComputePlan, counted."""
+"""Counts where Core ML means to run each operation of a compiled package, by its MLComputePlan."""
 
 from __future__ import annotations
 

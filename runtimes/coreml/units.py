@@ -1,4 +1,4 @@
-"""What Core ML computes on, by the names that `--device` takes."""
+"""Names what Core ML computes on, as `--device` takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the library's devices a model gets, by the names that users type."""
+"""Chooses which of the library's devices a model gets, by the names that users type."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 
 class Features:
-    """What a session collects: residual streams that enter layers, and the final state.
+    """Collects for a session the residual streams that enter layers, and the final state.
 
     Raises UnsupportedModelError where the library gives no such streams of this model.
     """
@@ -33,7 +33,7 @@ class Features:
             raise _unsupported(weights.library, "final states of this model")
 
     def want(self, context: int, wanted: bool) -> None:
-        """Of the next passes of a context."""
+        """Asks the library for these features in the next passes of a context."""
         for layer in self._streams:
             assert self._inputs is not None
             self._inputs.want(context, layer, wanted)

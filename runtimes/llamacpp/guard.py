@@ -1,4 +1,4 @@
-"""Calls into devices, which may be lost in the middle of one: the process outlives it.
+"""Calls a device, which may be lost meanwhile, so that the process outlives it.
 
 A backend tells of it by a C++ exception that nothing catches, or by ggml_abort; both end the
 process. So such calls run in threads of their own. One that fails stays where it is for good, with

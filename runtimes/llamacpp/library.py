@@ -16,7 +16,7 @@ PREFILL_TOKENS = 512  # given to the library at once
 
 
 class KvType(NamedTuple):
-    """How a cache stores keys and values."""
+    """Describes how a cache stores keys and values."""
 
     keys: int  # ggml_type
     values: int
@@ -49,7 +49,7 @@ class LibraryDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Offload:
-    """What of a model leaves the CPU.
+    """Describes what of a model leaves the CPU.
 
     num_layers: as --gpu-layers counts them; most: of them; num_cached: of these, how many have
     keys and values; by_device: bytes, by the names that users type.
@@ -63,7 +63,7 @@ class Offload:
 
 @dataclass(frozen=True)
 class ModelChoices:
-    """How to load weights."""
+    """Describes how to load weights."""
 
     devices: tuple[LibraryDevice, ...]  # to offload to; empty: all stays on the CPU
     gpu_layers: int | None  # None: all
@@ -73,7 +73,7 @@ class ModelChoices:
 
 
 class Way(NamedTuple):
-    """How attention computes on a CPU, where nothing else was asked for."""
+    """Describes how attention computes on a CPU, where nothing else was asked for."""
 
     name: str
     kv_type: str = "f16"
@@ -83,7 +83,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextChoices:
-    """How large a context is and how it computes."""
+    """Describes how large a context is and how it computes."""
 
     num_tokens: int
     batch_tokens: int  # that the library computes at once

@@ -11,7 +11,8 @@ from edge_spec.runtimes.llamacpp.remote import NO_RPC, fault
 
 
 def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[placement.Device]:
-    """Under the names that `choose_devices` takes; a server that does not serve under its own."""
+    """Lists devices under the names that `choose_devices` takes; a server that does not serve is
+    listed under its own name."""
     faults = {
         server: fault(server) if library.takes_servers else f"{library.name}: {NO_RPC}"
         for server in servers

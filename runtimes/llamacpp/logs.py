@@ -1,4 +1,4 @@
-"""What the library has to say goes to `logging`, never to the terminal."""
+"""Passes what the library has to say on to `logging`, never to the terminal."""
 
 from __future__ import annotations
 

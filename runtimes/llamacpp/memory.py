@@ -1,4 +1,4 @@
-"""What a GGUF file will take in llama.cpp and in its fork, from what the file says of itself.
+"""Forecasts the memory of a GGUF file in llama.cpp and in its fork, from its metadata.
 
 Measured with llama-cpp-python 0.3.36 and ik-llama-cpp-python 0.1.5 on x86-64 with AVX-512: the
 whole file is mapped and touched while loading, and matrices of REPACKED types are copied beside

@@ -162,7 +162,7 @@ class LlamaCppModel:
         return forward_together(parts, num_rows)
 
     def open_own_loop(self, tokens: Sequence[int]) -> LlamaCppLoop:
-        """With the first of its ways, which is what its own programs do."""
+        """Opens it with the first of its ways, which is what its own programs do."""
         from edge_spec.runtimes.llamacpp.own_loop import LlamaCppLoop
 
         chosen = replace(self._choices, steady_rows=False)

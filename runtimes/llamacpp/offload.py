@@ -1,4 +1,4 @@
-"""How many layers leave the CPU, and what they take of the memory of each device.
+"""Chooses how many layers leave the CPU, and counts what they take of each device's memory.
 
 llama.cpp counts the head as the layer after the last one and offloads from there down; several
 devices share what is offloaded by their free memory (llama-model.cpp, load_tensors).

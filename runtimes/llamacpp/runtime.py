@@ -55,7 +55,7 @@ class LlamaCppRuntime:
 
     def require_devices(self, providers: Sequence[str]) -> None:
         """Raises as DeviceScreeningRuntime does, but for what servers may bring: "gpu" and names
-        such as "rpc0" are told when a model is opened."""
+        such as "rpc0" are looked for when a model is opened."""
         own = [name for name in providers if not name.lower().startswith(("gpu", "rpc"))]
         if own:
             choose_devices(own, self._library().devices())

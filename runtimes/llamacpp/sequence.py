@@ -16,7 +16,8 @@ class SequenceForm(NamedTuple):
 
 
 def holds(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
-    """Whether its cells have the positions 0 to length - 1, each once. sequence: [bytes] uint8.
+    """Returns whether the cells of a sequence, [bytes] uint8, have the positions 0 to length - 1,
+    each once.
 
     A library would read any number of cells, beyond its memory, and at any position."""
     start, width = form.words_before + 1, 1 + len(form.cell)

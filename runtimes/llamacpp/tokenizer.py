@@ -67,7 +67,7 @@ class LibraryTokenizer:
         return {self.token_text(token): token for token in range(self._size)}
 
     def piece(self, token: int) -> bytes:
-        """What the token adds to a text, which may be a part of a character."""
+        """Returns what the token adds to a text, which may be a part of a character."""
         size = _FIRST_PIECE_BYTES
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -88,5 +88,5 @@ class LibraryTextStream:
         return self._decoder.decode(self._tokenizer.piece(token))
 
     def finish(self) -> str:
-        """What is left when no more tokens come: an incomplete character's replacement."""
+        """Returns what is left when no more tokens come: an incomplete character's replacement."""
         return self._decoder.decode(b"", final=True)

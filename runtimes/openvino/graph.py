@@ -1,4 +1,4 @@
-"""A bundle's graph as OpenVINO reads it, made in memory over the bundle's own file of weights.
+"""Makes a bundle's graph into what OpenVINO reads, over the bundle's own file of weights.
 
 - Every weight becomes a node `Weight`, which OpenVINO's frontend is told to make a constant of
   that lies where the file is mapped: graphs given as bytes may not name files elsewhere.

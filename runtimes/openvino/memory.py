@@ -1,4 +1,4 @@
-"""What a bundle will take in OpenVINO, from its manifest alone.
+"""Forecasts the memory of a bundle in OpenVINO, from its manifest alone.
 
 Measured with OpenVINO 2026.4 on x86-64: the CPU plugin copies every matrix when it compiles, and
 once more in its kernel's own order at the first pass, while the original stays mapped. For the demo

@@ -27,7 +27,7 @@ _IN_FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SI
 
 @dataclass(frozen=True)
 class NpuDevice:
-    """What graphs are compiled for.
+    """Describes the device that graphs are compiled for.
 
     core: OpenVINO's. runs_on: NPUW's device. total_bytes: what it may map, None where it is not
     told.
@@ -42,12 +42,12 @@ class NpuDevice:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """What graphs are compiled and read with."""
+        """Returns the options that graphs are compiled and read with."""
         return {**_NPUW, "NPUW_DEVICES": self.runs_on}
 
     @property
     def key(self) -> dict[str, Any]:
-        """What compiled graphs depend on, beside the bundle."""
+        """Returns what compiled graphs depend on, beside the bundle."""
         told = {"openvino": self.openvino, "device": self.description, "driver": self.driver}
         return {**told, "options": dict(self.options)}
 
@@ -65,7 +65,7 @@ def is_npu(providers: Sequence[str]) -> bool:
 
 
 def is_stand_in() -> bool:
-    """Whether tests put the processor in the NPU's place."""
+    """Returns whether tests put the processor in the NPU's place."""
     return bool(os.environ.get(STAND_IN_VARIABLE))
 
 

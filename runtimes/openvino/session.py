@@ -80,7 +80,8 @@ class OpenVinoSession:
         self.length, self._scored = length, 0
 
     def interrupt(self) -> None:
-        """A pass ends before its next operation, as far as the plugin can."""
+        """Ends the pass that runs before its next operation, if the plugin can, and refuses later
+        ones."""
         self._is_interrupted = True
         self._request.cancel()
 

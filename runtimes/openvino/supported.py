@@ -1,4 +1,4 @@
-"""What OpenVINO is not given of models, known from their headers."""
+"""Refuses models that OpenVINO is not given, by their headers."""
 
 from __future__ import annotations
 

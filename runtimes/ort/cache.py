@@ -1,4 +1,4 @@
-"""What a text leaves in the layers, in numpy blocks that onnxruntime reads and writes in place.
+"""Keeps keys and values of a text in numpy blocks that onnxruntime reads and writes in place.
 
 A target and the sessions that are a part of it share one cache.
 """

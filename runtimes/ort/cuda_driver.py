@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of itself and its devices, asked through ctypes.
+"""Asks NVIDIA's driver about itself and its devices, through ctypes.
 
 CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
 does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ours is told by NVML

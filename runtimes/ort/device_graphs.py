@@ -18,7 +18,7 @@ CACHE = ("parts", "capacity", "size")  # [1, layers * 2 * kv_heads, tokens, head
 
 
 class DeviceGraphs:
-    """What a provider computes beside the model, for caches and masks of one type.
+    """Computes on a provider what goes on beside the model, for caches and masks of one type.
 
     pad: `array` [a, b, c, d] with zeros before and after it, as `pads` [8] int64 counts them.
     move: `cache` with the tokens at `rows` [k] int64 copied to `at` [1] int64 and after; in place

@@ -29,7 +29,7 @@ class Traffic:
 
 
 class DeviceMemory:
-    """What one session has on a device; `traffic` counts it.
+    """Holds what one session has on a device; `traffic` counts it.
 
     onnxruntime copies an array of the host when it is bound, and only then: what is bound as an
     input is never written to afterwards.

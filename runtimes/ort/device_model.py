@@ -1,4 +1,4 @@
-"""What the sessions of a model share on a device with memory of its own."""
+"""Opens the sessions of a model on a device with memory of its own; they share its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sessions keep keys and values, by the providers that compute, and room for how many."""
+"""Chooses where sessions keep keys and values, and for how many tokens there is room."""
 
 from __future__ import annotations
 

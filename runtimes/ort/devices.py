@@ -63,7 +63,7 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class ProviderChoice(NamedTuple):
-    """What a name stands for."""
+    """Describes what a name of a device stands for."""
 
     name: str
     provider: str
@@ -103,7 +103,7 @@ def choices(onnxruntime: Any, asks_driver: bool = True) -> dict[str, ProviderCho
     """Lists the choices by name: the provider's, the kind where it has devices of several, and a
     number for the second device of a kind and those after it ("cuda:1").
 
-    asks_driver: False where CUDA's devices need not be told apart, which starts their driver.
+    asks_driver: False where CUDA's devices need not be distinguished, which starts their driver.
     """
     found: list[ProviderChoice] = []
     for provider in onnxruntime.get_available_providers():

@@ -29,7 +29,7 @@ _EMBEDDED, _HIDDEN = "embedded", "hidden"  # as the exporter calls them
 
 
 def feature_name(layer: int) -> str:
-    """Of an output."""
+    """Returns the name of the output that gives a layer's features."""
     return f"feature.{layer}"
 
 
@@ -53,7 +53,7 @@ def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> byt
 
 
 class FeatureBuffers:
-    """Where passes of one width leave features."""
+    """Holds the features of passes of one width."""
 
     def __init__(self, layers: Sequence[int], rows: int, hidden_size: int) -> None:
         self._layers = layers

@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 class FewerThreads:
-    """onnxruntime cannot change a session's threads: the graph is loaded again by a thread of its
+    """Loads a graph again with fewer threads, which onnxruntime cannot change, by a thread of its
     own when that is first wanted, where there is memory for a second copy of the packed weights.
 
-    threads: of `inference`; None where others than the CPU compute. reopen: the graph with so many
-    threads. count_bytes: of the bundle's files.
+    threads: of `inference`; None where others than the CPU compute. reopen: loads the
+    graph with this number of threads. count_bytes: of the bundle's files.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FewerThreads:
             self._opened[threads] = inference
 
     def governor(self) -> ThreadGovernor | None:
-        """For one session; None where there are no fewer threads."""
+        """Returns a governor for one session; None where there are no fewer threads."""
         if self._threads is None or self._threads < 2:
             return None
         return ThreadGovernor(self._threads, steps=1, is_ready=self.is_ready)
@@ -58,7 +58,7 @@ class FewerThreads:
             return self._opened[threads] is not None
 
     def inference(self, threads: int) -> Any:
-        """Of a number that is ready, or was until `follow`; None then."""
+        """Returns the graph with this number of threads; None after `follow`, until it is ready."""
         return self._opened.get(threads)
 
     def follow(self, inference: Any) -> None:

@@ -1,4 +1,4 @@
-"""How onnxruntime loads the graphs of a bundle."""
+"""Loads the graphs of a bundle in onnxruntime."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class GraphLoader:
 
     @property
     def threads(self) -> int | None:
-        """Of a pass on the CPU alone; None where others compute, too."""
+        """Returns the threads of a pass on the CPU alone; None where other devices compute, too."""
         if not self._on_cpu:
             return None
         return self._options.intra_op_num_threads or available_cores()
 
     def count_bytes(self) -> int:
-        """Of the bundle's files."""
+        """Returns the bytes of the bundle's files."""
         files = (self.bundle.file(name) for name in self.bundle.manifest.files)
         return sum(file.stat().st_size for file in files)
 

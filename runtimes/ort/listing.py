@@ -1,4 +1,4 @@
-"""Which devices of onnxruntime really work, as `edge-spec devices` shows them."""
+"""Tries which devices of onnxruntime really work, as `edge-spec devices` shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle will take in onnxruntime, from its manifest alone.
+"""Forecasts the memory of a bundle in onnxruntime, from its manifest alone.
 
 Measured with onnxruntime 1.31 and 1.32 on x86-64: every integer matrix is copied in its kernel's
 own order and its packed original unmapped, while scales and zero points stay mapped beside copies
@@ -99,7 +99,7 @@ def _device_memory(bundle: Bundle, device: str, length: int, used: int) -> Memor
 
 
 def _matrix_bytes(bundle: Bundle) -> float:
-    """Of a weight of a layer."""
+    """Returns the bytes of one weight of a layer's matrices on a device."""
     bits = re.match(r"int(\d+)", bundle.manifest.quantization)
     return _HALF if bits is None else int(bits[1]) / 8
 

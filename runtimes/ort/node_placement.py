@@ -1,4 +1,4 @@
-"""Which provider took which operators of a session's graph, as onnxruntime tells it."""
+"""Counts which provider took which operators of a session's graph."""
 
 from __future__ import annotations
 

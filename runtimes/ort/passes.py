@@ -128,13 +128,13 @@ class Passes:
         return replace(scores, features=np.concatenate([features, rest.features]))
 
     def prepare_joint(self, rows: int, start: int) -> None:
-        """Before a pass that other sessions share: makes room, and nothing can be kept until it has
+        """Makes room for a pass that other sessions share; nothing can be kept until it has
         succeeded. Raises ContextFullError."""
         self._reserve(rows, start)
         self.cache.last_writer = None
 
     def joined(self) -> None:
-        """That pass has written its rows after the cached tokens: `keep` is of them."""
+        """Lets `keep` take the rows that such a pass has written after the cached tokens."""
         self.cache.last_writer = self
 
     def keep(self, rows: Sequence[int], start: int) -> None:
@@ -297,7 +297,7 @@ class Passes:
 
 
 def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
-    """What a pass over `rows` rows after `start` tokens failed with."""
+    """Returns the error of a pass over `rows` rows after `start` tokens that failed."""
     what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
     if _OUT_OF_MEMORY.search(str(error)):
         remedy = "Give a shorter --context, or another --device."

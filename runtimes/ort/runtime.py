@@ -89,13 +89,13 @@ class OrtRuntime:
     def open_eagle_step(
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsCaches:
-        """On the CPU; see ComputesHeads."""
+        """Opens it on the CPU; see ComputesHeads."""
         from edge_spec.runtimes.ort.heads import OrtEagleLayers
 
         return OrtEagleLayers(stored, config, threads)
 
     def open_medusa_step(self, stored: StoredStep, threads: int | None) -> MedusaStep:
-        """On the CPU; see ComputesHeads."""
+        """Opens it on the CPU; see ComputesHeads."""
         from edge_spec.runtimes.ort.heads import OrtMedusaStep
 
         return OrtMedusaStep(stored, threads)
@@ -103,7 +103,7 @@ class OrtRuntime:
     def open_dflash_step(
         self, stored: StoredStep, config: ModelConfig, threads: int | None
     ) -> BindsBlocks:
-        """On the CPU; see ComputesHeads."""
+        """Opens it on the CPU; see ComputesHeads."""
         from edge_spec.runtimes.ort.heads import OrtDFlashLayers
 
         return OrtDFlashLayers(stored, config, threads)

@@ -30,7 +30,7 @@ def segment_files(bundle: Bundle) -> list[str]:
 
 
 class SegmentedInference:
-    """Takes the place of an InferenceSession, as far as this runtime calls one.
+    """Takes the place of an InferenceSession in all that this runtime calls of one.
 
     Raises BundleError for segments that do not follow each other.
     """
@@ -48,19 +48,19 @@ class SegmentedInference:
             )
 
     def get_inputs(self) -> list[Any]:
-        """Of the whole graph."""
+        """Returns those of the whole graph."""
         return self._without_streams(self.inputs)
 
     def get_outputs(self) -> list[Any]:
-        """Of the whole graph."""
+        """Returns those of the whole graph."""
         return self._without_streams(self.outputs)
 
     def get_providers(self) -> list[str]:
-        """Of all segments."""
+        """Returns those of all segments."""
         return sorted({name for each in self.segments for name in each.get_providers()})
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
-        """Of all segments."""
+        """Returns those of all segments."""
         found = (each.get_provider_graph_assignment_info() for each in self.segments)
         return list(chain.from_iterable(found))
 

@@ -73,7 +73,7 @@ class OrtSession:
 
     @property
     def passes(self) -> Passes:
-        """Before a pass that other sessions share."""
+        """Returns the passes of this session, before one that other sessions share."""
         self._move(self.length)
         return self._passes
 

@@ -1,4 +1,4 @@
-"""What a graph takes and gives, as far as its forms differ (graph_forms.py)."""
+"""Reads what graphs of different forms (graph_forms.py) take and give."""
 
 from __future__ import annotations
 

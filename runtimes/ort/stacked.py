@@ -1,4 +1,4 @@
-"""What a stacked pass sees: the mask of exporters/onnx/stacked.py, over the whole cache."""
+"""Makes the mask of a stacked pass (exporters/onnx/stacked.py), over the whole cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STACKED = "stacked"  # the input that tells a graph with both forms of attention
 
 
 def takes_form(inference: onnxruntime.InferenceSession) -> bool:
-    """Returns whether the graph has both forms, and has to be told which to take."""
+    """Returns whether the graph has both forms, and takes an input that chooses one."""
     return STACKED in {value.name for value in inference.get_inputs()}
 
 

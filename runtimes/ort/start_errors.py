@@ -17,7 +17,7 @@ _MAX_WORDS = 200  # characters of the library's own
 
 
 class Cause(NamedTuple):
-    """What is wrong, what can be done about it, and how the library says it."""
+    """Says what is wrong, what can be done about it, and how the library says it."""
 
     cause: str
     remedy: str

@@ -1,4 +1,4 @@
-"""What comes before a provider is started, so that it starts, or says why it does not."""
+"""Prepares a provider's start, so that it starts, or says why it does not."""
 
 from __future__ import annotations
 

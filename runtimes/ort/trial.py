@@ -1,4 +1,4 @@
-"""Whether a device computes a model as the CPU does.
+"""Compares what a device computes of a model with what the CPU does.
 
 Some providers take a graph and compute it wrong: OpenVINO's 1.8.1 gives scores for the demo model
 that have nothing to do with it, without an error. Others compute chains right and trees wrong:

@@ -23,7 +23,7 @@ MAX_ROWS = 512  # of a pass
 
 
 class Positions(NamedTuple):
-    """Where the rows of a pass stand in the text, and all that is cached with them."""
+    """Holds where the rows of a pass stand in the text, and what is cached with them."""
 
     rows: np.ndarray  # [rows] int64
     cached: np.ndarray  # [positions] int64
@@ -33,14 +33,15 @@ class Context(Protocol):
     """The text before the rows of a pass, which a layer, by its number, keeps them with."""
 
     def attend(self, layer: int, heads: Heads) -> np.ndarray:
-        """What attention makes of its heads, [query heads, rows, head_dim]."""
+        """Returns what attention makes of its heads, [query heads, rows, head_dim]."""
 
     def attend_to_source(self, layer: int, queries: np.ndarray) -> np.ndarray:
         """The same with the keys and values of the layer that this one has them from."""
 
     def precede(self, layer: int, gated: np.ndarray) -> np.ndarray:
-        """What a convolution takes in before each of its rows `gated` [rows, hidden], the nearest
-        first: [count, rows, hidden], zeros before the text."""
+        """Returns what a convolution takes in before each of its rows, the nearest first.
+
+        gated: [rows, hidden] -> [count, rows, hidden], zeros before the text."""
 
 
 class Arithmetic:
@@ -119,8 +120,9 @@ class Arithmetic:
         return _times(embeddings, self.config.embedding_scale)
 
     def layer_inputs(self, tokens: np.ndarray, embedded: np.ndarray) -> np.ndarray | None:
-        """What each layer has for itself of the tokens [layers, rows, size], where layers have
-        that. embedded: the tokens' own embeddings, as the first layer takes them."""
+        """Returns what each layer has for itself of the tokens, [layers, rows, size], or None.
+
+        embedded: the tokens' own embeddings, as the first layer takes them."""
         own = self.config.layer_embeddings
         if own is None:
             return None
@@ -308,7 +310,7 @@ class Arithmetic:
         return mix(heads, mask, divisor, config.attention_softcap, sinks, bias)
 
     def divisor(self, head_dim: int) -> float:
-        """Of queries times keys."""
+        """Returns what queries times keys are divided by."""
         scale = self.config.attention_scale
         return float(np.sqrt(head_dim)) if scale is None else 1 / scale
 

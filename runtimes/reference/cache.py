@@ -1,4 +1,4 @@
-"""What the layers of the reference transformer keep of a text."""
+"""Keeps what the layers of the reference transformer need of a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROWTH_TOKENS = 256
 
 
 class Rows(NamedTuple):
-    """Of a pass: how they stand to each other."""
+    """Describes how the rows of a pass stand to each other."""
 
     depths: np.ndarray  # [rows] int, after the last cached token
     sees: np.ndarray  # [rows, rows] bool: which of them each attends to
@@ -60,7 +60,7 @@ class ReferenceCache:
         return found
 
     def after(self, length: int, new: Rows) -> RowsInContext:
-        """What the layers of a pass over new rows after `length` tokens have of the text."""
+        """Returns what the layers of a pass over rows after `length` tokens have of the text."""
         past = np.ones((len(new.depths), length), bool)
         rows = length + new.depths
         return RowsInContext(

@@ -1,4 +1,4 @@
-"""What the reference transformer computes without weights: attention and activations."""
+"""Computes what the reference transformer needs no weights for: attention and activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Heads(NamedTuple):
-    """What attention takes, each [heads, rows, head_dim]; groups of queries share keys."""
+    """Holds what attention takes, each [heads, rows, head_dim]; groups of queries share keys."""
 
     queries: np.ndarray
     keys: np.ndarray

@@ -63,7 +63,7 @@ class ReferenceSession:
         self._memory = encoded(self._model, np.asarray(source))
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `ReferenceCache.state`."""
+        """Returns the state of the cache (`ReferenceCache.state`)."""
         return self._cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:

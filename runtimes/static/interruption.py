@@ -1,4 +1,4 @@
-"""How another thread ends the pass of a session that runs."""
+"""Lets another thread end the pass of a session that runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_spec.errors import SessionError
 
 
 class Interruption:
-    """Of one session, whose passes come one after the other."""
+    """Ends passes of one session, which come one after the other."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -18,8 +18,8 @@ class Interruption:
         self._is_asked = False
 
     def ask(self) -> None:
-        """The pass that runs is ended, as far as its engine can, and no other one begins. Any
-        thread may call."""
+        """Ends the pass that runs, if its engine can, and lets no other one begin. Any thread may
+        call."""
         with self._lock:
             self._is_asked = True
             if self._end is not None:

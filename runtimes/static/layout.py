@@ -1,4 +1,4 @@
-"""The form of a static program: which functions it has, how wide each is, what its state holds."""
+"""Reads the form of a static program: its functions, how wide each is, what its state holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PassShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a session needs to know of a package. Passes are ordered by rows, and of equally wide
+    """Describes a package for a session. Passes are ordered by rows, and of equally wide
     ones those that score nothing come first."""
 
     passes: tuple[PassShape, ...]

@@ -1,4 +1,4 @@
-"""What the files of a static ONNX bundle say of themselves, read before anything runs them."""
+"""Reads what the files of a static ONNX bundle say of themselves, before anything runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session needs of whatever runs a package: Core ML, or the interpreter."""
+"""Declares what a session needs of the engine that runs a package."""
 
 from __future__ import annotations
 

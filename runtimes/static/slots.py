@@ -1,4 +1,4 @@
-"""Where a session's tokens stand in the cache.
+"""Keeps where a session's tokens stand in the cache.
 
 Position and slot are independent: an accepted path of a tree stays where it was scored, and the
 slots of the rows that were dropped stay behind as holes that no mask shows.
@@ -28,7 +28,7 @@ class Slots:
 
     @property
     def end(self) -> int:
-        """After the last taken slot: where the next rows are written."""
+        """Returns the slot after the last taken one, where the next rows are written."""
         return self._taken[-1] + 1 if self._taken else 0
 
     @property
@@ -36,7 +36,7 @@ class Slots:
         return self.end > len(self)
 
     def fits(self, rows: int) -> bool:
-        """Whether a pass of so many rows, padding included, can be written after the end."""
+        """Returns whether a pass of `rows` rows, padding included, can be written after the end."""
         return self.end + rows <= self.num_slots
 
     def take(self, slots: Sequence[int]) -> None:
