@@ -56,7 +56,7 @@ class _RotaryTables:
         self._tables = self._rope.tables(0, config.rotated)
 
     def up_to(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns cos and sin of at least `positions` positions, [some, rotated / 2] float32 each."""
+        """Returns cos and sin of as many positions or more, [some, rotated / 2] float32 each."""
         if len(self._tables[0]) < positions:
             self._tables = self._rope.tables(max(_POSITIONS, 2 * positions), self._rotated)
         return self._tables
