@@ -1,4 +1,4 @@
-"""What a runtime offers whose sessions can be scored together."""
+"""The protocol of a model whose sessions can be scored together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from edge_spec.core.tree import TokenTree
 
 
 class PassPart(NamedTuple):
-    """What one session has in a pass that several share."""
+    """One session's rows in a pass that several share."""
 
     session: Session
     tree: TokenTree
-    scored: bool = True  # whether its scores are read: those of a prompt are not
 
 
 @runtime_checkable
@@ -26,22 +25,19 @@ class SharesPasses(Protocol):
     """
 
     def prepare_sharing(self, num_sessions: int) -> int:
-        """Makes what passes of so many sessions need; returns how many may share one, 1 for none:
-        where memory is short, say. Takes long, and any thread may call it, during passes too."""
+        """Makes what passes of `num_sessions` sessions need; returns how many may share one, 1 for
+        none: where memory is short, say. Takes long; any thread may call it, during passes too."""
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        """Leaves each session as its own `forward` would, with its scores, one thread at a time.
+        """Returns the scores of each part and leaves its session as its own `forward` would. One
+        thread at a time may call it.
 
-        num_rows: of the pass, which is widened to them; at least those of all parts. Of parts that
-        are not scored the result has no rows. Where it raises, none of the sessions has a last
-        forward to commit, and each may score its tree by itself.
+        num_rows: of the pass, which is widened to them; at least those of all parts. Where it
+        raises, none of the sessions has a last forward to commit, and each may score its tree by
+        itself.
         """
 
 
 def forward_one_by_one(parts: Sequence[PassPart]) -> list[Forward]:
     """Returns what a shared pass gives, by passes of each session's own."""
-    outs = [part.session.forward(part.tree) for part in parts]
-    return [
-        out if part.scored else Forward(out.logits[:0])
-        for part, out in zip(parts, outs, strict=True)
-    ]
+    return [part.session.forward(part.tree) for part in parts]

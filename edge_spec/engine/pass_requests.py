@@ -1,4 +1,4 @@
-"""What conversations ask of a pass that they may share, and when each is likely to ask again."""
+"""Requests of conversations for passes over their target, which `SharedPasses` carries out."""
 
 from __future__ import annotations
 
@@ -11,106 +11,41 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.engine.passes import Passes, Scored
 from edge_spec.engine.row_dealing import Wish, deal_rows
 
-_WEIGHT = 0.3  # of the last time between two passes
-_LATE = 2.0  # times that, after which nobody is expected any more
-_SLACK_S = 0.001
-_PAUSE_S = 1.0  # between two answers, not between two passes
-
-
-class Arrivals:
-    """When one conversation comes for its passes."""
-
-    def __init__(self) -> None:
-        self._gap_s: float | None = None  # from the end of a pass to the next request
-        self._left_s: float | None = None
-
-    @property
-    def due_s(self) -> float:
-        """When it comes again, as far as its last passes tell."""
-        return (self._left_s or 0.0) + (self._gap_s or 0.0)
-
-    def is_expected(self, now: float) -> bool:
-        if self._gap_s is None or self._left_s is None:
-            return False
-        return now < self._left_s + _LATE * self._gap_s + _SLACK_S
-
-    def arrived(self, now: float) -> None:
-        if self._left_s is None:
-            return
-        gap_s = now - self._left_s
-        if gap_s < _PAUSE_S:
-            known = gap_s if self._gap_s is None else self._gap_s
-            self._gap_s = known + _WEIGHT * (gap_s - known)
-        self._left_s = None  # it is here
-
-    def left(self, now: float) -> None:
-        self._left_s = now
-
 
 class Request:
-    """One session's wish. is_done: it has what it wanted, or an error; alone: only a pass of its
-    own is left to it; num_sharing: conversations in its last pass. arrived_s, ready_s: since when
-    it waits at all, and for its next pass."""
+    """One session's request. is_done: it has been carried out, or has failed."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.arrived_s = self.ready_s = 0.0
         self.is_done = False
-        self.alone = False
-        self.num_sharing = 1
         self._error: BaseException | None = None
-        self._charged_s = 0.0
-
-    @property
-    def num_rows(self) -> int:
-        """Of the next pass, as far as they are its own."""
-        raise NotImplementedError
-
-    @property
-    def can_join(self) -> bool:
-        return True
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether its own pass tells what rows take."""
-        return True
-
-    def part(self) -> PassPart:
-        raise NotImplementedError
-
-    def finish(self, out: Forward) -> None:
-        """out: what a shared pass gave. What taking it raises, the conversation is told."""
-        with self._telling_errors():
-            self._finish(out)
 
     def run(self, passes: Passes) -> None:
-        """A pass of its own. What that raises, the conversation is told."""
-        with self._telling_errors():
+        """Makes a pass of its own. Keeps an error for `require_no_error`."""
+        with self._keeping_error():
             self._run(passes)
 
+    def require_no_error(self) -> None:
+        """Raises the error that the request has failed with, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self, passes: Passes) -> None:
+        raise NotImplementedError
+
     @contextmanager
-    def _telling_errors(self) -> Iterator[None]:
+    def _keeping_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             self._error, self.is_done = error, True
 
-    def charge(self, seconds: float) -> None:
-        self._charged_s += seconds
-
-    def require_no_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _finish(self, out: Forward) -> None:
-        raise NotImplementedError
-
-    def _run(self, passes: Passes) -> None:
-        raise NotImplementedError
-
 
 class TreeRequest(Request):
-    """A tree to score: all of it, or its first rows where its `wish` leaves that open."""
+    """A tree to score: all of it, or its first rows where its `wish` leaves that open.
+
+    must_be_alone: a shared pass with it has failed. num_rows: of the tree, in its next pass.
+    """
 
     def __init__(
         self,
@@ -124,48 +59,53 @@ class TreeRequest(Request):
         of which at least the first `least` are to be scored; empty where it is not divided."""
         super().__init__(session)
         self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
+        self.must_be_alone = False
+        self.num_rows = len(tree)
         self._tree = tree
         self._width = width
-        self._num_dealt = len(tree)
         self._scored: Scored | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self._num_dealt
+        self._spent_s = 0.0
 
     def deal(self, num_rows: int | None) -> None:
-        """So many of its rows, into the next pass; None: all."""
-        self._num_dealt = len(self._tree) if num_rows is None else num_rows
+        """Puts that many of its first rows into the next pass; None: all of them."""
+        self.num_rows = len(self._tree) if num_rows is None else num_rows
 
     @property
     def can_join(self) -> bool:
-        """A tree on an empty cache may take a pass more."""
+        """Whether a shared pass can score it: a tree on an empty cache may take one more pass."""
         return self.session.length > 0 or self._tree.is_chain
 
     def part(self) -> PassPart:
-        return PassPart(self.session, self._tree.first_rows(self._num_dealt))
+        """Returns what it has in a shared pass."""
+        return PassPart(self.session, self._tree.first_rows(self.num_rows))
 
-    def _finish(self, out: Forward) -> None:
-        tree = self._tree.first_rows(self._num_dealt)
-        self._scored, self.is_done = Scored(out, len(tree), tree=tree), True
+    def charge(self, seconds: float) -> None:
+        """Adds to the seconds that its conversation is charged for."""
+        self._spent_s += seconds
+
+    def finish(self, out: Forward, num_sharing: int) -> None:
+        """Takes what a pass of `num_sharing` conversations gave."""
+        tree = self._tree.first_rows(self.num_rows)
+        self._scored = Scored(out, len(tree), num_sharing=num_sharing, tree=tree)
+        self.is_done = True
 
     def scored(self) -> Scored:
-        """Once it is done."""
+        """Returns the scores, once it is done."""
         assert self._scored is not None
-        return self._scored._replace(charged_s=self._charged_s, num_sharing=self.num_sharing)
+        return self._scored._replace(charged_s=self._spent_s)
 
     def _run(self, passes: Passes) -> None:
         self._scored = passes.forward(self.session, self._tree, self._width)
         self.is_done = True
 
 
-def dealt(
+def deal_pass(
     waiting: Sequence[TreeRequest],
     room: int,
     most: int,
     seconds: Callable[[int], float] | None,
 ) -> list[TreeRequest]:
-    """Returns the oldest `most` that fit a pass of so many rows, and deals out its rows to them by
+    """Returns the oldest `most` that fit a pass of `room` rows, and deals its rows out to them by
     what these are worth over all. seconds: of a pass by its rows, if known."""
     chosen: list[TreeRequest] = []
     rows = 0
@@ -182,52 +122,20 @@ def dealt(
 class PromptRequest(Request):
     """Tokens to commit, in as many passes as it takes.
 
-    token_s: what each of its next ones takes, as far as its last slices tell."""
+    most_tokens: of its next pass; None: all that are left.
+    """
 
     def __init__(self, session: Session, tokens: Sequence[int]) -> None:
         super().__init__(session)
+        self.most_tokens: int | None = None
         self._tokens = tokens
         self._start = session.length
-        self._num_taken = len(tokens)
-        self.token_s: float | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self._num_taken
-
-    @property
-    def num_left(self) -> int:
-        return len(self._left)
-
-    @property
-    def is_begun(self) -> bool:
-        return self.session.length > self._start
-
-    @property
-    def is_timed(self) -> bool:
-        return False  # the head does not score its rows
-
-    def take(self, num_tokens: int | None) -> None:
-        """Of the tokens that are left, into the next pass; None: all."""
-        left = self.num_left
-        self._num_taken = left if num_tokens is None else min(left, num_tokens)
-
-    def part(self) -> PassPart:
-        taken = self._left[: self._num_taken]
-        return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), scored=False)
-
-    def _finish(self, out: Forward) -> None:
-        self.session.commit(range(self._num_taken))
-        self._ends()
-
-    @property
-    def _left(self) -> Sequence[int]:
-        return self._tokens[self.session.length - self._start :]
 
     def _run(self, passes: Passes) -> None:
-        passes.prefill(self.session, self._left[: self._num_taken])
-        self._ends()
-
-    def _ends(self) -> None:
-        self.is_done = not len(self._left)
-        self._num_taken = len(self._left)
+        left = self._tokens[self.session.length - self._start :]
+        count = len(left)
+        if self.most_tokens is not None:  # in passes of about one length: none has a token or two
+            num_passes = -(-count // self.most_tokens)
+            count = -(-count // num_passes)
+        passes.prefill(self.session, left[:count])
+        self.is_done = count == len(left)

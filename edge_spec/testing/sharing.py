@@ -49,7 +49,7 @@ class _SharingCheck:
         assert isinstance(self._model, SharesPasses)
         worst = 0.0
         most = min(self._model.prepare_sharing(len(_HELD)), len(_HELD))
-        self._read_prompts(most)
+        self._read_prompts()
         for _ in range(_ROUNDS):
             taking = self._drawn.permutation(len(_HELD))[: self._drawn.integers(2, most + 1)]
             trees = [self._tree() for _ in taking]
@@ -70,22 +70,11 @@ class _SharingCheck:
                 self._shared[each].commit(path)
         return worst
 
-    def _read_prompts(self, most: int) -> None:
-        """The own sessions at once, the shared ones in passes whose scores are not read."""
-        assert isinstance(self._model, SharesPasses)
-        prompts = [self._tokens(held) for held in _HELD]
-        for session, prompt in zip(self._own, prompts, strict=True):
-            session.prefill(prompt)
-        for start in range(0, len(_HELD), most):
-            reading = list(zip(self._shared, prompts, strict=True))[start : start + most]
-            parts = [
-                PassPart(session, TokenTree.chain(prompt[0], prompt[1:]), scored=False)
-                for session, prompt in reading
-            ]
-            outs = self._model.forward_together(parts, sum(len(part.tree) for part in parts))
-            for part, out in zip(parts, outs, strict=True):
-                assert not len(out.logits), "what is not scored has no rows"
-                part.session.commit(range(len(part.tree)))
+    def _read_prompts(self) -> None:
+        for own, shared, held in zip(self._own, self._shared, _HELD, strict=True):
+            prompt = self._tokens(held)
+            own.prefill(prompt)
+            shared.prefill(prompt)
 
     def _tokens(self, count: int) -> list[int]:
         vocab_size = self._model.config.vocab_size

@@ -160,17 +160,14 @@ def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
     try:
         members = [session.join() for session in sessions]
         trees = [part.tree for part in parts]
-        found = joint.score(list(zip(members, trees, strict=True)), num_rows)
+        outs = joint.score(list(zip(members, trees, strict=True)), num_rows)
     except BaseException:
         for session in sessions:
             session.num_lone = _LONE_PASSES  # so that the next pass is in its own cache
         raise
     for session in sessions:
         session.has_rows = True
-    return [
-        out if part.scored else Forward(out.logits[:0])
-        for part, out in zip(parts, found, strict=True)
-    ]
+    return outs
 
 
 def _leave(member: Member) -> None:

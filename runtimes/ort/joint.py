@@ -24,7 +24,7 @@ from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes, pass_error
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be
-_NOBODYS = (TokenTree.chain(0), True)
+_NOBODYS = TokenTree.chain(0)
 _LARGE_BYTES = 300_000_000  # of a bundle, from which on one graph is kept, the largest wanted
 _MEMORY = 1 - 1 / 64  # weight of the passes before, in how many would take a graph
 _WANTED, _LEFT = 0.5, 0.1  # shares of them: from which a smaller graph is loaded, and dropped
@@ -159,7 +159,6 @@ class JointPasses:
         places = self._places([passes.cache for passes, _, _ in parts])
         tokens = np.zeros(num_rows, np.int64)
         kept = np.zeros(num_rows, np.int64)  # rows that only widen the pass go on as the first
-        logit_rows: list[int] = []
         row = attended = 0
         for place, at in enumerate(places):
             if at is None:
@@ -170,10 +169,9 @@ class JointPasses:
             here = slice(row, row + len(tree))
             tokens[here] = tree.tokens
             kept[here] = attended + np.arange(len(tree))
-            logit_rows += range(here.start, here.stop) if part.scored else ()
-            attended += self._bind_attention(place, passes.cache, row, start, part[1:])
+            attended += self._bind_attention(place, passes.cache, row, start, tree)
             row = here.stop
-        return self._run(parts, places, tokens, kept, logit_rows or [row - 1])
+        return self._run(parts, places, tokens, kept, row)
 
     def _places(self, caches: Sequence[KvCache]) -> list[int | None]:
         """Which part each place has: that of the cache it is bound to, where that is among them."""
@@ -199,17 +197,15 @@ class JointPasses:
         return places
 
     def _bind_attention(
-        self, place: int, cache: KvCache, row: int, start: int, part: tuple[TokenTree, bool]
+        self, place: int, cache: KvCache, row: int, start: int, tree: TokenTree
     ) -> int:
         """row: of the pass, where the tree begins. Returns how many rows the place gives."""
-        tree, scored = part
         count = len(tree)
-        is_stacked = self._has_forms and scored  # as in a pass of its own
-        num_rows = count if is_stacked else max(count, MIN_ATTENDED)
+        num_rows = count if self._has_forms else max(count, MIN_ATTENDED)
         own = np.minimum(np.arange(num_rows), count - 1)
         total = start + num_rows
         bias = self._bias(num_rows * total).reshape(1, 1, num_rows, total)
-        if is_stacked:
+        if self._has_forms:
             mask = StackedMask(count, cache.capacity)
             mask.show(start, None if tree.is_chain else tree.ancestors)
             bias = mask.bias
@@ -218,7 +214,7 @@ class JointPasses:
             bias[0, 0, :, start:] = np.where(tree.ancestors, 0.0, -np.inf)
         if self._has_forms:
             self._bind(place, OWN_ROWS, np.arange(row, row + count))
-            self._bind(place, STACKED, np.array([is_stacked]))
+            self._bind(place, STACKED, np.array([True]))
             self._bind(place, "kept_rows", np.arange(count))
         if self._config.convolving:
             before = preceding(tree.parents, start, self._config.num_preceding)
@@ -247,15 +243,15 @@ class JointPasses:
         places: Sequence[int | None],
         tokens: np.ndarray,
         kept: np.ndarray,
-        logit_rows: Sequence[int],
+        num_scored: int,
     ) -> list[Forward]:
         """Scores are in arrays of their own: they are read while the next pass runs."""
         binding, config = self._binding, self._config
-        logits = np.empty((len(logit_rows), config.vocab_size), np.float32)
-        hidden = np.empty((len(logit_rows), config.hidden_size), np.float32)
+        logits = np.empty((num_scored, config.vocab_size), np.float32)
+        hidden = np.empty((num_scored, config.hidden_size), np.float32)
         binding.bind_cpu_input("input_ids", tokens[None])
         binding.bind_cpu_input("kept_rows", kept)
-        binding.bind_cpu_input("logit_rows", np.array(logit_rows, np.int64))
+        binding.bind_cpu_input("logit_rows", np.arange(num_scored, dtype=np.int64))
         bind_output(binding, "logits", logits)
         bind_output(binding, "hidden", hidden)
         try:
@@ -270,8 +266,7 @@ class JointPasses:
                 continue
             passes, _, part = parts[at]
             passes.joined()
-            if part.scored:
-                scored = slice(row, row + len(part.tree))
-                found[at] = Forward(logits[scored], hidden[scored])
-                row = scored.stop
+            scored = slice(row, row + len(part.tree))
+            found[at] = Forward(logits[scored], hidden[scored])
+            row = scored.stop
         return found

@@ -16,12 +16,12 @@ import pytest
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.pass_times import SharingTimes
 from edge_spec.control.policy import RoundPlan
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.row_dealing import Wish, deal_rows
+from edge_spec.engine.sharing_times import SharingTimes
 from edge_spec.exactness.exact import ExactPolicy
 
 ROUNDS, WARM_UP = 300, 60

@@ -1,5 +1,5 @@
-"""What passes take by their rows, learnt from those that were made: a fixed part, mostly the
-weights that are read, and a part for each row. And whether it pays to share them."""
+"""Learns what passes take by their rows, a fixed part and a part for each row, and whether it pays
+to share them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _LASTING = 0.05  # passes that it counts for ever after: widths may not differ f
 _FIRST_REST, _LONGEST_REST = 64, 4096
 _PATIENCE = 8  # shared passes, before they are held against others
 _WEIGHT = 0.1  # of the last shared pass, in how they compare
-_SLICE_WEIGHT = 0.3  # of a prompt's last slice, in what its next tokens take
-_LEAST_OF_ROW = 0.25  # of a scored row's time: what a token of a prompt takes at least
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +34,8 @@ class PassTimes:
         self._first_rows = 0
 
     def at(self, rows: float) -> float:
-        """Returns the seconds of a pass of so many rows."""
+        """Returns the seconds of a pass of `rows` rows."""
         return self.fixed_s + self.row_s * rows
-
-    def rows_within(self, seconds: float) -> int:
-        """Returns how many rows a pass of that time has; 0 where none fits."""
-        if self.row_s <= 0:
-            return 0
-        return max(0, int((seconds - self.fixed_s) / self.row_s))
 
     def observe(self, rows: int, seconds: float) -> None:
         """Counts a pass."""
@@ -61,11 +53,11 @@ class PassTimes:
 
 
 class SharingTimes:
-    """What passes take, of one conversation or several. Where those of several take longer than
-    one by one, or fail, they rest: conversations take turns for so many passes."""
+    """Knows what passes of one conversation take and what those of several do. Where those of
+    several take longer than one by one, or fail, sharing rests for a number of passes."""
 
     def __init__(self) -> None:
-        self.all = PassTimes()  # without slices of prompts, whose rows take other times
+        self.all = PassTimes()
         self._alone = PassTimes()  # of passes of one conversation
         self._ratio = 1.0  # of shared passes' time to what they would have taken one by one
         self._num_shared = 0  # since it was begun to compare
@@ -73,18 +65,20 @@ class SharingTimes:
 
     @property
     def rests(self) -> bool:
+        """Whether conversations take turns now."""
         return self._rests.resting > 0
 
     def count(self) -> None:
-        """One pass more."""
+        """Counts a pass."""
         self._rests.count()
 
     def observe_alone(self, rows: int, seconds: float) -> None:
+        """Counts what a conversation's own pass took."""
         self._alone.observe(rows, seconds)
         self.all.observe(rows, seconds)
 
     def observe_shared(self, rows: Sequence[int], seconds: float) -> None:
-        """rows: of each conversation, all of which are scored."""
+        """Counts what a shared pass took. rows: of each conversation."""
         self.all.observe(sum(rows), seconds)
         if self._alone.num_observed < _PATIENCE:
             return
@@ -102,28 +96,14 @@ class SharingTimes:
             )
             self.rest()
 
-    def observe_slices(
-        self, scored: int, read: int, seconds: float, known_s: float | None
-    ) -> float | None:
-        """Returns what a token of a prompt takes, in seconds; it grows with the tokens before it.
-
-        A pass of so many `scored` rows has `read` as many tokens of prompts beside them. known_s:
-        what was returned for the slice before; None where that is not known."""
-        if not self.all.num_observed:
-            return known_s  # nothing tells the two apart
-        token_s = max(seconds - self.all.at(scored), 0.0) / read
-        token_s = max(token_s, _LEAST_OF_ROW * self.all.row_s)
-        if known_s is None:
-            return token_s
-        return known_s + _SLICE_WEIGHT * (without_outlier(token_s, known_s) - known_s)
-
     def charges(self, rows: Sequence[int], seconds: float) -> list[float]:
-        """What of a shared pass each conversation is charged for: what its rows take, and an equal
-        part of what none of them takes. So a row is worth it to a conversation where it is to
-        all."""
+        """Returns what of a shared pass each conversation is charged for: what its rows take, and
+        an equal part of what none of them takes. So a row is worth it to a conversation where it is
+        to all."""
         shares = [self.all.fixed_s / len(rows) + self.all.row_s * each for each in rows]
         return [seconds * share / (sum(shares) or 1.0) for share in shares]
 
     def rest(self) -> None:
+        """Begins a rest: sharing has lost or failed."""
         self._rests.rest()
         self._ratio, self._num_shared = 1.0, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.control.pass_times import PassTimes, SharingTimes
+from edge_spec.engine.sharing_times import PassTimes, SharingTimes
 
 
 def observed(fixed_s: float, row_s: float, times: PassTimes, count: int = 64) -> PassTimes:
@@ -19,7 +19,6 @@ def test_the_fixed_part_and_that_of_rows_are_told_apart() -> None:
     times = observed(4e-3, 1e-3, PassTimes())
     assert times.fixed_s == pytest.approx(4e-3, rel=0.25)
     assert times.row_s == pytest.approx(1e-3, rel=0.1)
-    assert times.rows_within(times.at(7)) == pytest.approx(7, abs=1)
 
 
 def test_a_machine_that_slows_down_is_followed() -> None:
@@ -43,7 +42,6 @@ def test_passes_of_one_width_leave_half_of_it_fixed(count: int) -> None:
         times.observe(2, 10e-3)
     assert times.at(2) == pytest.approx(10e-3, rel=0.02)
     assert times.fixed_s == pytest.approx(5e-3, rel=0.1)
-    assert PassTimes().rows_within(1.0) == 0
 
 
 @pytest.mark.parametrize("shared_s, rests", [(8e-3, False), (13e-3, True)])
