@@ -18,7 +18,7 @@ from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import pass_requests, shared_passes, speculation
+from edge_spec.engine import pass_requests, sharing_times, speculation
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.row_dealing import Wish
 from edge_spec.engine.shared_passes import SharedPasses
@@ -71,7 +71,7 @@ def opened(
 
 def until_another_comes(passes: SharedPasses) -> float:
     """However busy the machine is: passes are shared as long as two answer."""
-    return 0.01 if len(passes._queue) < 2 and passes._load.active > 1 else 0.0
+    return 0.2 if passes.num_waiting < 2 and passes._load.active > 1 else 0.0
 
 
 def texts(engines: Sequence[Engine], **options: Any) -> list[str]:
@@ -146,7 +146,7 @@ def test_a_device_that_fails_within_a_shared_pass_is_nobodys_failure(
         return found
 
     monkeypatch.setattr(model, "forward_together", failing)
-    monkeypatch.setattr(shared_passes.SharingTimes, "rest", lambda times: None)
+    monkeypatch.setattr(sharing_times.SharingTimes, "rest", lambda times: None)
     assert texts(engines) == alone
     assert failed
     for each in engines[1:]:
