@@ -31,7 +31,7 @@ from edge_spec.learning.training import Heads, Teacher
 from edge_spec.learning.trial import Place, best_head, replay_texts
 from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.source import Source
-from edge_spec.placement.priority import LOWEST, give_way
+from edge_spec.placement.idle_process import LOWEST, give_way
 from edge_spec.storage.json_store import DamagedError
 
 FIRST_TOKENS = 1000  # of answers, from which a first head is trained

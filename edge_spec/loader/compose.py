@@ -24,8 +24,8 @@ from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
-from edge_spec.placement.background import IdleProfiler, InTurns, profile_when_idle
-from edge_spec.placement.idle_plan import plan_when_idle
+from edge_spec.placement.idle_measuring import measure_when_idle
+from edge_spec.placement.idle_process import InTurns
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.placement.row_findings import rows_key, settle_rows
 from edge_spec.storage.json_store import tell_unkept
@@ -54,11 +54,11 @@ def compose_engine(
     placed: PlacedModels,
     models: OpenModels,
     opened: ExitStack,
-    measure_when_idle: bool,
+    measures: bool,
     learning: StartLearning | None = None,
 ) -> Engine:
-    """opened: closes what is started for the engine where the rest fails. learning: from answers,
-    where that was asked for."""
+    """opened: closes what is started for the engine where the rest fails. measures: runtimes, while
+    the engine is idle. learning: from answers, where that was asked for."""
     target, key = placed.target, models.key
     factory = _speculation_factory(models, placed.options)
     speculation = factory.compose(models.drafters)
@@ -85,37 +85,20 @@ def compose_engine(
         computing=_computing(key, models.target),
     )
     parts = replace(parts, prompts=_prompts(placed, parts))
-    works, is_free = _idle_work(placed, models, factory.branches, opened, measure_when_idle)
+    works: list[IdleWork] = []
+    runtime = target.runtime.name
+    measuring = measure_when_idle(placed.source, placed.options, runtime) if measures else None
+    if measuring is not None:
+        opened.callback(measuring.close)
+        works.append(measuring)
     if learning is not None:
-        learner = learning(placed, models, factory, is_free)
+        learner = learning(placed, models, factory, lambda: measuring is None or measuring.is_done)
         opened.callback(learner.close)
         works.append(learner)
         parts = replace(parts, learner=learner)
     if works:
         parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
     return Engine(parts)
-
-
-def _idle_work(
-    placed: PlacedModels, models: OpenModels, branches: bool, opened: ExitStack, measures: bool
-) -> tuple[list[IdleWork], Callable[[], bool]]:
-    """Returns what is done between answers, if anything is measured then: the model's profile and
-    its plan, each unless there is one; and a function that says whether the profile is done, which
-    other work would disturb."""
-    profiler: IdleProfiler | None = None
-    if measures and not models.is_profiled:
-        profiler = profile_when_idle(models.target, models.key, branches)
-        opened.callback(profiler.close)
-
-    def is_free() -> bool:
-        return profiler is None or profiler.is_done
-
-    planner = None
-    if measures and placed.wants_plan:
-        planner = plan_when_idle(placed.source, placed.options, is_free)
-    if planner is not None:
-        opened.callback(planner.close)
-    return [work for work in (profiler, planner) if work is not None], is_free
 
 
 def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:

@@ -57,7 +57,6 @@ class OpenModels:
     context: DrafterContext
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
-    is_profiled: bool  # whether its costs were known before
     begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
     history: PairHistory | None = None  # of the target and its first draft
 
@@ -88,9 +87,7 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     if drafts:
         _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
-    return OpenModels(
-        loaded, drafts, drafters, context, costs, key, profile is not None, begins, history
-    )
+    return OpenModels(loaded, drafts, drafters, context, costs, key, begins, history)
 
 
 def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None:

@@ -20,7 +20,7 @@ from edge_spec.models.resolution import Resolution, resolution_on
 from edge_spec.models.resolve import ResolvedModel, prepare_model
 from edge_spec.models.runtime_choice import choose_runtime
 from edge_spec.models.source import Source
-from edge_spec.placement.pinning import planned, wants_plan
+from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.tokenizer import Tokenizer
@@ -31,15 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlacedModels:
-    """The target and its drafts, each with a runtime; options: as a plan completed them.
-    wants_plan: whether there is none for what was asked."""
+    """The target and its drafts, each with a runtime; options: as a plan completed them."""
 
     options: LoadOptions
     source: Source
     target: ResolvedModel
     draft_sources: tuple[Source, ...]
     drafts: tuple[ResolvedModel, ...]  # of each source one
-    wants_plan: bool = False
 
     @property
     def context_length(self) -> int:
@@ -58,7 +56,6 @@ def place_models(
     long. makes_room: as in `require_fit`.
     """
     progress = source.progress
-    is_wanted = wants_plan(source, options)
     options = planned(source, options, progress)
     if needs_chat and _reads_header(source, options):
         _require_chat(source.header)
@@ -84,7 +81,7 @@ def place_models(
     require_fit(target, drafts, options, makes_room)
     if drafts:
         _tell_memory(target, drafts, options, progress)
-    return PlacedModels(options, source, target, sources, drafts, is_wanted)
+    return PlacedModels(options, source, target, sources, drafts)
 
 
 def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:

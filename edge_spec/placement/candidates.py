@@ -57,22 +57,21 @@ class Candidate:
 
 
 def described(place: Candidate) -> dict[str, Any]:
-    """What another process finds it by, as JSON has it."""
-    return {
-        "model": place.source.model,
-        "runtime": place.key.runtime,
-        "device": asdict(place.device),
-        "options": asdict(place.options),
-    }
+    """Returns what another process finds it by, as JSON has it."""
+    return description(place.source.model, place.device, place.options)
 
 
-def candidate_of(description: Any) -> Candidate:
+def description(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
+    """Returns the same of a place that was not looked up."""
+    return {"model": model, "device": asdict(device), "options": asdict(options)}
+
+
+def candidate_of(found: Any) -> Candidate:
     """Resolves what `described` says, in another process. Raises as `resolve_model` does."""
-    source = Source(description["model"], _quiet)
-    device = _DEVICE.validate_python(description["device"])
-    options = _OPTIONS.validate_python(description["options"])
-    runtime = description["runtime"]
-    prepared = resolve_model(source, runtime, LoadOptions(), _quiet, options.providers)
+    source = Source(found["model"], _quiet)
+    device = _DEVICE.validate_python(found["device"])
+    options = _OPTIONS.validate_python(found["options"])
+    prepared = resolve_model(source, device.runtime, LoadOptions(), _quiet, options.providers)
     return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
 
 
@@ -86,10 +85,9 @@ def candidates(
     progress: Progress,
     *,
     is_draft: bool = False,
-    converts: bool = True,
 ) -> tuple[list[Candidate], list[str]]:
     """Every place that this model, or a conversion that is there or cheap, can run at, the default
-    runtime's first; and a line for each place that it cannot run at. converts: or one that is not.
+    runtime's first; and a line for each place that it cannot run at.
 
     Raises what `resolve_model` raises where there is no place at all, or UsageError.
     """
@@ -112,7 +110,7 @@ def candidates(
             stored = resolution.stored
             key = (runtime, stored.format, stored.options.compute)
             if key not in prepared:
-                is_dear = not converts or (found and source.num_bytes > _CHEAP_BYTES)
+                is_dear = found and source.num_bytes > _CHEAP_BYTES
                 if is_dear and not stored.is_there:
                     refused.append(f"{runtime}: {source.name} is not converted for it yet")
                     continue

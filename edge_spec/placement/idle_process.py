@@ -6,17 +6,48 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from threading import Condition, Thread
+from typing import Protocol
 
 from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.placement.machine import busy_share, on_battery
 
+LOWEST = 19  # of nice(2)
 QUIET_S = 30.0  # after an answer, before anything begins
 _MOST_BUSY = 0.2  # of all cores, with other work
 
 _log = logging.getLogger(__name__)
+
+
+class _IdleWork(Protocol):
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class InTurns:
+    """Joins works that share a model, of which each begins when those before it are done."""
+
+    def __init__(self, works: Sequence[_IdleWork]) -> None:
+        self._works = works
+
+    def pause(self) -> None:
+        for work in self._works:
+            work.pause()
+
+    def resume(self) -> None:
+        for work in self._works:
+            work.resume()
+
+    def close(self) -> None:
+        for work in reversed(self._works):
+            work.close()
 
 
 class IdleProcess:
@@ -74,6 +105,16 @@ class IdleProcess:
             self._thread.join()
         atexit.unregister(self.close)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the work is done, or will never be."""
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the work to be done, at most so long; returns `is_done`."""
+        self._thread.join(timeout_s)
+        return self.is_done
+
     def run(self) -> None:
         """What the thread does: returns when the work is done or cannot be, or after `close`."""
         while self._left_s > 0 and self._wait_until_quiet():
@@ -114,8 +155,29 @@ class IdleProcess:
             return False
 
 
-def is_idle() -> bool:
-    """Whether nobody else uses this machine, as far as it tells, and it does not run on its
+def is_idle(
+    busy: Callable[[], float | None] = busy_share, battery: Callable[[], bool] = on_battery
+) -> bool:
+    """Says whether nobody else uses this machine, where that is known, and it does not run on its
     battery."""
-    busy = busy_share()
-    return not on_battery() and (busy is None or busy <= _MOST_BUSY)
+    share = busy()
+    return not battery() and (share is None or share <= _MOST_BUSY)
+
+
+def give_way(nice: int) -> None:
+    """Lowers the priority of this process. Call it where a process of its own begins.
+
+    nice: 1 to 19, as nice(2) has it; at 19 also Linux's idle scheduling (sched(7)). Where Linux
+    groups processes by session, which it does by default, both count among processes of one
+    session only, and the groups share a core evenly: so the process gets a session of its own,
+    whose group is lowered. Windows keeps its priority.
+    """
+    if nice == LOWEST and hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if hasattr(os, "nice"):
+        os.nice(nice)
+    if sys.platform == "linux":
+        with suppress(OSError):  # it leads its session's processes already, or none are grouped
+            os.setsid()
+            Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")

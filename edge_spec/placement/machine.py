@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -55,27 +55,30 @@ def _arm_features() -> list[str]:
     return [name for name, bit in _ARM_BITS.items() if bits >> bit & 1]
 
 
-def busy_share(seconds: float = 0.5) -> float | None:
-    """What of all cores' time other work takes, and this process; None where it is not told. Takes
-    as long as it watches."""
-    before = _core_times()
-    if before is None:
-        return None
-    time.sleep(seconds)
-    after = _core_times()
-    if after is None or sum(after) <= sum(before):
-        return None
-    idle, total = (sum(after[span]) - sum(before[span]) for span in (_IDLE, slice(None)))
-    return 1 - idle / total
-
-
-def _core_times() -> list[int] | None:
-    """Of user, nice, system, idle, iowait and so on (proc(5)); None on other systems than Linux."""
+def core_times() -> list[int] | None:
+    """Returns user, nice, system, idle, iowait time and so on (proc(5)); None on other systems than
+    Linux."""
     try:
         first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:
         return None
     return [int(each) for each in first.split()[1:9]]
+
+
+def busy_share(
+    seconds: float = 0.5, times: Callable[[], list[int] | None] = core_times
+) -> float | None:
+    """Returns the share of all cores' time that this process and others take; None where the
+    system does not say. Watches for so many seconds."""
+    before = times()
+    if before is None:
+        return None
+    time.sleep(seconds)
+    after = times()
+    if after is None or sum(after) <= sum(before):
+        return None
+    idle, total = (sum(after[span]) - sum(before[span]) for span in (_IDLE, slice(None)))
+    return 1 - idle / total
 
 
 def on_battery() -> bool:

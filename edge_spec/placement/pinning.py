@@ -66,16 +66,6 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
     return applied(options, placement, plan.draft)
 
 
-def wants_plan(source: Source, options: LoadOptions) -> bool:
-    """Whether the cache has no plan of this version's libraries for a model or pair whose place is
-    left open. options: as they were asked for."""
-    if options.plan is not None or options.drafter != "auto" or not _is_open(options):
-        return False
-    draft = Source(options.drafts[0], source.progress) if options.drafts else None
-    plan = cached_plan(plan_path(source, draft))
-    return plan is None or any(map(_is_outdated, _places(plan.placements[0])))
-
-
 def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
     """draft: the model that drafts where the placement has one. A drafter that was asked for stays,
     and so does "auto" where there are corpora, which no plan knows."""
@@ -102,7 +92,7 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
 
 
 def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    if not _is_open(options):
+    if not is_open(options):
         return options
     draft = Source(options.drafts[0], progress) if options.drafts else None
     plan = cached_plan(plan_path(source, draft))
@@ -134,8 +124,8 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     return applied(options, placement, plan.draft)
 
 
-def _is_open(options: LoadOptions) -> bool:
-    """Whether nothing was asked for that a plan decides, or that its figures do not hold for."""
+def is_open(options: LoadOptions) -> bool:
+    """Says whether nothing was asked for that a plan decides or does not hold for."""
     default = LoadOptions()
     asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
     asked = asked or options.exact or options.draft_overlap != default.draft_overlap

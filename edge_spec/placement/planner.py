@@ -36,7 +36,7 @@ class Planner:
 
     notes: a line for each place or drafter without a forecast, or with an uncertain one.
     is_certain: whether all forecasts are, so that the plan is worth keeping; known after `make`.
-    refresh: measures again what the cache knows. converts: also what would have to be converted.
+    refresh: measures again what the cache knows.
     """
 
     source: Source
@@ -44,10 +44,9 @@ class Planner:
     devices: Sequence[Device]
     progress: Progress
     refresh: bool = False
-    converts: bool = True
 
     def __post_init__(self) -> None:
-        self._surveyor = Surveyor(self.devices, self.progress, self.refresh, self.converts)
+        self._surveyor = Surveyor(self.devices, self.progress, self.refresh)
         self.notes = self._surveyor.notes
 
     @property

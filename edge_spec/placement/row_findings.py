@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import HasWays, Model
+from edge_spec.core.model import HasWays, Model, RuntimeOptions
 from edge_spec.exactness.batch_invariance import (
     BatchInvariance,
     agreeing_width,
@@ -28,8 +28,8 @@ from edge_spec.exactness.batch_invariance import (
 from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
-from edge_spec.placement.machine import cpu_features
-from edge_spec.placement.profile import ProfileKey
+from edge_spec.placement.machine import cpu_features, cpu_name
+from edge_spec.placement.profile import ProfileKey, options_apart
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import KeptFile, require_sealed
 
@@ -99,6 +99,16 @@ def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
         cpu=key.cpu,
         features=cpu_features(),
         shapes=shapes_of(config),
+    )
+
+
+def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
+    """Says whether what was measured was so with this library and processor, and as asked for."""
+    return (
+        key.cpu == cpu_name()
+        and key.library == runtimes.library_version(key.runtime)
+        and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
+        and key.options == options_apart(asked)
     )
 
 

@@ -20,15 +20,12 @@ from edge_spec.models.resolution import resolution_on
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.source import Source
 from edge_spec.placement.kept_costs import kept_costs
-from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
     Profile,
-    ProfileKey,
     kept_profiles,
-    options_apart,
 )
-from edge_spec.placement.row_findings import RowsKey, shapes_of
+from edge_spec.placement.row_findings import RowsKey, holds, shapes_of
 
 _REQUANTIZED_WELL = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0"})  # or carried over
 _MARGIN = 1.1  # of the usual one's time: less may be what else the machine did
@@ -85,8 +82,9 @@ def _known_seconds(
     source: Source, options: LoadOptions, usual: tuple[str, ...]
 ) -> dict[str, float]:
     """Of a plain step, by runtime: of the model itself, else of one of its shapes."""
-    profiles = [each for each in kept_profiles(source) if _holds(each[0], options)]
-    costs = [each for each in kept_costs() if _holds(each[0], options)]
+    asked = options.runtime_options
+    profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
+    costs = [each for each in kept_costs() if holds(each[0], asked)]
     measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
     if len(measured & set(usual)) < 2:
         return {}  # not worth the time that it takes to read a header
@@ -127,14 +125,3 @@ def _weights(source: Source, name: str, options: LoadOptions) -> str | None:
     with suppress(EdgeSpecError):
         return read_manifest(bundle).quantization if is_bundle(bundle) else None
     return None
-
-
-def _holds(key: ProfileKey | RowsKey, options: LoadOptions) -> bool:
-    """Whether it was measured with this library and processor, and as the model would be run."""
-    asked = options.runtime_options
-    return (
-        key.cpu == cpu_name()
-        and key.library == runtimes.library_version(key.runtime)
-        and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
-        and key.options == options_apart(asked)
-    )

@@ -62,7 +62,7 @@ class Surveyor:
     """Measures for one plan.
 
     notes: a line for each place that cannot be used, of which are the reasons, or whose profile is
-    uncertain. is_certain: whether none is. refresh, converts: as in `Planner`.
+    uncertain. is_certain: whether none is. refresh: as in `Planner`.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Surveyor:
         devices: Sequence[Device],
         progress: Progress,
         refresh: bool,
-        converts: bool,
     ) -> None:
         self.notes: list[str] = []
         self.reasons: list[str] = []
@@ -80,7 +79,6 @@ class Surveyor:
         self._devices = devices
         self._progress = progress
         self._refresh = refresh
-        self._converts = converts
 
     def survey(self, source: Source, options: LoadOptions, role: str = "") -> list[MeasuredPlace]:
         """One model is open at a time, and none that does not fit. role: "draft: " for one.
@@ -94,7 +92,6 @@ class Surveyor:
             self._devices,
             self._progress,
             is_draft=bool(role),
-            converts=self._converts,
         )
         for line in refused:
             self._refuse(f"{role}{line}")

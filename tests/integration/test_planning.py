@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -12,23 +11,19 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.errors import UsageError
 from edge_spec.fitting.devices import Device, list_devices, processor
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement import background, idle_plan
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
-from edge_spec.placement.background import IdleProfiler
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.idle_plan import make_plan
-from edge_spec.placement.pinning import wants_plan
+from edge_spec.placement.idle_measuring import SWITCH, measure_when_idle
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
-from edge_spec.placement.profile import ContextCosts, Profile, load_profile, profile_key
+from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.texts import record_texts
 from edge_spec.text.prompt_files import Prompt
@@ -46,6 +41,7 @@ def quiet(what: str, fraction: float) -> None: ...
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, two short prompts, and little time."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(planner_module, "read_prompts", lambda path, per_category: PROMPTS)
     monkeypatch.setattr(survey_module, "_MOST_S", 0.2)
     monkeypatch.setattr(survey_module, "_LEAST_S", 0.2)
@@ -161,40 +157,34 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
         assert engine.generate("the", max_tokens=3).stats.predicted_n == 3
 
 
-def test_an_idle_engine_is_measured_and_the_next_one_knows(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "IdleProfiler", partial(IdleProfiler, quiet_s=0.0))
-    options = LoadOptions(runtime="ort")
-    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
-        engine.generate("the rain", max_tokens=4)
-        profiler: Any = engine.parts.idle_work
-        profiler._thread.join(300)
-        assert not profiler._thread.is_alive()
-        assert engine.generate("the rain", max_tokens=4).stats.predicted_n == 4
-    source = Source(model, quiet)
+def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path) -> None:
+    """How certain that is depends on the machine: what is kept is looked at, not what is said."""
+    source, options = Source(model, quiet), LoadOptions(runtime="ort")
+    resolve_model(source, "ort", options, quiet)  # nothing is converted for it
+    process = measure_when_idle(source, options, "ort", lambda: True, quiet_s=0.0)
+    assert process is not None
+    process.pause()  # the first answer
+    assert not profiles(tmp_path)
+    process.resume()
+    assert process.join(300)
+    process.close()
+    prepared = resolve_model(source, "ort", options, quiet)
+    assert list(profiles(tmp_path)) == [
+        profile_key(source, prepared, options.runtime_options).path.name
+    ]
+
+
+def test_an_engine_whose_passes_are_known_has_nothing_to_measure(model: str) -> None:
+    source, options = Source(model, quiet), LoadOptions(runtime="ort")
     key = profile_key(source, resolve_model(source, "ort", options, quiet), options.runtime_options)
-    profile = load_profile(key)
-    assert profile is not None and profile.contexts[0].seconds[1] > 0
+    profile = Profile((ContextCosts(0, {1: 0.5, 2: 0.6}),), 100.0, 0.0, 0.0, 2, 0.0)
+    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
+        assert engine.parts.idle_work is not None
+    save_profile(key, profile)
     with load_engine(model, options, quiet, measure_when_idle=True) as engine:
         assert engine.parts.idle_work is None
         costs = engine.parts.speculation_factory.costs
-        assert costs is not None
-        assert costs().at(1) == profile.costs(256).at(1)
-
-
-def test_a_plan_that_is_made_while_idle_converts_nothing_and_is_kept(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle_plan, "give_way", lambda nice: None)  # of the tests' own process
-    monkeypatch.setattr(idle_plan, "list_devices", one_device)
-    source = Source(model, quiet)
-    with pytest.raises(UsageError, match="not converted for it yet"):
-        make_plan(model)
-    assert not (tmp_path / "cache" / "bundles").exists() and wants_plan(source, LoadOptions())
-    resolve_model(source, "ort", LoadOptions(), quiet)
-    make_plan(model)
-    assert not wants_plan(source, LoadOptions())
+        assert costs is not None and costs().at(1) == profile.costs(256).at(1)
 
 
 def test_the_command_prints_a_table_or_json_and_writes_the_plan(

@@ -16,7 +16,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import pinning
-from edge_spec.placement.pinning import planned, wants_plan
+from edge_spec.placement.pinning import planned
 from edge_spec.placement.plan import (
     Place,
     Placement,
@@ -298,16 +298,6 @@ def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_wit
     assert planned(source, LoadOptions(), quiet).drafter == NEXT.drafter
     asked = LoadOptions(drafter="answers")
     assert planned(source, asked, quiet).drafter == "answers"
-
-
-def test_a_plan_is_wanted_where_there_is_none_of_this_version(source: Source) -> None:
-    assert wants_plan(source, LoadOptions())
-    assert not wants_plan(source, LoadOptions(threads=1))
-    save_plan(plan_of(source, NEXT), plan_path(source, None))
-    assert not wants_plan(source, LoadOptions())
-    old = replace(NEXT, target=replace(NEXT.target, library="0.0"))
-    save_plan(plan_of(source, old), plan_path(source, None))
-    assert wants_plan(source, LoadOptions())
 
 
 def test_where_the_plan_is_the_default_nothing_is_said(source: Source) -> None:

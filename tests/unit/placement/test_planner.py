@@ -143,13 +143,6 @@ def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
     assert [each.place.mmap for each in drafts] == [None]
 
 
-def test_nothing_is_converted_where_that_is_not_wanted(tmp_path: Path) -> None:
-    source = Source(str(tmp_path), quiet)  # a directory, which llama.cpp cannot read
-    devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
-    with pytest.raises(UsageError, match="not converted for it yet"):
-        candidates(source, LoadOptions(), devices, quiet, converts=False)
-
-
 def test_the_table_shows_all_drafters_of_the_best_place_and_one_of_each_other() -> None:
     same = replace(BEST, drafter="none")
     slower = replace(NEXT, drafter="suffix", tokens_per_s=90.0)

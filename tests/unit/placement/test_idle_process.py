@@ -1,8 +1,11 @@
-"""A plan that is made between answers: when it begins, what ends it, and that it leaves the user's
-machine alone."""
+"""Work that is done between answers: when it begins, what ends it, that it leaves the machine of a
+user alone, and what is measured by it."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,10 +16,10 @@ import pytest
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement import idle_plan, idle_process, machine
-from edge_spec.placement.background import InTurns
-from edge_spec.placement.idle_plan import plan_when_idle
-from edge_spec.placement.idle_process import IdleProcess
+from edge_spec.placement import idle_measuring
+from edge_spec.placement.idle_measuring import measure_when_idle
+from edge_spec.placement.idle_process import LOWEST, IdleProcess, InTurns, is_idle
+from edge_spec.placement.machine import busy_share, cpu_name
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -62,17 +65,12 @@ def answer(planner: IdleProcess) -> None:
     planner.resume()
 
 
-def ended(planner: IdleProcess) -> bool:
-    planner._thread.join(PATIENCE_S)
-    return not planner._thread.is_alive()
-
-
 def test_it_is_made_once_after_the_first_answer(planner: IdleProcess, plans: Plans) -> None:
     plans.may_end = True
     planner.start()
     assert not plans.num_calls
     answer(planner)
-    assert ended(planner) and plans.num_calls == 1
+    assert planner.join(PATIENCE_S) and plans.num_calls == 1
 
 
 def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
@@ -86,7 +84,7 @@ def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
     assert plans.num_calls == 1
     plans.may_end = True
     planner.resume()
-    assert ended(planner) and plans.num_calls == 2
+    assert planner.join(PATIENCE_S) and plans.num_calls == 2
 
 
 def test_what_fails_is_not_tried_again(planner: IdleProcess, plans: Plans) -> None:
@@ -97,7 +95,7 @@ def test_what_fails_is_not_tried_again(planner: IdleProcess, plans: Plans) -> No
     failing = IdleProcess(fail, lambda: True, quiet_s=0.0)
     failing.start()
     answer(failing)
-    assert ended(failing) and plans.num_calls == 1
+    assert failing.join(PATIENCE_S) and plans.num_calls == 1
     failing.close()
 
 
@@ -107,7 +105,7 @@ def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
     planner = IdleProcess(plans, lambda: next(asked), quiet_s=0.0)
     planner.start()
     answer(planner)
-    assert ended(planner) and plans.num_calls == 1
+    assert planner.join(PATIENCE_S) and plans.num_calls == 1
     assert next(asked, None) is None
     planner.close()
 
@@ -118,7 +116,7 @@ def test_all_attempts_together_take_no_longer_than_they_may(plans: Plans) -> Non
     answer(planner)
     plans.wait_for_begin()
     answer(planner)
-    assert ended(planner) and plans.num_calls == 1
+    assert planner.join(PATIENCE_S) and plans.num_calls == 1
     planner.close()
 
 
@@ -127,14 +125,14 @@ def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     answer(planner)
     plans.wait_for_begin()
     planner.close()
-    assert not planner._thread.is_alive()
+    assert planner.is_done
 
 
 def test_a_lifeline_that_has_ended_starts_nothing() -> None:
     with Lifeline() as lifeline:
         lifeline.end()
         with pytest.raises(IsolatedError, match="not wanted"):
-            isolated(machine.cpu_name, timeout_s=PATIENCE_S, lifeline=lifeline)
+            isolated(cpu_name, timeout_s=PATIENCE_S, lifeline=lifeline)
 
 
 def test_works_in_turns_are_paused_together_and_closed_from_the_last_on() -> None:
@@ -160,52 +158,86 @@ def test_works_in_turns_are_paused_together_and_closed_from_the_last_on() -> Non
     assert told == ["pause a", "pause b", "resume a", "resume b", "close b", "close a"]
 
 
+@pytest.mark.parametrize(
+    ("busy", "battery", "expected"),
+    [(0.0, False, True), (None, False, True), (0.5, False, False), (0.0, True, False)],
+)
+def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
+    busy: float | None, battery: bool, expected: bool
+) -> None:
+    assert is_idle(lambda: busy, lambda: battery) == expected
+
+
+def test_how_busy_the_cores_are_is_a_share_of_their_time() -> None:
+    times = iter([[100, 0, 0, 800, 100, 0, 0, 0], [130, 0, 10, 850, 110, 0, 0, 0]])
+    assert busy_share(0.0, lambda: next(times)) == pytest.approx(0.4)  # 30 + 10 of 100
+    assert busy_share(0.0, lambda: None) is None
+
+
+TELLS = """
+import json, os, sys
+from pathlib import Path
+from edge_spec.placement.idle_process import give_way
+give_way(int(sys.argv[1]))
+file = Path("/proc/self/autogroup")
+group = file.read_text().split()[-1] if file.exists() else sys.argv[1]
+policy = os.sched_getscheduler(0) if hasattr(os, "SCHED_IDLE") else None
+print(json.dumps([os.nice(0), os.getsid(0) == os.getpid(), group, policy]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are grouped by Linux alone")
+@pytest.mark.parametrize("nice", [5, LOWEST])
+def test_a_process_that_gives_way_leaves_the_group_of_its_session_and_lowers_its_own(
+    nice: int,
+) -> None:
+    own = Path("/proc/self/autogroup")
+    before = own.read_text() if own.exists() else ""
+    printed = subprocess.run(
+        [sys.executable, "-c", TELLS, str(nice)], capture_output=True, text=True, check=True
+    )
+    policy = os.SCHED_IDLE if nice == LOWEST else os.SCHED_OTHER
+    lowered = min(os.nice(0) + nice, LOWEST)
+    assert json.loads(printed.stdout) == [lowered, True, str(nice), policy]
+    assert (own.read_text() if own.exists() else "") == before
+
+
+# --- what is measured -------------------------------------------------------------------------
+
+
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(idle_plan.SWITCH, raising=False)
-    monkeypatch.setattr(idle_plan, "free_bytes", lambda: 10**9)
+    monkeypatch.delenv(idle_measuring.SWITCH, raising=False)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     return Source(str(file), lambda what, fraction: None)
 
 
 def begins(source: Source, options: LoadOptions) -> bool:
-    planner = plan_when_idle(source, options, lambda: False)
-    if planner is not None:
-        planner.close()
-    return planner is not None
+    process = measure_when_idle(source, options, "reference")
+    if process is not None:
+        process.close()
+    return process is not None
 
 
-def test_none_is_made_where_it_is_not_wanted_or_has_no_room(
+def test_nothing_is_measured_where_it_is_not_wanted_or_has_no_room(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert begins(source, LoadOptions())
-    assert not begins(source, LoadOptions(runtime="llamacpp"))
-    assert not begins(source, LoadOptions(drafter="suffix"))
-    monkeypatch.setattr(idle_plan, "free_bytes", lambda: 11)  # of a file of 4 bytes
-    assert not begins(source, LoadOptions())
-    monkeypatch.setattr(idle_plan, "free_bytes", lambda: None)
-    assert begins(source, LoadOptions())
-    monkeypatch.setenv(idle_plan.SWITCH, "0")
+    assert begins(source, LoadOptions()) and begins(source, LoadOptions(runtime="reference"))
+    assert not begins(source, LoadOptions(quantization="int8"))  # of another conversion
+    for free, expected in ((11, False), (None, True)):  # of a file of 4 bytes
+        monkeypatch.setattr(idle_measuring, "free_bytes", lambda free=free: free)
+        assert begins(source, LoadOptions()) == expected
+    monkeypatch.setenv(idle_measuring.SWITCH, "0")
     assert not begins(source, LoadOptions())
 
 
-@pytest.mark.parametrize(
-    ("busy", "battery", "expected"),
-    [(0.0, False, True), (None, False, True), (0.5, False, False), (0.0, True, False)],
-)
-def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
-    busy: float | None, battery: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_runtimes_that_read_the_file_as_it_is_are_measured_unless_one_was_asked_for(
+    source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle_process, "busy_share", lambda: busy)
-    monkeypatch.setattr(idle_process, "on_battery", lambda: battery)
-    assert idle_process.is_idle() == expected
-
-
-def test_how_busy_the_cores_are_is_a_share_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([[100, 0, 0, 800, 100, 0, 0, 0], [130, 0, 10, 850, 110, 0, 0, 0]])
-    monkeypatch.setattr(machine, "_core_times", lambda: next(times))
-    assert machine.busy_share(0.0) == pytest.approx(0.4)  # 30 + 10 of 100
-    monkeypatch.setattr(machine, "_core_times", lambda: None)
-    assert machine.busy_share(0.0) is None
+    installed = ["ort", "llamacpp"]  # of which the first would have to convert it
+    monkeypatch.setattr("edge_spec.models.runtimes.installed_runtimes", lambda: installed)
+    unmeasured = idle_measuring.unmeasured
+    assert unmeasured(source, LoadOptions(), "reference") == ["reference", "llamacpp"]
+    assert unmeasured(source, LoadOptions(runtime="reference"), "reference") == ["reference"]
