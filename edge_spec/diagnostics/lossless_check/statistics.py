@@ -1,6 +1,10 @@
-"""Whether draws come from a known distribution: chi-squared and total variation.
+"""Tests whether draws come from a known distribution: chi-squared and total variation.
 
-docs/lossless.md derives both thresholds.
+There are n draws; p is the probability of each text and f its share of the draws. Total variation
+is half the sum of |f - p|. Its mean is at most half the sum of sqrt(p (1 - p) / n), because
+E|f - p| is at most the standard deviation, and it exceeds its mean by e with a probability of at
+most exp(-2 n e^2) (McDiarmid 1989). The bound is that mean plus sqrt(ln(1 / a) / (2 n)) with
+a = 5e-7, for any n. Pearson's statistic is more sensitive, but its distribution is approximate.
 """
 
 from __future__ import annotations
