@@ -24,6 +24,7 @@ CASES = {
     "coreml": ({"quantization": "fp16"}, 0.5),  # not tried: no Mac was at hand
     "reference": ({}, 1e-3),
     "ort": ({"quantization": "fp32"}, 1e-3),
+    "ort-whole": ({"quantization": "fp32"}, 1e-3),
     "llamacpp": ({"kv_type": "f32", "flash_attention": False}, 1e-3),
     "llamacpp-flash": ({}, 5e-2),
     "ik": ({}, 5e-2),
@@ -31,6 +32,7 @@ CASES = {
 
 # In which format and with which weights those get the first of the 30 layers.
 SHORT = {
+    "ort": ("onnx", "fp32"),
     "reference": ("gguf", "F32"),
     "llamacpp": ("gguf", "F32"),
     "llamacpp-flash": ("gguf", "F32"),
@@ -68,7 +70,7 @@ def test_a_runtime_passes_the_conformance_suite(case, demo_gguf, tmp_path):
 
 def first_layers(demo_gguf: Path, out: Path, form: str, quantization: str) -> str:
     """The suite takes hundreds of passes, and each layer after the second computes what that one
-    does: cells of another layer, or another head's, show with two. The default suite has all 30."""
+    does: cells of another layer, or another head's, show with two."""
     fixed = {"context_length": CONTEXT} if form == "coreml" else {}
     options = ExportOptions(quantization, num_layers=NUM_LAYERS, check=False, **fixed)
     exporter = runtimes.load_exporter(form)

@@ -185,7 +185,7 @@ PROMISED = {
 @pytest.mark.parametrize(
     ("compute", "name"),
     [
-        pytest.param(*each, marks=() if each[1] in ("int4", "lut4") else pytest.mark.slow)
+        pytest.param(*each, marks=() if each == ("gpu", "int4") else pytest.mark.slow)
         for each in PROMISED
     ],
 )

@@ -220,8 +220,8 @@ def test_a_target_that_gives_no_features_is_refused(
 def test_a_target_asks_itself_the_same_for_one_seed(engine: Engine, tmp_path: Path) -> None:
     require_own_prompts(engine)
     tasks = OwnPrompts(8, seed=3)
-    found = [tasks.conversation(engine, task, Event()) for task in range(12)]
-    again = [tasks.conversation(engine, task, Event()) for task in range(12)]
+    found = [tasks.conversation(engine, task, Event()) for task in range(4)]
+    again = [tasks.conversation(engine, task, Event()) for task in range(4)]
     for one, other in zip(found, again, strict=True):
         assert (one is None) == (other is None)
         assert one is None or other is None or one.tokens.tolist() == other.tokens.tolist()
