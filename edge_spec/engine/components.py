@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.engine.learning import TakesAnswers
+from edge_spec.engine.learner_hooks import TakesAnswers
 from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_sharing import PromptSharing

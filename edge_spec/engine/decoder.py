@@ -17,7 +17,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.learning import AnswerRecorder
+from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
 from edge_spec.engine.token_origin import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError

@@ -16,7 +16,7 @@ from edge_spec.drafters.lookup.grammar import ForcedDrafter
 from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.learning import AnswerRecorder, LearntHead
+from edge_spec.engine.learner_hooks import AnswerRecorder, LearntHead
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import EdgeSpecError
 
@@ -27,13 +27,16 @@ class DrafterSwitch:
     """The speculation of a conversation. `offer` may be called by any thread; what it offers is
     used from the next `take` on."""
 
-    def __init__(self, parts: EngineComponents, session: Session) -> None:
+    def __init__(
+        self, parts: EngineComponents, session: Session, recorder: AnswerRecorder | None = None
+    ) -> None:
+        """recorder: of what the target computes for answers, where somebody learns from it."""
         self.speculation = parts.speculation
         self._parts = parts
         self._session = session
         self._names = parts.drafter
         self._head: LearntHead | None = None  # beside what the parts have
-        self.recorder = None if parts.learner is None else AnswerRecorder()
+        self._recorder = recorder
         self._offered: tuple[str, Speculation] | None = None
         self._off = False
         self._put_by: list[Speculation] = []  # while another one takes its place
@@ -172,7 +175,7 @@ class DrafterSwitch:
             plain_samples=speculation.plain_samples,
             vocab_size=self._parts.model.config.vocab_size,
             passes=self._parts.passes,
-            recorder=self.recorder,
+            recorder=self._recorder,
         )
 
     @property

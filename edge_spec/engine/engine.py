@@ -9,31 +9,31 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack
 
 from edge_spec.core.metrics import PlainRate, Stats
-from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
-from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
+from edge_spec.engine.answer_options import AnswerOptions
+from edge_spec.engine.answering import Answering
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
+from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.request import context_length_of, request_of, sampler_of
-from edge_spec.engine.results import FinishReason, GenerationResult
+from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import Losslessness
-from edge_spec.text.chat_template import Message, Tools
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Answering):
     """One model with its drafters and one KV cache. Use it from one thread at a time, but for
     `set_drafter`, `chat_prompt` and `encode`, which any thread may call; `fork` makes another one
     for another thread.
@@ -49,7 +49,8 @@ class Engine:
         drafts = [draft.model for draft in parts.drafts]
         self._models = models or SharedModels([parts.model, *drafts], parts.passes, parts.idle_work)
         self._session = parts.model.open_session()
-        self._drafting = DrafterSwitch(parts, self._session)
+        self._learning = None if parts.learner is None else AnswerRecorder(parts.learner)
+        self._drafting = DrafterSwitch(parts, self._session, self._learning)
         self._conversation = Conversation(
             self._drafting.decoder(),
             PlainRate(parts.min_rows),
@@ -127,105 +128,10 @@ class Engine:
             opened.pop_all()
         return engine
 
-    @overload
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        *,
-        stream: Literal[False] = False,
-        **options: Unpack[ChatOptions],
-    ) -> GenerationResult: ...
-
-    @overload
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        *,
-        stream: Literal[True],
-        **options: Unpack[ChatOptions],
-    ) -> Generation: ...
-
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        *,
-        stream: bool = False,
-        tools: Tools = (),
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult | Generation:
-        """The assistant's next message; a string is one message of the user. With `stream`, what is
-        iterated for it piece by piece.
-
-        options: `ChatOptions`; tools that the chat template does not know are described in a
-        message of the system. Raises UsageError for malformed messages, tools or options,
-        ContextFullError if the messages do not fit.
-        """
-        generation = self._start(self.chat_prompt(messages, tools), **options)
-        return generation if stream else generation.finish()
-
-    def stream(
-        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
-    ) -> Generation:
-        """`chat`, piece by piece: iterate for `Chunk`s."""
-        return self.chat(messages, stream=True, **options)
-
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: Literal[False] = False,
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: Literal[True],
-        **options: Unpack[AnswerOptions],
-    ) -> Generation: ...
-
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        stream: bool = False,
-        **options: Unpack[AnswerOptions],
-    ) -> GenerationResult | Generation:
-        """The continuation of a text, or of token ids, without a chat template.
-
-        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
-        ContextFullError if the prompt does not fit.
-        """
-        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
-        generation = self._start(ids, **options)
-        return generation if stream else generation.finish()
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        return self.parts.name
-
-    @property
-    def runtime(self) -> str:
-        """The name of the runtime that the model runs on."""
-        return self.parts.runtime
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of prompt and answer together, at most."""
-        return context_length_of(self.parts)
-
     @property
     def drafters(self) -> list[str]:
         """The names that `set_drafter` takes one or several of, beside "auto" and "none"."""
         return self._drafting.possible
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without a chat template."""
-        return self.parts.text.tokenizer.encode(text)
 
     @property
     def drafter(self) -> str:
@@ -260,23 +166,6 @@ class Engine:
             yield
             self._end_running()
 
-    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
-        """The tokens that ask for the assistant's next message."""
-        return self.parts.text.chat_prompt(messages, tools)
-
-    def chat_sampling(self, **asked: float | None) -> SamplingParams:
-        """How its makers mean answers in a conversation to be drawn, else temperature 0.7, top-p
-        0.95 and min-p 0.05; what is asked for, by the names of SamplingParams, goes before each.
-
-        `chat` is greedy all the same unless it is given this. Raises UsageError for a value out of
-        its range.
-        """
-        recommended = self.parts.text.sampling
-        if recommended.ignored:
-            unused = ", ".join(recommended.ignored)
-            _log.warning("%s: of its makers' sampling this is not used: %s", self.name, unused)
-        return recommended.with_asked(asked)
-
     def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
         """Writes the whole conversation to one file: caches, drafters' state, what was learnt, and
         a note, any JSON object, such as the messages.
@@ -292,9 +181,8 @@ class Engine:
                 "an answer is being written", remedy="Finish or close it before the snapshot."
             )
         self._settle()  # all of a running answer has been handed out
-        write_snapshot(
-            Path(path), take_snapshot(self.parts, self._conversation, self._drafting, note)
-        )
+        snapshot = take_snapshot(self.parts, self._conversation, self._drafting, note)
+        write_snapshot(Path(path), snapshot)
 
     def restore(self, path: str | Path) -> dict[str, Any] | None:
         """Takes a snapshot's conversation over, in place of this one, and returns its note.
@@ -330,16 +218,16 @@ class Engine:
         sampler = sampler_of(self.parts, prompt, options)
         self._end_running()
         self._replace_failed()
-        if self.parts.learner is not None:
-            self._drafting.use_head(self.parts.learner.head())
+        if self._learning is not None:
+            self._drafting.use_head(self._learning.head())
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
         conversation = self._conversation
         constrained = sampler.constraint is not None
         conversation.decoder = self._drafting.decoder(follows_grammar=constrained)
         self._set_answering(True)
-        if self._drafting.recorder is not None:
-            self._drafting.recorder.begin()
+        if self._learning is not None:
+            self._learning.begin()
         generation = Generation(
             conversation,
             request,
@@ -374,7 +262,8 @@ class Engine:
 
     def _on_end(self, prompt: Sequence[int], domain: str, before: TextCounts, stats: Stats) -> None:
         self._set_answering(False)
-        self._give_to_learner(prompt)
+        if self._learning is not None and self.last is not None:
+            self._learning.end(prompt, self.last)
         counts = self._drafting.text_counts
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
@@ -382,14 +271,6 @@ class Engine:
         if history is not None:
             history.observe(domain, self._drafting.paired_rounds(stats))
             stats.staleness = history.staleness(domain)
-
-    def _give_to_learner(self, prompt: Sequence[int]) -> None:
-        """An answer that nobody ended early."""
-        learner, recorder = self.parts.learner, self._drafting.recorder
-        if learner is None or recorder is None or self.last is None:
-            return
-        if self.last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            recorder.finish(prompt, learner)
 
     def _set_answering(self, answering: bool) -> None:
         work = self.parts.idle_work

@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.drafters.heads.medusa import MedusaNetwork
-from edge_spec.engine.learning import LearntHead
+from edge_spec.engine.learner_hooks import LearntHead
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.learning.conditions import Conditions

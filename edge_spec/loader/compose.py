@@ -15,7 +15,7 @@ from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.learning import TakesAnswers
+from edge_spec.engine.learner_hooks import TakesAnswers
 from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory

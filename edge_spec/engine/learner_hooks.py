@@ -1,4 +1,4 @@
-"""What an engine gives to whoever learns from its answers, and takes from it."""
+"""The connection between an engine and whoever learns from its answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.engine.results import FinishReason, GenerationResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,29 +31,39 @@ class TakesAnswers(Protocol):
         at once, and raises nothing."""
 
     def head(self) -> LearntHead | None:
-        """Who drafts from the next answer on, beside those that do anyway."""
+        """Returns a head that drafts from the next answer on, beside those that do anyway."""
 
 
 class AnswerRecorder:
-    """Keeps what the target computes for one answer, as far as it is looked at."""
+    """Keeps the tokens of one answer and the target's states that chose them, and gives them to a
+    learner."""
 
-    def __init__(self, most_tokens: int = 2048) -> None:
+    def __init__(self, learner: TakesAnswers, most_tokens: int = 2048) -> None:
+        """most_tokens: after which nothing more of an answer is kept."""
+        self._learner = learner
         self._most_tokens = most_tokens
         self._tokens: list[int] = []
         self._states: list[np.ndarray] = []
 
+    def head(self) -> LearntHead | None:
+        """Returns what the learner has for the next answer."""
+        return self._learner.head()
+
     def begin(self) -> None:
+        """Forgets what was kept: an answer begins."""
         self._tokens, self._states = [], []
 
     def observe(self, out: Forward, verdict: Verdict) -> None:
-        """After each round: its tokens, and the states of the rows that chose them."""
+        """Keeps a round's tokens, and the states of the rows that chose them."""
         if out.hidden is None or len(self._tokens) >= self._most_tokens or not verdict.tokens:
             return
         self._tokens += verdict.tokens
         self._states.append(out.hidden[list(verdict.kept)])  # a copy: the array is the library's
 
-    def finish(self, prompt: Sequence[int], learner: TakesAnswers) -> None:
-        if self._tokens:
+    def end(self, prompt: Sequence[int], result: GenerationResult) -> None:
+        """Gives the learner an answer that nobody ended early."""
+        complete = result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if complete and self._tokens:
             tokens = np.array(self._tokens, np.int64)
-            learner.take(prompt, tokens, np.concatenate(self._states))
+            self._learner.take(prompt, tokens, np.concatenate(self._states))
         self.begin()

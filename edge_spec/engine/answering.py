@@ -1,0 +1,141 @@
+"""Ways to ask an engine for an answer, and what it tells of its model."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, Unpack, overload
+
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
+from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.generation import Generation
+from edge_spec.engine.request import context_length_of
+from edge_spec.engine.results import GenerationResult
+from edge_spec.text.chat_template import Message, Tools
+
+_log = logging.getLogger(__name__)
+
+
+class Answering(ABC):
+    """Answers prompts with one model: messages of a conversation, a text, or tokens."""
+
+    parts: EngineComponents
+
+    @abstractmethod
+    def _start(self, prompt: Sequence[int], **options: Unpack[AnswerOptions]) -> Generation:
+        """Begins an answer."""
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> Generation: ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        stream: bool = False,
+        tools: Tools = (),
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult | Generation:
+        """Returns the assistant's next message; a string is one message of the user. With `stream`,
+        returns what is iterated for it piece by piece.
+
+        options: `ChatOptions`; tools that the chat template does not know are described in a
+        message of the system. Raises UsageError for malformed messages, tools or options,
+        ContextFullError if the messages do not fit.
+        """
+        generation = self._start(self.chat_prompt(messages, tools), **options)
+        return generation if stream else generation.finish()
+
+    def stream(
+        self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> Generation:
+        """Answers as `chat` does, piece by piece: iterate for `Chunk`s."""
+        return self.chat(messages, stream=True, **options)
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: Literal[True],
+        **options: Unpack[AnswerOptions],
+    ) -> Generation: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        stream: bool = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult | Generation:
+        """Continues a text, or token ids, without a chat template.
+
+        options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
+        ContextFullError if the prompt does not fit.
+        """
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        generation = self._start(ids, **options)
+        return generation if stream else generation.finish()
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.parts.name
+
+    @property
+    def runtime(self) -> str:
+        """The name of the runtime that the model runs on."""
+        return self.parts.runtime
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return context_length_of(self.parts)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text, without a chat template."""
+        return self.parts.text.tokenizer.encode(text)
+
+    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Returns the tokens that ask for the assistant's next message."""
+        return self.parts.text.chat_prompt(messages, tools)
+
+    def chat_sampling(self, **asked: float | None) -> SamplingParams:
+        """Returns how the model's makers mean answers in a conversation to be drawn, else
+        temperature 0.7, top-p 0.95 and min-p 0.05; what is asked for, by the names of
+        SamplingParams, goes before each.
+
+        `chat` is greedy all the same unless it is given this. Raises UsageError for a value out of
+        its range.
+        """
+        recommended = self.parts.text.sampling
+        if recommended.ignored:
+            unused = ", ".join(recommended.ignored)
+            _log.warning("%s: of its makers' sampling this is not used: %s", self.name, unused)
+        return recommended.with_asked(asked)
