@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,10 +12,9 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
-from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.state import load_state_dicts, state_dicts
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
@@ -24,7 +23,7 @@ def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> Poli
     return PolicyStage(drafters, policy, model.capabilities.verified_rows)
 
 
-class PolicyStage:
+class PolicyStage(Stage):
     """Asks what a policy chooses among drafters, by the costs of the draft that they draft for: a
     level that does not win anything there is left out by the same rule as for a target.
 
@@ -38,15 +37,11 @@ class PolicyStage:
         max_rows: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._drafters = drafters
+        super().__init__(drafters)
         self._policy = policy
         self._max_rows = max_rows
         self._clock = clock
         self._started = self._proposed = clock()
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        for drafter in self._drafters:
-            drafter.use_sampler(sampler)
 
     def prepare(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
@@ -55,10 +50,9 @@ class PolicyStage:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._policy.begin()
-        for drafter in self._drafters:
-            drafter.begin(prompt)
+        super().begin(prompt)
 
-    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
+    def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
         self._started = self._clock()
         budget = Budget(num_draft_tokens, self._max_rows, branches=False, probes=False)
         tree = self._policy.choose(self._drafters, last, budget).tree
@@ -83,21 +77,3 @@ class PolicyStage:
             )
         )
         self.extend_draft(tree, Forward(logits), verdict)
-
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        for drafter in self._drafters:
-            drafter.extend_draft(tree, out, verdict)
-
-    def rollback_draft(self, keep: int) -> None:
-        for drafter in self._drafters:
-            drafter.rollback_draft(keep)
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        for drafter in self._drafters:
-            drafter.observe(tree, out, verdict)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return state_dicts(self._drafters)
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        load_state_dicts(self._drafters, state)

@@ -14,13 +14,12 @@ from math import prod
 import numpy as np
 
 from edge_spec.core.metrics import PlainReason
-from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
+from edge_spec.drafters.forwarding import DrafterGroup
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, Drafter, TextCounts
-from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.drafters.tree_builder import Growth, nothing
 
 # Kinds of draft token: contested by a sibling that only others proposed, or made by several
@@ -36,43 +35,24 @@ _PRIORS = (
 )
 
 
-class CompositeDrafter(Drafter):
+class CompositeDrafter(DrafterGroup):
+    """Asks all of its drafters for each tree."""
+
     def __init__(self, drafters: Sequence[Drafter]) -> None:
+        super().__init__(drafters)
         self.name = "+".join(drafter.name for drafter in drafters)
-        self._drafters = drafters
         self._acceptance = LearntAcceptance([prior for row in _PRIORS for prior in row])
         self._growth = nothing(0)
 
-    def attach(self, model: Model, session: Session) -> None:
-        for drafter in self._drafters:
-            drafter.attach(model, session)
-
-    def attach_again(self, model: Model, session: Session) -> None:
-        for drafter in self._drafters:
-            drafter.attach_again(model, session)
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        for drafter in self._drafters:
-            drafter.use_sampler(sampler)
-
-    def recover(self) -> None:
-        for drafter in self._drafters:
-            drafter.recover()
-
     @property
     def idle_reason(self) -> PlainReason | None:
-        """Where none of them drafts, the last one's."""
+        """Returns the last one's where none of them drafts."""
         reasons = [drafter.idle_reason for drafter in self._drafters]
         return None if None in reasons else reasons[-1]
 
-    def prepare(self, prompt: Sequence[int]) -> None:
-        for drafter in self._drafters:
-            drafter.prepare(prompt)
-
     def begin(self, prompt: Sequence[int]) -> None:
         self._growth = nothing(prompt[-1])
-        for drafter in self._drafters:
-            drafter.begin(prompt)
+        super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         trees = [drafter.propose(pending, budget) for drafter in self._drafters]
@@ -86,8 +66,7 @@ class CompositeDrafter(Drafter):
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
-        for drafter in self._drafters:
-            drafter.observe(tree, out, verdict)
+        super().observe(tree, out, verdict)
 
     @property
     def anticipates(self) -> bool:
@@ -107,24 +86,20 @@ class CompositeDrafter(Drafter):
         counts = [drafter.text_counts for drafter in self._drafters]
         return TextCounts(*map(sum, zip(*counts, strict=True)))
 
-    def close(self) -> None:
-        for drafter in self._drafters:
-            drafter.close()
-
     def stats(self) -> dict[str, np.ndarray]:
-        return {self.name: self._acceptance.stats(), **stats_of(self._drafters)}
+        return {self.name: self._acceptance.stats(), **super().stats()}
 
     def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         if self.name in stats:
             self._acceptance.load_stats(stats[self.name])
-        load_stats_into(self._drafters, stats)
+        super().load_stats(stats)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        return {"acceptance": self._acceptance.snapshot(), **state_dicts(self._drafters)}
+        return {"acceptance": self._acceptance.snapshot(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         self._acceptance.restore(state["acceptance"])
-        load_state_dicts(self._drafters, state)
+        super().load_state_dict(state)
 
     def _rated(
         self, merged: Sequence[MergedRow], trees: Sequence[Sequence[float]]

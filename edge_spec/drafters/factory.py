@@ -17,6 +17,7 @@ from edge_spec.core import entry_points
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
+from edge_spec.drafters.forwarding import as_drafter
 from edge_spec.drafters.heads.dflash import DFlashDrafter
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
@@ -27,7 +28,7 @@ from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Drafter, DrafterTraits, as_drafter
+from edge_spec.drafters.protocol import Drafter, DrafterTraits
 from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from edge_spec.core.constraint import Constraint, permitted
 from edge_spec.core.metrics import PlainReason
-from edge_spec.core.model import STATE_TYPES, Forward, Model, Session
+from edge_spec.core.model import STATE_TYPES
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.spaced_retries import SpacedRetries
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.forwarding import DrafterWrapper
+from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 
 _LONGEST_REST = 64  # answers, for a drafter that keeps failing
 _ROUNDING = 1e-4  # of a sum of float32 probabilities
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 
-class GuardedDrafter(Drafter):
+class GuardedDrafter(DrafterWrapper):
     """Another drafter, dropped for the rest of the answer when it raises or proposes what no target
     can score. Why is logged once and kept in `fault`. What the answer's constraint forbids is cut
     off.
@@ -32,28 +32,20 @@ class GuardedDrafter(Drafter):
     At the next answer it is tried again if it can be reopened; after each further failure it rests
     for twice as many answers, so that a device that is gone costs next to nothing.
 
-    vocab_size: of the target. KeyboardInterrupt and the like pass.
+    vocab_size: of the target. KeyboardInterrupt and the like pass, and what the user has to know:
+    an EdgeSpecError of `attach`, a KeyError or ValueError for what is no state of such a drafter.
     """
 
     def __init__(self, drafter: Any, vocab_size: int) -> None:
-        self._drafter = as_drafter(drafter)
-        self.name = self._drafter.name
-        self.traits = self._drafter.traits
+        super().__init__(drafter)
         self.fault: str | None = None
         self._vocab_size = vocab_size
         self._constraint: Constraint | None = None
         self._rests = SpacedRetries(1, _LONGEST_REST)  # in answers, from one try to the next
 
-    def attach(self, model: Model, session: Session) -> None:
-        """Raises EdgeSpecError: what the target cannot offer is for the user to know."""
-        self._guarded(lambda: self._drafter.attach(model, session), None, (EdgeSpecError,))
-
-    def attach_again(self, model: Model, session: Session) -> None:
-        self._guarded(lambda: self._drafter.attach_again(model, session), None)
-
     def use_sampler(self, sampler: Sampler) -> None:
         self._constraint = sampler.constraint
-        self._guarded(lambda: self._drafter.use_sampler(sampler), None)
+        self._ask("use_sampler", sampler)
 
     def recover(self) -> None:
         if self.fault is None:  # it has come through an answer
@@ -64,7 +56,7 @@ class GuardedDrafter(Drafter):
             return
         self._rests.rest()
         try:
-            if not self._drafter.reopen():
+            if not super()._ask("reopen"):
                 return
         except Exception as error:
             _log.info("the drafter %s stays away: %s", self.name, error)
@@ -76,25 +68,13 @@ class GuardedDrafter(Drafter):
     def idle_reason(self) -> PlainReason | None:
         if self.fault is not None:
             return PlainReason.DRAFT_FAILED
-        return self._guarded(lambda: self._drafter.idle_reason, None)
-
-    def prepare(self, prompt: Sequence[int]) -> None:
-        self._guarded(lambda: self._drafter.prepare(prompt), None)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._guarded(lambda: self._drafter.begin(prompt), None)
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        return self._guarded(lambda: _chances(self._drafter.sibling_acceptance()), ())
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._guarded(lambda: _chances(self._drafter.reported_acceptance), ())
+        reason: PlainReason | None = self._ask("idle_reason")
+        return reason
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         if self.fault is None:
             try:
-                tree = self._checked(self._drafter.propose(pending, budget), pending)
+                tree = self._checked(super()._ask("propose", pending, budget), pending)
                 if tree.draft_probs and not (budget.branches or tree.is_chain):
                     # Whether it does could depend on what was sampled, and with it the rule.
                     raise ValueError("sampled rows that branch where they must not")
@@ -103,79 +83,21 @@ class GuardedDrafter(Drafter):
                 self._drop(error)
         return TokenTree.chain(pending)
 
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        if self.fault is None:
-            try:
-                self._drafter.observe(tree, out, verdict)
-            except Exception as error:
-                self._drop(error)
-
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._guarded(lambda: self._drafter.extend_draft(tree, out, verdict), None)
-
-    def rollback_draft(self, keep: int) -> None:
-        self._guarded(lambda: self._drafter.rollback_draft(keep), None)
-
-    @property
-    def anticipates(self) -> bool:
-        return self._guarded(lambda: self._drafter.anticipates, False)
-
-    @property
-    def was_ready(self) -> bool:
-        return self._guarded(lambda: self._drafter.was_ready, False)
-
-    def anticipate(self, stopped: Callable[[], bool]) -> None:
-        self._guarded(lambda: self._drafter.anticipate(stopped), None)
-
-    @property
-    def text_counts(self) -> TextCounts:
-        try:  # also of one that was dropped: they add up
-            return self._drafter.text_counts
-        except Exception as error:
-            self._drop(error)
-        return TextCounts()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or keeps nothing that a file can."""
-        return self._guarded(lambda: _keepable(self._drafter.state_dict()), {})
-
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for what is no state of such a drafter."""
         if state:
-            errors = (KeyError, ValueError)
-            self._guarded(lambda: self._drafter.load_state_dict(state), None, errors)
+            self._ask("load_state_dict", state)
 
-    def stats(self) -> dict[str, np.ndarray]:
-        """Empty for a drafter that was dropped or has nothing that can be counts."""
-        return self._guarded(lambda: _counts(self._drafter.stats()), {})
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        """Raises ValueError for what is of another version."""
-        self._guarded(lambda: self._drafter.load_stats(stats), None, (ValueError,))
-
-    def close(self) -> None:
-        """Also of one that was dropped."""
-        try:
-            self._drafter.close()
-        except Exception as error:
-            self._drop(error)
-
-    def _guarded(
-        self,
-        work: Callable[[], _Result],
-        otherwise: _Result,
-        told: tuple[type[Exception], ...] = (),
-    ) -> _Result:
-        """What it returns, or `otherwise` where the drafter is or now gets dropped. Errors of the
-        kinds `told` pass."""
-        if self.fault is None:
+    def _ask(self, name: str, *given: Any) -> Any:
+        """Returns the default where the drafter is, or now gets, dropped."""
+        if self.fault is None or name in _ALSO_DROPPED:
             try:
-                return work()
-            except told:
+                found = super()._ask(name, *given)
+                return _CHECKS[name](found) if name in _CHECKS else found
+            except _PASSED_ON.get(name, ()):
                 raise
             except Exception as error:
                 self._drop(error)
-        return otherwise
+        return self._default(name, *given)
 
     def _checked(self, tree: TokenTree, pending: int) -> TokenTree:
         """Raises ValueError for a tree that would end the generation or change its text."""
@@ -268,3 +190,18 @@ def _check_siblings(tree: TokenTree) -> None:
         if tree.draft_probs[row] is not None and confidence > last.get(parent, 1.0):
             raise ValueError("a sampled row with more confidence than its sibling before it")
         last[parent] = confidence
+
+
+# Asked of a drafter that was dropped, too: counts add up, and what is open has to be closed.
+_ALSO_DROPPED = ("text_counts", "close")
+_PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
+    "attach": (EdgeSpecError,),
+    "load_state_dict": (KeyError, ValueError),
+    "load_stats": (ValueError,),
+}
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "sibling_acceptance": _chances,
+    "reported_acceptance": _chances,
+    "state_dict": _keepable,
+    "stats": _counts,
+}

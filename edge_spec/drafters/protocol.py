@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -193,46 +193,3 @@ class Drafter:
 
     def close(self) -> None:
         """Puts away what is open, when the engine is closed or drafts otherwise."""
-
-
-_METHODS = tuple(
-    name for name, value in vars(Drafter).items() if callable(value) and not name.startswith("_")
-)
-
-
-class PlainDrafter(Drafter):
-    """A drafter of a class that does not inherit from `Drafter`: what it has is used, the rest is
-    as there."""
-
-    def __init__(self, drafter: Any) -> None:
-        self.name = drafter.name
-        self.traits = getattr(drafter, "traits", Drafter.traits)
-        self._drafter = drafter
-        for method in _METHODS:
-            if hasattr(drafter, method):
-                setattr(self, method, getattr(drafter, method))
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        tree: TokenTree = self._drafter.propose(pending, budget)
-        return tree
-
-    @property
-    def anticipates(self) -> bool:
-        return getattr(self._drafter, "anticipates", False)
-
-    @property
-    def was_ready(self) -> bool:
-        return getattr(self._drafter, "was_ready", False)
-
-    @property
-    def idle_reason(self) -> PlainReason | None:
-        return getattr(self._drafter, "idle_reason", None)
-
-    @property
-    def text_counts(self) -> TextCounts:
-        return getattr(self._drafter, "text_counts", TextCounts())
-
-
-def as_drafter(drafter: Any) -> Drafter:
-    """With all methods of a `Drafter`, whatever class it is of."""
-    return drafter if isinstance(drafter, Drafter) else PlainDrafter(drafter)

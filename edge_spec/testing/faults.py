@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar, cast
 
@@ -18,9 +19,9 @@ from edge_spec.core.model import (
     Session,
     SkippingSession,
 )
-from edge_spec.core.sampling import Sampler
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.protocol import Budget, Drafter, TextCounts, as_drafter
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.forwarding import DrafterWrapper
+from edge_spec.drafters.protocol import Drafter
 
 _Result = TypeVar("_Result")
 
@@ -216,81 +217,15 @@ class _Skipping(FaultySession):
         return self._part.influence(tokens)
 
 
-class FaultyDrafter(Drafter):
+class FaultyDrafter(DrafterWrapper):
     """Another drafter that goes wrong once; what it cannot do, it still cannot."""
 
     def __init__(self, drafter: Any, fault: Fault) -> None:
-        self._drafter = as_drafter(drafter)
-        self.name = self._drafter.name
-        self.traits = self._drafter.traits
+        super().__init__(drafter)
         self._fault = fault
 
-    def _around(self, call: str, work: Callable[[], _Result]) -> _Result:
+    def _ask(self, name: str, *given: Any) -> Any:
         """What every `Drafter` inherits does nothing, and so cannot fail."""
-        own = getattr(getattr(self._drafter, call), "__func__", None)
-        inherited = own is getattr(Drafter, call)
-        return work() if inherited else self._fault.around(call, work)
-
-    def attach(self, model: Model, session: Session) -> None:
-        self._drafter.attach(model, session)
-
-    def attach_again(self, model: Model, session: Session) -> None:
-        self._drafter.attach_again(model, session)
-
-    def use_sampler(self, sampler: Sampler) -> None:
-        self._around("use_sampler", lambda: self._drafter.use_sampler(sampler))
-
-    def prepare(self, prompt: Sequence[int]) -> None:
-        self._around("prepare", lambda: self._drafter.prepare(prompt))
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._around("begin", lambda: self._drafter.begin(prompt))
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        return self._around("propose", lambda: self._drafter.propose(pending, budget))
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._around("observe", lambda: self._drafter.observe(tree, out, verdict))
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        return self._drafter.sibling_acceptance()
-
-    @property
-    def reported_acceptance(self) -> Sequence[float]:
-        return self._drafter.reported_acceptance
-
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        self._drafter.extend_draft(tree, out, verdict)
-
-    def rollback_draft(self, keep: int) -> None:
-        self._drafter.rollback_draft(keep)
-
-    @property
-    def anticipates(self) -> bool:
-        return self._drafter.anticipates
-
-    @property
-    def was_ready(self) -> bool:
-        return self._drafter.was_ready
-
-    def anticipate(self, stopped: Callable[[], bool]) -> None:
-        self._around("anticipate", lambda: self._drafter.anticipate(stopped))
-
-    @property
-    def text_counts(self) -> TextCounts:
-        return self._drafter.text_counts
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self._around("state_dict", self._drafter.state_dict)
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        self._around("load_state_dict", lambda: self._drafter.load_state_dict(state))
-
-    def stats(self) -> dict[str, np.ndarray]:
-        return self._around("stats", self._drafter.stats)
-
-    def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
-        self._drafter.load_stats(stats)
-
-    def close(self) -> None:
-        self._drafter.close()
+        inherited = getattr(type(self._drafter), name, None) in (None, getattr(Drafter, name))
+        work = partial(super()._ask, name, *given)
+        return work() if inherited or name not in DRAFTER_CALLS else self._fault.around(name, work)

@@ -37,7 +37,7 @@ from edge_spec.drafters.draft.candidates import (
     ranked,
 )
 from edge_spec.drafters.draft.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
-from edge_spec.drafters.draft.stage import NoStage, Stage
+from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.draft.synced_session import SyncedSession
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.state import named, part_of
@@ -84,7 +84,7 @@ class DraftModelDrafter(Drafter):
         self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
-        self._level = level or NoStage()
+        self._level = level or Stage(())
         self._width = width
         self._trees = draft.capabilities.trees
         self._acceptance = LearntAcceptance(PRIORS)
@@ -112,7 +112,7 @@ class DraftModelDrafter(Drafter):
 
     def reopen(self) -> bool:
         """Not with a level below, which may be what has failed."""
-        if self._reopened is None or not isinstance(self._level, NoStage):
+        if self._reopened is None or not self._level.is_empty:
             return False
         self._text = self._text.reopened(self._reopened())
         self._growth = nothing(0)
@@ -235,7 +235,7 @@ class DraftModelDrafter(Drafter):
 
     def _write(self, line: Line) -> None:
         """By one pass; the level below drafts for the draft as it drafts for the target."""
-        ahead = self._level.propose(self._text.last, line.room - 1)
+        ahead = self._level.chain(self._text.last, line.room - 1)
         ahead = self._readable_rows(ahead)
         logits = self._text.score(ahead)
         path = self._text.draft_tokens

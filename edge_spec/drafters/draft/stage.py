@@ -2,71 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
-from edge_spec.core.model import Forward
-from edge_spec.core.sampling import Sampler
-from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.forwarding import DrafterGroup
 
 
-class Stage(Protocol):
-    """Follows the text, and after it what the draft has written so far."""
+class Stage(DrafterGroup):
+    """Drafters that follow the text, and after it what the draft has written so far. Without any
+    the draft writes every token in a pass of its own."""
 
-    def use_sampler(self, sampler: Sampler) -> None: ...
+    @property
+    def is_empty(self) -> bool:
+        return not self._drafters
 
-    def prepare(self, prompt: Sequence[int]) -> None:
-        """Reads a prompt before `begin`."""
-
-    def begin(self, prompt: Sequence[int]) -> None: ...
-
-    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
-        """A chain below `last`, the last token of the text and the draft tokens."""
-
-    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
-        """What the draft has written in place of the tree that was proposed last.
-
-        logits: [rows, vocab] of the draft, valid during this call."""
-
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """The draft has taken over what another model has written."""
-
-    def rollback_draft(self, keep: int) -> None:
-        """The draft forgets all of its draft tokens but the first `keep`."""
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        """A round of the target has ended; nothing that was drafted is left."""
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies what belongs to a snapshot of the conversation."""
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raises KeyError or ValueError for what is no state of such a stage."""
-
-
-class NoStage:
-    """The draft writes every token in a pass of its own."""
-
-    def use_sampler(self, sampler: Sampler) -> None: ...
-
-    def prepare(self, prompt: Sequence[int]) -> None: ...
-
-    def begin(self, prompt: Sequence[int]) -> None: ...
-
-    def propose(self, last: int, num_draft_tokens: int) -> TokenTree:
+    def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
+        """Drafts a chain below `last`, the last token of the text and the draft tokens."""
         return TokenTree.chain(last)
 
-    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None: ...
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
+        """Tells what the draft has written in place of the tree that was drafted last.
 
-    def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
-
-    def rollback_draft(self, keep: int) -> None: ...
-
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None: ...
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...
+        logits: [rows, vocab] of the draft, valid during this call."""

@@ -118,12 +118,16 @@ def test_a_match_is_the_longest_end_and_what_follows_is_counted(
 
 
 @given(documents=document_lists)
-def test_the_documents_are_kept(documents: list[list[int]]) -> None:
+def test_the_documents_are_kept_and_no_token_outside_the_vocabulary(
+    documents: list[list[int]],
+) -> None:
     index = index_of(documents, VOCABULARY)
     assert [document.tolist() for document in index.documents()] == documents
-    known = CorpusIndex(index._data, 0, index.num_tokens, vocab_size=1)
-    zeros = [document for document in documents if not any(document)]
-    assert [document.tolist() for document in known.documents()] == zeros
+    known = CorpusIndex(index._data, 0, index.num_tokens, vocab_size=2)
+    expected = [document for document in documents if max(document) < 2]
+    assert [document.tolist() for document in known.documents()] == expected
+    found = known.following(CorpusMatch(0, 0, index.num_tokens))
+    assert {token for token, _ in found} == {each for text in documents for each in text} & {0, 1}
 
 
 def test_of_many_occurrences_the_frequent_continuations_are_found_and_counted_exactly() -> None:
