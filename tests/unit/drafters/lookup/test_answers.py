@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import answers as kept_answers
@@ -97,6 +97,11 @@ def newest(texts: list[list[int]], room: int) -> list[list[int]]:
     ),
     room=st.integers(9, 40),
     keeps=st.booleans(),
+)
+@example(
+    steps=[([1], [2]), ([2], [3]), "save", ([1], [2]), ([2], [3]), ([1], [2])],
+    room=40,
+    keeps=True,
 )
 def test_answers_are_a_list_of_bounded_length(steps: list[Any], room: int, keeps: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
