@@ -3,10 +3,10 @@ made of its float32 form, so that they do not share its rounding.
 
     python benchmarks/requantized.py FILE.gguf perplexity|texts|rates
 
-perplexity: of the texts of distance.py, with the KL divergence from the float32 form in llama.cpp.
-texts: greedy ones of onnxruntime in float32 against llama.cpp on the float32 form with a float32
-cache; where two part, by how much each prefers its own token. rates: tokens a second without
-drafting and as set up by default, in turns, medians.
+perplexity: of the packaged text and five files of this repository, with the KL divergence from the
+float32 form in llama.cpp. texts: greedy ones of onnxruntime in float32 against llama.cpp on the
+float32 form with a float32 cache; where two part, by how much each prefers its own token. rates:
+tokens a second without drafting and as set up by default, in turns, medians.
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
-from distance import read_texts
 from gguf.constants import LlamaFileType
 
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.exporters.gguf.kquants import quantize
-from edge_spec.exporters.parity import compare, score_text
+from edge_spec.exporters.parity import compare, parity_text, score_text
 from edge_spec.storage.atomic import cache_directory
 
 _TOKENS = 500  # of each text
+_FILES = (
+    "docs/lossless.md",
+    "exporters/gguf_reader.py",
+    "LICENSE",
+    "docs/policy.md",
+    "docs/models.md",
+)
 _CONTEXT = 1024
 
 
@@ -83,7 +89,7 @@ def perplexity(arguments: argparse.Namespace) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     with opened(arguments.model, SOURCE) as engine:
         encode = engine.parts.text.tokenizer.encode
-        tokens = [encode(text)[:_TOKENS] for text in read_texts(None).values()]
+        tokens = [encode(text)[:_TOKENS] for text in read_texts().values()]
         expected = [score_text(engine.parts.model, each) for each in tokens]
     counts = [len(each) - 1 for each in tokens]
     print(f"{sum(counts)} tokens of {len(tokens)} texts")
@@ -100,6 +106,13 @@ def perplexity(arguments: argparse.Namespace) -> dict[str, list[float]]:
         found[weights.name] = [float(np.exp(loss)), float(divergence)]
         print(f"| {weights.name} | {np.exp(loss):.2f} | {divergence:.4f} |", flush=True)
     return found
+
+
+def read_texts() -> dict[str, str]:
+    """Returns the packaged text of exports and pages of this repository, by their names."""
+    root = Path(__file__).parents[1]
+    texts = {"parity": parity_text()}
+    return texts | {name: (root / name).read_text(encoding="utf-8") for name in _FILES}
 
 
 def texts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
