@@ -209,7 +209,7 @@ def _require_forgetful(drafter: str, repeat: int) -> None:
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
     from edge_spec.diagnostics.bench.chart import draw_chart
     from edge_spec.diagnostics.bench.report import markdown
-    from edge_spec.storage.atomic import atomic_file
+    from edge_spec.diagnostics.report_files import write_report
 
     if as_json:
         print(dumps(report, ensure_ascii=False))
@@ -217,10 +217,7 @@ def _print(report: Document, as_json: bool, out: Path | None) -> None:
         print(markdown(report), end="")
     if out is None:
         return
-    with atomic_file(out / "report.md") as file:
-        file.write_text(markdown(report), encoding="utf-8")
-    with atomic_file(out / "report.json") as file:
-        file.write_text(dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_report(out, report, markdown(report))
     try:
         draw_chart(report, out)
     except EdgeSpecError as error:

@@ -3,78 +3,168 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.out_directory import require_writable
+from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from edge_spec.core.model import Progress
     from edge_spec.diagnostics.doctor.diagnose import Report
     from edge_spec.diagnostics.doctor.finding import Finding
+    from edge_spec.models.options import LoadOptions
 
 _COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
 _LEAST_COLUMNS = 60  # in fewer, text begins further left
+_RUN = "With --run"
 
 
-def doctor(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What is examined, and where it would run."""
+
     draft: Annotated[
         str | None,
-        typer.Option(
-            help="A smaller model that is to draft for it, auto, or none.  [default: a pair "
-            "bundle's own]",
+        Option(
+            "A smaller model that is to draft for it, auto, or none.  [default: a pair bundle's "
+            "own]",
+            None,
             metavar="MODEL",
         ),
-    ] = None,
-    runtime: Annotated[
-        str, typer.Option(help="The model's runtime, as it would be opened with.")
-    ] = "auto",
-    device: Annotated[str | None, typer.Option(help="Where the model would run.")] = None,
-    draft_runtime: Annotated[str, typer.Option(help="The draft's runtime.")] = "auto",
-    draft_device: Annotated[str | None, typer.Option(help="Where the draft would run.")] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens of context, if not the model's own.")
-    ] = None,
+    ] = None
+    runtime: Annotated[str, Option("The model's runtime, as it would be opened with.", None)] = (
+        "auto"
+    )
+    device: Annotated[str | None, Option("Where the model would run.", None)] = None
+    draft_runtime: Annotated[str, Option("The draft's runtime.", None)] = "auto"
+    draft_device: Annotated[str | None, Option("Where the draft would run.", None)] = None
+    context: Annotated[int | None, Option("Tokens of context, if not the model's own.", None)] = (
+        None
+    )
     open_models: Annotated[
-        bool, typer.Option("--open", help="Open every variant, too, and compare their scores.")
-    ] = False,
+        bool, Option("Open every variant, too, and compare their scores.", None, flag="--open")
+    ] = False
     hashes: Annotated[
-        bool, typer.Option("--hash", help="Hash the files of bundles above 1 GB, too.")
-    ] = False,
+        bool, Option("Hash the files of bundles above 1 GB, too.", None, flag="--hash")
+    ] = False
+    out: Annotated[
+        Path | None, Option("A directory for report.md and report.json, to be handed on.", None)
+    ] = None
+    run: Annotated[
+        bool,
+        Option(
+            "Then open the models there and try everything, each check in a process of its own.",
+            _RUN,
+            flag="--run",
+        ),
+    ] = False
+    soak_s: Annotated[float, Option("Seconds of the same requests.", _RUN, least=0)] = 60.0
+    source_language: Annotated[
+        str | None, Option("Of what a translator of many languages reads.", _RUN, metavar="NAME")
+    ] = None
+    target_language: Annotated[
+        str | None, Option("Of what it writes, such as fra_Latn.", _RUN, metavar="NAME")
+    ] = None
+
+    @property
+    def places(self) -> LoadOptions:
+        """Raises UsageError for options that contradict each other."""
+        from edge_spec.models.options import LoadOptions
+
+        return LoadOptions(
+            runtime=self.runtime,
+            device=self.device,
+            draft_runtime=self.draft_runtime,
+            draft_device=self.draft_device,
+            context_length=self.context,
+            source_language=self.source_language,
+            target_language=self.target_language,
+        )
+
+
+@options.with_groups
+def doctor(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    *,
+    asked: DoctorOptions,
     json: options.Json = False,
 ) -> None:
     """Examine this machine, and whether a model or a pair will work on it, and pay.
 
-    Nothing is fetched, converted or loaded. Exit status 1: there is a fault.
+    Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
     """
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-    from edge_spec.models.options import LoadOptions
+    from edge_spec.diagnostics.doctor.document import document
+    from edge_spec.models.source import Source
 
-    places = LoadOptions(
-        runtime=runtime,
-        device=device,
-        draft_runtime=draft_runtime,
-        draft_device=draft_device,
-        context_length=context,
-    )
+    if asked.out is not None:
+        require_writable(asked.out)
+    request = DiagnosisRequest(model, asked.draft, asked.open_models, asked.hashes, asked.places)
     with ProgressBar() as progress:
-        report = diagnose(DiagnosisRequest(model, draft, open_models, hashes, places), progress)
+        if asked.run:
+            _ = Source(model, progress).path  # fetches it
+        report = diagnose(request, progress)
+        _write(report, model, asked)
+        is_whole = not asked.run or _run(report, model, asked, progress)
     if json:
-        from dataclasses import asdict
         from json import dumps
 
-        findings = [asdict(finding) for finding in report.findings]
-        document = {"verdict": report.verdict, "findings": findings, **report.numbers}
-        print(dumps(document, ensure_ascii=False))
+        print(dumps(document(report), ensure_ascii=False))
     else:
         _print(report)
+    if not is_whole:
+        raise KeyboardInterrupt
     if report.verdict == "faults":
         raise typer.Exit(1)
+
+
+def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -> bool:
+    """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
+    what is there."""
+    from edge_spec.diagnostics.device_check.checks import run_checks
+    from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
+    from edge_spec.diagnostics.doctor.document import files_sha256
+    from edge_spec.diagnostics.doctor.finding import note
+
+    chosen = report.chosen
+    if chosen is None:
+        report.add("run", [note("run", "nothing was tried: the models would not be opened")])
+        return True
+    for opening in chosen.openings:
+        report.numbers.setdefault(opening.role, {})["sha256"] = files_sha256(opening.source)
+    request = DeviceCheckRequest.of(chosen, asked.places, asked.soak_s)
+    request.prepare(progress)
+
+    def add(findings: list[Finding]) -> None:
+        report.findings += findings
+        _write(report, model, asked)
+
+    try:
+        run_checks(request, progress, add)
+    except KeyboardInterrupt:
+        add([note("run", "interrupted: further checks were not reached").of("run")])
+        return False
+    return True
+
+
+def _write(report: Report, model: str, asked: DoctorOptions) -> None:
+    """Writes the report after each check, so that one that takes the machine down leaves what was
+    found before."""
+    from edge_spec.diagnostics.doctor.document import markdown, public_document
+    from edge_spec.diagnostics.report_files import write_report
+
+    if asked.out is not None:
+        found = public_document(report, [each for each in (model, asked.draft) if each])
+        write_report(asked.out, found, markdown(found))
 
 
 def _print(report: Report) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from edge_spec.cli.accept import accept
 from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
 from edge_spec.cli.desktop import desktop
@@ -53,7 +52,6 @@ app.command()(bench)
 app.command()(devices)
 app.command()(plan)
 app.command()(verify)
-app.command()(accept)
 app.command()(doctor)
 app.command()(tune_skip)
 app.command()(distill)

@@ -145,6 +145,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
                 rich_help_panel=option.panel,
                 metavar=option.metavar,
                 envvar=option.envvar,
+                min=option.least,
             ),
         ],
     )

@@ -14,8 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from typer.testing import CliRunner
 
 from edge_spec import load
-from edge_spec.cli.main import app
-from edge_spec.diagnostics.accept.request import AcceptRequest
+from edge_spec.cli.main import app, run
+from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.text.source_text import SourceEnd
@@ -215,28 +215,28 @@ def test_sources_are_encoded_as_transformers_encodes_them(kind: str, tmp_path: P
         assert found[len(expected) :] == rest
 
 
-def test_accept_is_told_the_languages(write: Callable[..., Path]) -> None:
+def test_the_check_of_a_device_is_given_the_languages(write: Callable[..., Path]) -> None:
     """Its checks are processes of their own, which read what was asked as text."""
-    asked = AcceptRequest(str(write()), "cpu", "ort", target_language="fra_Latn")
-    with AcceptRequest.from_json(asked.to_json()).engine() as engine:
+    where = {"device": "cpu", "runtime": "ort"}
+    asked = DeviceCheckRequest(str(write()), {**where, "target_language": "fra_Latn"})
+    with DeviceCheckRequest.from_json(asked.to_json()).engine() as engine:
         assert engine.encode(SOURCE)[-1] == FRENCH
     with (
         pytest.raises(UsageError, match="nothing says which"),
-        replace(asked, target_language=None).engine(),
+        replace(asked, asked=where).engine(),
     ):
         pass
 
 
-def test_the_command_that_accepts_takes_languages(
+def test_doctor_takes_languages(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[AcceptRequest] = []
-
-    def run(request: AcceptRequest, seconds: float, out: Path) -> Any:
-        asked.append(request)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("edge_spec.cli.accept._run", run)
+    given: list[DeviceCheckRequest] = []
+    monkeypatch.setattr(
+        "edge_spec.diagnostics.device_check.checks.run_checks",
+        lambda request, progress, add: given.append(request),
+    )
     named = ["--source-language", "eng_Latn", "--target-language", "fra_Latn"]
-    CliRunner().invoke(app, ["accept", str(write()), *named])
-    assert (asked[0].source_language, asked[0].target_language) == ("eng_Latn", "fra_Latn")
+    assert run(["doctor", str(write()), "--run", *named]) == 0
+    assert given[0].asked["source_language"] == "eng_Latn"
+    assert given[0].asked["target_language"] == "fra_Latn"

@@ -9,6 +9,7 @@ from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.loops import MAX_PERIOD, MIN_OCCURRENCES
 from edge_spec.diagnostics.bench.measuring import BenchMeasurement, SampledMeasurement
 from edge_spec.diagnostics.bench.peers import OpenPeer
+from edge_spec.diagnostics.report_files import machine_line, markdown_table
 from edge_spec.placement.machine import describe_machine
 
 Document = dict[str, Any]
@@ -72,13 +73,12 @@ def _peer(opened: OpenPeer, figures: Figures, measured: BenchMeasurement) -> dic
 def markdown(report: Document) -> str:
     """Renders what `document` returned, or what was read back from its JSON."""
     settings, machine, total = report["settings"], report["machine"], report["total"]
-    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     lines = [
         f"# edge-spec bench: {settings['model']} on {settings['runtime']}, "
         f"drafter {settings['drafter']}",
         "",
         *(["**Partial: interrupted before all was measured.**", ""] if settings["partial"] else []),
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}.",
+        machine_line(machine),
         f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), in "
         f"turns with plain decoding, repetitions: {settings['repetitions']}, at most "
         f"{settings['max_tokens']} tokens, greedy, decoding alone.",
@@ -147,7 +147,7 @@ def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
         f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn anew; prompts of "
         f"each category: {sampled['per_category']} at most.",
         "",
-        *_table(header, rows),
+        *markdown_table(header, rows),
     ]
 
 
@@ -194,7 +194,7 @@ def _speedups(report: Document) -> list[str]:
         ]
         for category, of in _rows(report)
     ]
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _rounds(report: Document) -> list[str]:
@@ -204,7 +204,7 @@ def _rounds(report: Document) -> list[str]:
         reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
         times = [_number(of[f"{name}_ms_a_round"], 2) for name in ("draft", "verify", "overhead")]
         rows.append([category, ", ".join(reasons) or "none", *times])
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _peers(report: Document) -> list[str]:
@@ -229,16 +229,11 @@ def _peers(report: Document) -> list[str]:
             notes.append(f"- {name}: {'; '.join(of['settings'])}")
         if of["note"]:
             notes.append(f"- {name}: {of['note']}")
-    return [*(_table(header, rows) if rows else []), "", *notes]
+    return [*(markdown_table(header, rows) if rows else []), "", *notes]
 
 
 def _skipped(ids: Sequence[str]) -> list[str]:
     return [f"Left out, for the context has no room for them: {', '.join(ids)}."] if ids else []
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:

@@ -60,10 +60,12 @@ class DiagnosisRequest:
 
 @dataclass
 class Report:
-    """numbers: what an application wants of the findings, for JSON."""
+    """numbers: what an application wants of the findings, for JSON. chosen: what opening the models
+    would open; None where it would refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    chosen: Chosen | None = None
 
     @property
     def verdict(self) -> str:
@@ -146,6 +148,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     if refusals:
         report.findings += refusals
         return
+    report.chosen = chosen
     refused = refusal(cache_directory())
     if refused is not None and not chosen.is_converted:
         report.add(

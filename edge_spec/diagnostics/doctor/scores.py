@@ -11,7 +11,7 @@ import numpy as np
 from edge_spec.core import entry_points
 from edge_spec.core.model import Model, Runtime, RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.finding import Finding, fault, ok, warning
+from edge_spec.diagnostics.doctor.finding import Finding, fault, of_error, ok, warning
 from edge_spec.diagnostics.doctor.subject import Examined, Subject
 from edge_spec.diagnostics.doctor.text import scored_tokens
 from edge_spec.errors import DeviceError, EdgeSpecError, MissingDependencyError
@@ -66,7 +66,7 @@ def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray |
         except EdgeSpecError as error:
             return fault("opens", f"{each}: {error.shown}", error.remedy), None
         except Exception as error:  # a library may fail in any way on a graph that is not ours
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
+            why = of_error(error)[:_REASON_CHARACTERS]
             return fault("opens", f"{each}: {runtime.name} failed: {why}", "Export it again."), None
         if not np.isfinite(logits).all():
             return fault("opens", f"{each}: its scores are no numbers", "Export it again."), None

@@ -1,0 +1,30 @@
+"""Reports as files that may be handed on: one as Markdown, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_spec.storage.atomic import atomic_file
+
+
+def write_report(directory: Path, document: Mapping[str, Any], markdown: str) -> None:
+    """Writes report.md and report.json, each as a whole or not at all. Raises OSError."""
+    with atomic_file(directory / "report.md") as file:
+        file.write_text(markdown, encoding="utf-8")
+    with atomic_file(directory / "report.json") as file:
+        file.write_text(json.dumps(document, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table of Markdown; what would end a cell is replaced."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Returns what `describe_machine` found, in one line."""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."

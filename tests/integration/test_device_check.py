@@ -1,0 +1,263 @@
+"""`edge-spec doctor --run`: each check finds the fault that it is for, passes a device without it,
+and what ends a check ends no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.cli.main import run
+from edge_spec.core.isolated import IsolatedError, isolated
+from edge_spec.diagnostics.device_check import checks, memory, sessions
+from edge_spec.diagnostics.device_check.checks import CHECKS, run_check, run_checks
+from edge_spec.diagnostics.device_check.passes import check_passes
+from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
+from edge_spec.diagnostics.device_check.soak import check_soak
+from edge_spec.diagnostics.doctor.finding import Finding, ok
+from edge_spec.placement.measure import Effort
+from fixtures import faulty_runtime
+
+pytestmark = pytest.mark.usefixtures("faulty")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "CONTEXT_TOKENS", 96)
+    monkeypatch.setattr(sessions, "PROMPTS", (12, 80))
+    monkeypatch.setattr(memory, "TEXT_TOKENS", 128)
+
+
+@pytest.fixture
+def on(faulty_model: str) -> Callable[[str], DeviceCheckRequest]:
+    def request(device: str) -> DeviceCheckRequest:
+        return DeviceCheckRequest(faulty_model, {"runtime": "faulty", "device": device}, soak_s=0)
+
+    return request
+
+
+def found(name: str, request: DeviceCheckRequest) -> list[Finding]:
+    """What the process of a check finds, as it comes from another process."""
+    rows = json.loads(json.dumps(run_check(name, request.to_json())))
+    return [Finding(**row) for row in rows]
+
+
+def levels(findings: Any) -> list[str]:
+    return [str(each.level) for each in findings]
+
+
+@pytest.mark.parametrize("name", ["opens", "chains", "trees", "lossless"])
+def test_a_device_without_a_fault_passes(name: str, on: Any) -> None:
+    assert set(levels(found(name, on("placed")))) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("device", "chains", "trees"),
+    [
+        ("wrong-trees", "ok", "fault"),
+        ("wrong-chains", "fault", "ok"),
+        ("no-numbers", "fault", "fault"),
+        ("chains-only", "ok", "note"),
+    ],
+)
+def test_chains_and_trees_are_judged_apart(device: str, chains: str, trees: str, on: Any) -> None:
+    assert levels(found("chains", on(device)))[0] == chains
+    assert levels(found("trees", on(device)))[0] == trees
+
+
+@pytest.mark.parametrize(("device", "what"), [("wrong-far", "80 tok"), ("overflows", "no numbers")])
+def test_a_fault_of_long_texts_alone_is_found(device: str, what: str, on: Any) -> None:
+    wrong = [each.found for each in found("chains", on(device)) if each.level == "fault"]
+    assert any(what in each for each in wrong)
+    assert not any("after 12 tokens" in each for each in wrong)
+
+
+def test_a_whole_device_that_is_wrong_alike_is_found(on: Any) -> None:
+    """It keeps all promises that can be held against itself."""
+    row = found("trees", on("wrong-trees"))[1]
+    assert row.level == "fault" and "after 12 tokens, against faulty on the CPU" in row.found
+    assert row.numbers["of_deviation"] > sessions.TOLERANCE
+
+
+def test_the_real_load_error_is_the_finding(on: Any) -> None:
+    (row,) = found("opens", on("refuses"))
+    assert (row.level, row.found) == ("fault", "cannot load libfault.so.13")
+    assert row.remedy == "Install it."
+
+
+def test_heavy_operators_on_the_cpu_are_a_fault(on: Any) -> None:
+    assert levels(found("opens", on("placed"))) == ["ok", "ok"]
+    row = found("opens", on("left-on-cpu"))[1]
+    assert row.level == "fault" and "15 MatMulNBits, 3 GroupQueryAttention" in row.found
+    assert levels(found("opens", on("leaks"))) == ["ok"]  # which tells nothing
+
+
+def test_texts_that_drafting_changes_are_found(on: Any) -> None:
+    rows = found("lossless", on("wide-differs"))
+    assert rows[0].level == "fault" and rows[0].found.startswith("greedy text")
+    assert "expected" not in json.dumps([each.numbers for each in rows])  # what was written
+
+
+def test_a_forecast_that_is_too_low_by_half_is_found(on: Any) -> None:
+    """In processes of their own: this one may return other tests' memory meanwhile."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("resident memory is not known")
+
+    def taken(device: str) -> dict[str, Any]:
+        rows = isolated(run_check, "memory", on(device).to_json(), timeout_s=300)
+        row: dict[str, Any] = rows[0]
+        return row
+
+    row = taken("forgets")
+    assert row["level"] == "fault"
+    assert row["numbers"]["taken_bytes"] >= faulty_runtime.TAKEN_BYTES
+    assert taken("placed")["level"] == "ok"
+
+
+def test_passes_are_timed_at_each_context_that_fits(on: Any) -> None:
+    effort = Effort(min_rounds=2, max_rounds=2, widths=(1, 2, 8))
+    rows = list(check_passes(on("placed"), effort))
+    timed = {
+        row.numbers["context_tokens"]: set(row.numbers["pass_ms"])
+        for row in rows
+        if "pass_ms" in row.numbers
+    }
+    assert timed == {32: {"1", "2", "8"}, 512 - 8: {"1", "2", "8"}}
+    assert rows[-1].numbers["prompt_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(("device", "level"), [("small", "ok"), ("small-untold", "fault")])
+def test_too_little_memory_has_to_be_told_as_that(device: str, level: str, on: Any) -> None:
+    (row,) = found("out of memory", on(device))
+    assert (row.level, "small has too little memory" in row.found) == (level, level == "ok")
+
+
+@pytest.mark.parametrize(
+    ("device", "wrong"), [("wavers", 1), ("leaks", 2), ("raises", 0), ("placed", None)]
+)
+def test_soak_finds_what_shows_in_time_only(device: str, wrong: int | None, on: Any) -> None:
+    """Other tests of this process leave memory that comes and goes: only the device's counts."""
+    rows = list(check_soak(on(device), faulty_runtime.kept_bytes))
+    failed = [i for i, row in enumerate(rows) if row.level == "fault"]
+    assert failed == ([] if wrong is None else [wrong])
+
+
+class Inline:
+    """Opens in this process, and finds all else to be well; those that are named end as processes
+    may."""
+
+    def __init__(self, ends: dict[str, BaseException] | None = None) -> None:
+        self.names: list[str] = []
+        self._ends = ends or {}
+
+    def __call__(self, work: Any, *arguments: str, timeout_s: float) -> Any:
+        self.names.append(arguments[0])
+        if arguments[0] in self._ends:
+            raise self._ends[arguments[0]]
+        if arguments[0] == "opens":
+            return work(*arguments)
+        return [vars(ok(arguments[0], "as told"))]
+
+
+@pytest.fixture
+def command(faulty_model: str, tmp_path: Path, monkeypatch: Any) -> Callable[..., Any]:
+    """command(device, isolate): the exit status, and what was written."""
+
+    def doctor(device: str, isolate: Inline) -> tuple[int, dict[str, Any], str]:
+        monkeypatch.setattr(checks.run_checks, "__defaults__", (isolate,))
+        told = ["--runtime", "faulty", "--device", device, "--run", "--out", str(tmp_path / "out")]
+        status = run(["doctor", faulty_model, *told])
+        page = (tmp_path / "out" / "report.md").read_text("utf-8")
+        return status, json.loads((tmp_path / "out" / "report.json").read_text("utf-8")), page
+
+    return doctor
+
+
+def test_a_crash_and_a_hang_are_findings_and_the_rest_goes_on(command: Any, capsys: Any) -> None:
+    crash = IsolatedError("the library ended the process (SIGABRT): it printed nothing")
+    hang = IsolatedError("there was no answer within 30 s")
+    isolate = Inline({"trees": crash, "passes": hang})
+    status, report, page = command("cpu", isolate)
+    assert status == 1 and report["verdict"] == "faults" and isolate.names == list(CHECKS)
+    wrong = {
+        each["check"]: each["found"] for each in report["findings"] if each["level"] == "fault"
+    }
+    assert wrong == {"trees": str(crash), "passes": str(hang)}
+    assert f"| run | trees | fault | {crash}" in page
+    assert str(crash) in capsys.readouterr().out
+
+
+def test_nothing_else_is_tried_on_a_device_that_does_not_open(command: Any) -> None:
+    isolate = Inline()
+    status, report, _ = command("refuses", isolate)
+    assert status == 1 and isolate.names == ["opens"]
+    tried = [each["found"] for each in report["findings"] if each["group"] == "run"]
+    assert tried[0] == "cannot load libfault.so.13" and "nothing else was tried" in tried[1]
+
+
+def test_an_interrupt_writes_what_is_there(command: Any) -> None:
+    status, report, _ = command("cpu", Inline({"chains": KeyboardInterrupt()}))
+    assert status == 130
+    tried = [each["check"] for each in report["findings"] if each["group"] == "run"]
+    assert tried == ["opens", "run"]
+
+
+def test_findings_are_told_after_each_check(on: Any) -> None:
+    """The next one may take the machine down."""
+    told: list[int] = []
+    run_checks(on("cpu"), lambda what, share: None, lambda some: told.append(len(some)), Inline())
+    assert told == [1] * len(CHECKS)
+
+
+def test_nothing_of_the_users_own_is_in_the_report(
+    command: Any, faulty_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/jo.doe"))
+    told = (
+        f"cannot open {tmp_path}/private/weights.bin, /home/jo.doe/x.gguf; {faulty_model}: jo.doe"
+    )
+    told += r" and C:\Users\jo.doe\lib.dll"
+    _, report, page = command("cpu", Inline({"chains": IsolatedError(told)}))
+    for text in (json.dumps(report), page):
+        assert not any(each in text for each in (str(tmp_path), "jo.doe", "private", "Users"))
+        assert all(name in text for name in ("weights.bin", "x.gguf", "tiny.gguf", "lib.dll"))
+    assert len(report["target"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        (["doctor", "{model}", "--run", "--soak", "-1"], "greater than or equal to 0"),
+        (["doctor", "{model}", "--run", "--out", "{model}"], "cannot write into"),
+        (["accept", "{model}"], "edge-spec doctor MODEL --run"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    told: list[str], complaint: str, faulty_model: str, capsys: Any
+) -> None:
+    assert run([each.format(model=faulty_model) for each in told]) == 2
+    printed = capsys.readouterr().err
+    assert complaint in printed and printed.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "reason"), [("aborts", "SIGABRT"), ("hangs", "there was no answer within")]
+)
+def test_a_process_that_crashes_or_hangs_takes_no_other_with_it(
+    device: str, reason: str, on: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS", {name: CHECKS[name] for name in ("opens", "trees")})
+    all_found: list[Finding] = []
+
+    def isolate(work: Any, *arguments: str, timeout_s: float) -> Any:
+        return isolated(work, *arguments, timeout_s=30)
+
+    request = replace(on(device), soak_s=0)
+    run_checks(request, lambda what, share: None, all_found.extend, isolate)
+    assert all_found[0].level == "ok"
+    assert all_found[-1].level == "fault" and reason in all_found[-1].found
