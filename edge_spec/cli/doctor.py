@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.out_directory import require_writable
+from edge_spec.cli.output import print_json, require_writable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def doctor(
         _write(report, model, asked)
         is_whole = not asked.run or _run(report, model, asked, progress)
     if json:
-        from json import dumps
-
-        print(dumps(document(report), ensure_ascii=False))
+        print_json(document(report))
     else:
         _print(report)
     if not is_whole:

@@ -79,7 +79,7 @@ class DeviceCheckRequest:
         return self.devices == {"cpu"}
 
     def options(self, **changes: Any) -> LoadOptions:
-        return LoadOptions(**{**self.asked, **changes}, keeps_ngrams=False)
+        return LoadOptions(**{**self.asked, **changes}, keeps_answers=False)
 
     def resolved(self, options: LoadOptions) -> ResolvedModel:
         """Converts the target where that has not been done. Raises an EdgeSpecError."""
