@@ -3,9 +3,9 @@
 Cells are given out one after the other, and none is given out again before all conversations have
 moved into another cache. So the tokens of each stand in their order, whoever has written between
 them. ggml's flash attention on a CPU goes through the cells in their order and skips those of
-others: its sums are those of a cache of its own, bit for bit. A token in a cell that was left
-behind before others would be summed first. The library looks for empty cells from the beginning, so
-what is rejected or left between cells of others stays in a sequence that nobody reads, HELD.
+others: its sums are those of a cache of its own, bit for bit. A token in an earlier cell that was
+given out again would be summed first. The library looks for empty cells from the beginning, so what
+is rejected, or left between cells of others, stays in a sequence that nobody reads, HELD.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, sequences_of_rows
+from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, count_leaves
 from edge_spec.runtimes.llamacpp.session import MAX_ROWS, view
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
@@ -57,8 +57,8 @@ class JointCache:
         self._held_end = 0  # the cell after the last one in HELD
 
     def join(self, sequence: np.ndarray, length: int) -> Member:
-        """sequence: of so many tokens, as the library has written it. Raises SessionError,
-        DeviceMemoryError."""
+        """Writes a conversation's tokens into the cache. sequence: of `length` tokens, as the
+        library has written it. Raises SessionError, DeviceMemoryError."""
         with self._lock:
             self._clean()
             self._reserve(length)
@@ -133,7 +133,7 @@ class JointCache:
             self._opened, self._num_cells, self._tail, self._held_end = None, 0, 0, 0
 
     def _require_all(self, joining: Sequence[Member]) -> None:
-        """Before a pass of these, or before one goes."""
+        """Cleans the cache before a pass of these. Raises SessionError where one has left."""
         self._clean(joining)
         if any(member.has_left for member in joining):
             raise SessionError(
@@ -142,7 +142,7 @@ class JointCache:
             )
 
     def _choose(self, memory: int, member: Member) -> int:
-        """Leaves in the member's sequence what was chosen of its last pass, and maybe more behind
+        """Leaves in the member's sequence what was chosen of its last pass, and maybe more after
         it; `cells` are those of that sequence. Returns how many of its tokens it keeps."""
         length, chosen = member.outcome
         last, member.last = member.last, None
@@ -237,7 +237,7 @@ class JointCache:
 
     def _score(self, parts: Sequence[tuple[Member, TokenTree]], num_rows: int) -> list[list[int]]:
         """Returns the rows of each part in the pass. First rows stand before second ones: what is
-        rejected is then behind what is kept."""
+        rejected then comes after what is kept."""
         laid = [self._lay_out(member, tree) for member, tree in parts]
         order = sorted((row, part) for part, rows in enumerate(laid) for row in range(len(rows)))
         padding = [(0, at, (_PADDING,)) for at in range(num_rows - len(order))]
@@ -259,22 +259,13 @@ class JointCache:
 
     def _lay_out(self, member: Member, tree: TokenTree) -> list[tuple[int, int, Sequence[int]]]:
         """Returns token, position and sequences of each row."""
-        start = len(member.cells)
-        member.outcome = (member.outcome[0], None)
-        member.last = WrittenRows([])
-        positions = (start + tree.depths).tolist()
-        if tree.is_chain:
-            sequences = [[member.number]] * len(tree)
-        else:
-            leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
-            numbers = [member.number, *self._take_numbers(len(leaves) - 1)]
+        branches: list[int] = []
+        if not tree.is_chain:
+            branches = self._take_numbers(count_leaves(tree) - 1)
             memory = self._library.memory(self._context())
-            for number in numbers[1:]:
+            for number in branches:
                 self._library.sequence_copy(memory, member.number, number, -1, -1)
-            sequences = sequences_of_rows(tree, leaves, numbers)
-            member.last.numbers = numbers[1:]
-            member.last.branches = np.array([each[0] for each in sequences])
-        return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))
+        return member.lay_out(tree, branches)
 
     def _decode(self, batch: object) -> None:
         library = self._library
@@ -304,7 +295,7 @@ class JointCache:
         return [self._free_numbers.pop() for _ in range(count)]
 
     def _share_out(self, rows: int, seconds: float) -> None:
-        """As the session of a single conversation does."""
+        """Tries other counts of threads, as the session of a single conversation does."""
         before = self._threads.threads
         threads = self._threads.observe(rows, seconds)
         if threads != before:

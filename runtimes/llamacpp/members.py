@@ -1,4 +1,4 @@
-"""What is noted of each conversation in a cache that several have joined."""
+"""The notes on each conversation in a cache that several have joined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_spec.core.tree import TokenTree
 
 @dataclass
 class WrittenRows:
-    """What a conversation's last pass has written. branches: the first sequence of each row, and
+    """The rows that a conversation's last pass has written. branches: the first sequence of each row, and
     all sequences of a tree beside the conversation's own; None for a chain."""
 
     cells: list[int]
@@ -48,10 +48,32 @@ class Member:
         cells = [*self.cells[-1:], *(self.last.cells if self.last else ())]
         return max(cells, default=-1) + 1
 
+    def lay_out(
+        self, tree: TokenTree, branches: Sequence[int]
+    ) -> list[tuple[int, int, Sequence[int]]]:
+        """Begins a pass over a tree; returns token, position and sequences of each row. branches:
+        numbers of sequences for its leaves but the first; none for a chain."""
+        self.outcome = (self.outcome[0], None)
+        self.last = WrittenRows([])
+        sequences: list[list[int]] = [[self.number]] * len(tree)
+        if not tree.is_chain:
+            sequences = _sequences_of_rows(tree, [self.number, *branches])
+            self.last.numbers = branches
+            self.last.branches = np.array([each[0] for each in sequences])
+        positions = (len(self.cells) + tree.depths).tolist()
+        return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))
 
-def sequences_of_rows(
-    tree: TokenTree, leaves: np.ndarray, numbers: Sequence[int]
-) -> list[list[int]]:
+
+def count_leaves(tree: TokenTree) -> int:
+    """Returns how many rows have no row below them."""
+    return len(_leaves(tree))
+
+
+def _leaves(tree: TokenTree) -> np.ndarray:
+    return np.setdiff1d(np.arange(len(tree)), tree.parents)
+
+
+def _sequences_of_rows(tree: TokenTree, numbers: Sequence[int]) -> list[list[int]]:
     """Returns for each row the sequences of the leaves below it. numbers: of each leaf's."""
-    below = tree.ancestors[leaves].T  # [rows, leaves]
+    below = tree.ancestors[_leaves(tree)].T  # [rows, leaves]
     return [[numbers[leaf] for leaf in np.flatnonzero(row).tolist()] for row in below]

@@ -23,8 +23,8 @@ _LONE_PASSES = 8  # one after the other, after which a session goes back to a ca
 
 
 class SharedSession(LlamaCppSession):
-    """In a cache of its own until its first shared pass. It returns there to read a prompt, whose
-    kernels look at cells in blocks, when it is alone, and after a pass that failed."""
+    """Stands in a cache of its own until its first shared pass. It returns there to read a prompt,
+    whose kernels look at cells in blocks, when it is alone, and after a pass that failed."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class SharedSession(LlamaCppSession):
             self.joint.leave(member)
 
     def require_fitting(self, tree: TokenTree) -> None:
-        """Before a pass in the shared cache. Raises ContextFullError, SessionError."""
+        """Raises ContextFullError, SessionError where the shared cache cannot score the tree."""
         self._require_known(tree.tokens)
         self._context()
         require_room(self.length, len(tree), self._context_length)
 
     def join(self) -> Member:
-        """Before a shared pass: from then on its tokens are beside those of the others. Raises
-        SessionError, DeviceMemoryError."""
+        """Moves its tokens beside those of the others, for a shared pass. Raises SessionError,
+        DeviceMemoryError."""
         if self._member is None:
             self._reserve(0)
             self._member = self.joint.join(self._read_sequence(), self.length)
@@ -115,7 +115,8 @@ class SharedSession(LlamaCppSession):
         return self._member
 
     def _return(self) -> None:
-        """To the cache of its own. Raises SessionError where the library cannot, and stays then."""
+        """Goes back to the cache of its own. Raises SessionError where the library cannot, and
+        stays then."""
         if self._member is None:
             return
         sequence = self.joint.read(self._member)

@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 class JointGraphs:
-    """Graphs for passes of several sessions, each loaded when so many are first wanted, where there
-    is memory for one more copy of the packed weights. The largest one stays. A smaller one is there
+    """Graphs for passes of several sessions, each loaded when it is first wanted, where there is
+    memory for one more copy of the packed weights. The largest one stays. A smaller one is there
     as well only while most passes have so few sessions: a place that nobody has costs time, of
     which a copy of a small model is worth some and one of a large model none.
 
-    open_graph: with so many places. count_bytes: of the bundle's files.
+    open_graph: opens one with a number of places. count_bytes: of the bundle's files.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class JointGraphs:
             return max(self._opened, default=1)
 
     def score(self, parts: Sequence[tuple[Passes, int, PassPart]], num_rows: int) -> list[Forward]:
-        """As `JointPasses.score`, in the smallest graph that has places enough."""
+        """Scores as `JointPasses.score` does, in the smallest graph that has places enough."""
         needed = next(places for places in PLACES if places >= len(parts))
         for places in PLACES:
             self._shares[places] = _MEMORY * self._shares[places]
@@ -174,7 +174,8 @@ class JointPasses:
         return self._run(parts, places, tokens, kept, row)
 
     def _places(self, caches: Sequence[KvCache]) -> list[int | None]:
-        """Which part each place has: that of the cache it is bound to, where that is among them."""
+        """Returns which part each place has: that of the cache it is bound to, where that is among
+        them."""
         places: list[int | None] = [None] * len(self._bound)
         left = []
         held = [None if bound is None else bound[0] for bound in self._bound]

@@ -48,7 +48,7 @@ _OWN_SIZES = ("attended", "total", "capacity", "slots")
 
 
 def place_suffix(place: int) -> str:
-    """Of the names of one session's inputs, outputs and nodes."""
+    """Returns the end of the names of one session's inputs, outputs and nodes."""
     return f"@{place}"
 
 
@@ -155,8 +155,8 @@ def _place_branch(
 def _repeated_nodes(
     graph: GraphProto, regions: Sequence[_Region], num_places: int
 ) -> Iterator[NodeProto]:
-    """Also repeats what is made of a session's inputs before any attention, such as the bias of a
-    window."""
+    """Yields the nodes of the graph, attention once for each place; so are those that make
+    something of a session's inputs before any attention, such as the bias of a window."""
     before = {region.end: region for region in regions}
     repeated = {node.name for region in regions for node in region.nodes}
     own: set[str] = set()
