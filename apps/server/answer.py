@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round, or several, wrote for one choice. Rates are in tokens a second."""
+    """The text that a round, or several, wrote for one choice. Rates are in tokens a second."""
 
     choice: int
     chunk: Chunk
@@ -47,7 +47,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Ended:
-    """A choice is complete."""
+    """The end of a choice."""
 
     choice: int
     result: GenerationResult

@@ -137,7 +137,7 @@ class Health(_Document):
 
 
 class SamplingSettings(_Document):
-    """Under the names of llama.cpp's server."""
+    """Settings of sampling, under the names of llama.cpp's server."""
 
     temperature: float
     top_k: int
@@ -153,8 +153,8 @@ class GenerationSettings(_Document):
 
 
 class OwnProps(_Document):
-    """What llama.cpp's server does not tell. sampling: `default_generation_settings` in words, and
-    who chose them; request_params: those of requests that do not say."""
+    """Properties that llama.cpp's server does not tell. sampling: `default_generation_settings` in
+    words, and who chose them; request_params: those of requests that do not say."""
 
     sampling: str
     sampling_source: str

@@ -63,7 +63,8 @@ class ApiError(Exception):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What clients are told of an error. Of one that was not raised on purpose, only its kind."""
+    """Returns what clients get to know of an error: only its kind if it was not raised on
+    purpose."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgeSpecError):
@@ -84,7 +85,7 @@ def shutting_down() -> ApiError:
 
 
 def cannot_be_opened(name: str, error: Exception) -> ApiError:
-    """What clients are told of a model that cannot be opened: what whoever runs the server can do
+    """Returns the error of a model that cannot be opened: what whoever runs the server can do
     about it is not theirs to do. OpenAI's client does not ask again on its own."""
     told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
     return ApiError(

@@ -1,4 +1,4 @@
-"""What every request passes first: who may ask, how much, and what browsers are told."""
+"""The checks that every request passes first: who may ask, how much, and what browsers may do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
     ) -> None:
-        """observe: told the path and the status of each request."""
+        """observe: called with the path and the status of each request."""
         self._app = app
         self._observe = observe
         self._options = options

@@ -110,8 +110,8 @@ class Models:
 
     @asynccontextmanager
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
-        """Within the block it is open. Raises ApiError where it cannot be opened, too many wait
-        for that, it takes too long, or the server ends."""
+        """Keeps the model open within the block. Raises ApiError where it cannot be opened, too
+        many wait for that, it takes too long, or the server ends."""
         if model.opened is not None and not model.is_leaving:
             self.hold(model)
         else:
@@ -158,7 +158,7 @@ class Models:
                 model.opened.close()
 
     async def _wait(self, model: ServedModel) -> None:
-        """Until it is open and held."""
+        """Waits until the model is open and held."""
         if model.num_waiting >= self._options.queue + self._options.parallel:
             raise overloaded("Too many requests are waiting.")
         model.num_waiting += 1
@@ -234,7 +234,7 @@ class Models:
             return cannot_be_opened(model.name, error)
 
     def _report(self, what: str, fraction: float) -> None:
-        """Progress, told in the thread that opens: ends what takes long where the server ends."""
+        """Takes progress from the thread that opens: ends what takes long where the server ends."""
         if self._has_ended:
             raise _UnwantedError
 
@@ -264,7 +264,8 @@ class Models:
             self._tell_released()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
-        """Whether one more is not too many, and all fit the memory of this machine together."""
+        """Tells whether one more is not too many, and all fit the memory of this machine
+        together."""
         opened = [each for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:

@@ -20,7 +20,7 @@ from edge_spec.apps.server.work import Desk
 
 @dataclass(frozen=True)
 class Description:
-    """What is told of a model once it was open, also when it is closed again."""
+    """The description of a model once it was open, also when it is closed again."""
 
     info: Mapping[str, Any]  # documents.Info
     props: Mapping[str, Any]  # documents.Props

@@ -1,4 +1,4 @@
-"""What the person who starts a server decides."""
+"""The options of whoever starts a server."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches the address."""
+        """True if only this machine reaches the address."""
         if self.host == "localhost":
             return True
         try:

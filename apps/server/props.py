@@ -1,4 +1,4 @@
-"""How answers are drawn, in the terms of llama.cpp's server."""
+"""The properties of a model, in the terms of llama.cpp's server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Reply(Protocol):
 
 @dataclass
 class Envelope:
-    """What all documents of one reply have in common, and what was asked to be told beside the
+    """The fields that all documents of one reply have in common, and what they have beside the
     text.
 
     origins: of each token. usage: an event of its own at the end of a stream.
@@ -102,7 +102,7 @@ class Envelope:
 
 
 def origin_of(token: Token) -> dict[str, Any]:
-    """Where a token came from; its probability has a place of its own."""
+    """Tells where a token came from; its probability has a place of its own."""
     named = {"drafter": token.drafter} if token.drafter else {}
     return {"id": token.id, "text": token.text, "origin": token.origin.value, **named}
 

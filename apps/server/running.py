@@ -35,7 +35,7 @@ _LAST_S = 5.0  # after the time of grace, for clients that do not read
 
 
 class _Server(uvicorn.Server):
-    """Ends when told to: running answers may end within the time of grace, then they are cut."""
+    """Ends by a signal: running answers may end within the time of grace, then they are cut."""
 
     def __init__(self, config: uvicorn.Config, running: Running, grace_s: float) -> None:
         super().__init__(config)

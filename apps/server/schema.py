@@ -1,4 +1,4 @@
-"""What requests may say. Types are strict, unknown fields are ignored, as OpenAI's clients expect.
+"""The fields of requests. Types are strict, unknown fields are ignored, as OpenAI's clients expect.
 
 Fields that would change the answer and are not supported are refused, never passed over.
 """

@@ -1,5 +1,5 @@
-"""Calls of tools in an answer, told piece by piece as OpenAI's streams tell them: index, id and
-name first, then the arguments as they come."""
+"""Reads calls of tools out of an answer, piece by piece as OpenAI's streams have them: index, id
+and name first, then the arguments as they come."""
 
 from __future__ import annotations
 

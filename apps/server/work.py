@@ -101,8 +101,8 @@ class Desk:
             ) from error
 
     def _takes_several(self, request: ChatRequest) -> bool:
-        """Whether an answer may have several calls. Models that were not trained to call tools
-        repeat the first one: they have to be asked for several."""
+        """Tells whether an answer may have several calls. Models that were not trained to call
+        tools repeat the first one: they have to be asked for several."""
         if isinstance(request.tool_choice, NamedTool):
             return False
         if request.parallel_tool_calls is None:
@@ -153,8 +153,8 @@ class Desk:
 
 
 def _text_grammar(request: ChatRequest) -> Grammar | None:
-    """What the text is held to where there are no tools. Raises ApiError for calls that are asked
-    for all the same."""
+    """Returns what the text is held to where there are no tools. Raises ApiError for calls that are
+    asked for all the same."""
     if request.tool_choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
     schema = _text_schema(request)

@@ -59,25 +59,25 @@ class AsyncEngine:
         return self._engine.drafter
 
     def chat_sampling(self, **asked: float | None) -> SamplingParams:
-        """As `Engine.chat_sampling`."""
+        """Returns what `Engine.chat_sampling` does."""
         return self._engine.chat_sampling(**asked)
 
     async def chat(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> GenerationResult:
-        """As `Engine.chat`."""
+        """Answers as `Engine.chat` does."""
         return await self._answer(partial(self._engine.stream, messages, **options))
 
     async def generate(
         self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> GenerationResult:
-        """As `Engine.generate`."""
+        """Answers as `Engine.generate` does."""
         return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
 
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:
-        """As `Engine.stream`. Where the loop may be left early, close the iterator
+        """Streams as `Engine.stream` does. Where the loop may be left early, close the iterator
         (`contextlib.aclosing`): Python does so only when it collects garbage."""
         stream = self._stream(messages, **options)
         self._streams.add(stream)
@@ -96,27 +96,28 @@ class AsyncEngine:
                 await self._end(generation)
 
     async def set_drafter(self, names: str) -> None:
-        """As `Engine.set_drafter`, also while an answer is written."""
+        """Changes drafters as `Engine.set_drafter` does, also while an answer is written."""
         await asyncio.to_thread(self._engine.set_drafter, names)
 
     async def fork(self) -> AsyncEngine:
-        """As `Engine.fork`."""
+        """Forks as `Engine.fork` does."""
         async with self._turn:
             return AsyncEngine(await _kept(self._run(self._engine.fork)))
 
     async def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:
-        """As `Engine.snapshot`, once answers that were asked for before have ended."""
+        """Writes what `Engine.snapshot` does, once answers that were asked for before have
+        ended."""
         async with self._turn:
             await self._run(self._engine.snapshot, path, note)
 
     async def restore(self, path: str | Path) -> dict[str, Any] | None:
-        """As `Engine.restore`, once answers that were asked for before have ended."""
+        """Restores as `Engine.restore` does, once answers that were asked for before have ended."""
         async with self._turn:
             return await self._run(self._engine.restore, path)
 
     async def close(self) -> None:
-        """As `Engine.close`; an answer that is being written ends first, a stream that nobody
-        awaits is closed."""
+        """Closes as `Engine.close` does; an answer that is being written ends first, a stream that
+        nobody awaits is closed."""
         for stream in list(self._streams):
             with suppress(RuntimeError):  # somebody awaits its next chunk
                 await stream.aclose()
@@ -136,7 +137,7 @@ class AsyncEngine:
                 raise
 
     async def _end(self, generation: Generation) -> None:
-        """After the round that the thread may still be in, however often the task is cancelled
+        """Ends after the round that the thread may still be in, however often the task is cancelled
         meanwhile: the next answer must not find the engine busy."""
         ended = asyncio.ensure_future(self._run(generation.close))
         cancelled = False

@@ -1,4 +1,4 @@
-"""What an engine is composed of."""
+"""The components that an engine is composed of."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class IdleWork(Protocol):
     """Work with the model that is done while none of the engines that share it is answering."""
 
     def pause(self) -> None:
-        """An answer begins. Returns when the model is free, at most one pass later."""
+        """Stops for an answer. Returns when the model is free, at most one pass later."""
 
     def resume(self) -> None:
-        """That answer has ended."""
+        """Goes on: that answer has ended."""
 
     def close(self) -> None:
         """Returns when nothing uses the model any more."""
@@ -50,7 +50,7 @@ class TargetComponents:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingComponents:
-    """Who drafts for it, and how that is changed."""
+    """The drafters of an engine, and what composes others."""
 
     batch_invariance: BatchInvariance
     speculation: Speculation
@@ -61,7 +61,7 @@ class DraftingComponents:
 
 @dataclass(frozen=True, kw_only=True)
 class Upkeep:
-    """What is done between answers, and kept for the next session."""
+    """The work between answers, and what is kept for the next session."""
 
     history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None

@@ -65,7 +65,8 @@ class Conversation:
             self.num_whole = end
 
     def recall_shared(self, reading: SharedReading, cancelled: Callable[[], bool]) -> None:
-        """After `reuse`: takes up what other conversations read of the prompt; may wait for one."""
+        """Takes up what other conversations read of the prompt; may wait for one. Follows
+        `reuse`."""
         try:
             recalled = reading.recall(self.decoder.target, self.num_whole, cancelled)
         except BaseException:  # an interrupt, too: what the cache holds is not known
@@ -75,7 +76,7 @@ class Conversation:
             self.num_whole = recalled
 
     def recall(self, reading: PromptReading) -> None:
-        """After `reuse`: takes up what is kept of the prompt, or goes back to where it can be."""
+        """Takes up what is kept of the prompt, or goes back to where it can be. Follows `reuse`."""
         target = self.decoder.target
         try:
             recalled = reading.recall(target)
@@ -91,8 +92,8 @@ class Conversation:
         reading.take(target, self.num_whole)
 
     def cut(self, length: int) -> int:
-        """Rolls back to so many tokens, or to none where a sliding window has forgotten what would
-        then be needed; how many are left."""
+        """Rolls back to `length` tokens, or to none where a sliding window has forgotten what would
+        then be needed; returns how many are left."""
         left = roll_back(self.decoder.target, length)
         self.num_whole = min(self.num_whole, left // PREFILL_TOKENS * PREFILL_TOKENS)
         return left

@@ -31,7 +31,7 @@ _NOTHING_DRAFTED = (
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """Where a generation ends."""
+    """The limits at which a generation ends."""
 
     max_tokens: int
     stop_ids: frozenset[int]
@@ -42,7 +42,7 @@ class GenerationLimits:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What a round begins with."""
+    """The start of a round."""
 
     pending: int
     budget: Budget
@@ -52,7 +52,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round gave: nothing where its first choice is left to the next round."""
+    """The outcome of a round: nothing where its first choice is left to the next round."""
 
     decoded: list[DecodedToken]
     verdict: Verdict

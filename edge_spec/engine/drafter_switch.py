@@ -1,4 +1,4 @@
-"""Who drafts in one conversation, and how that changes while an answer is written."""
+"""Changes the drafters of one conversation, also while an answer is written."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class DrafterSwitch:
 
     @property
     def names(self) -> str:
-        """As `offer` was given them: those of the next round."""
+        """The names that `offer` was given last, which draft from the next round on."""
         with self._lock:
             return self._offered[0] if self._offered else self._names
 
     def with_head(self, factory: SpeculationFactory) -> SpeculationFactory:
-        """With the head that was learnt, where there is one."""
+        """Returns the factory with the head that was learnt, where there is one."""
         if self._head is None:
             return factory
         return replace(factory, setting=replace(factory.setting, head=self._head.network))
 
     def use_head(self, head: LearntHead | None) -> None:
-        """From the next `take` on, a head that was learnt is among what drafters may be made of, or
-        is not any more. Where no other drafters can be made, all stays as it was."""
+        """Has drafters be made of a head that was learnt, or no more of it, from the next `take`
+        on. Where no other drafters can be made, all stays as it was."""
         if head is self._head:
             return
         before, self._head = self._parts, head
@@ -85,7 +85,7 @@ class DrafterSwitch:
         return [name for name, traits in factory.installed_traits().items() if self._has(traits)]
 
     def _has(self, traits: DrafterTraits) -> bool:
-        """Whether there is what such a drafter needs."""
+        """Tells whether there is what such a drafter needs."""
         speculation_factory = self._parts.speculation_factory
         context = speculation_factory.setting
         return not (
@@ -111,7 +111,7 @@ class DrafterSwitch:
             replaced[1].close()
 
     def take(self) -> bool:
-        """Changes to what was offered last; whether there was something."""
+        """Changes to what was offered last; returns whether there was something."""
         with self._lock:
             if self._offered is None or self._off:
                 return False
@@ -180,7 +180,7 @@ class DrafterSwitch:
 
     @property
     def text_counts(self) -> TextCounts:
-        """Of all drafters so far."""
+        """The characters that all drafters so far proposed, and those that were accepted."""
         counts = [drafter.text_counts for drafter in self.speculation.drafters]
         return TextCounts(*map(sum, zip(self._counted, *counts, strict=True)))
 
@@ -198,7 +198,7 @@ class DrafterSwitch:
         return self._stats | self.speculation.stats()
 
     def remember(self, stats: Mapping[str, list[float]]) -> None:
-        """For drafters that are offered later."""
+        """Keeps statistics for drafters that are offered later."""
         self._stats |= stats
 
     def paired_rounds(self, stats: Stats) -> DraftRounds:

@@ -139,8 +139,8 @@ class Engine(Answering):
         return self._drafting.names
 
     def set_drafter(self, names: str) -> None:
-        """From the next round on, also of an answer that is being written: "auto", "none", or
-        drafters' names joined by commas. Any thread may call.
+        """Has others draft from the next round on, also of an answer that is being written: "auto",
+        "none", or drafters' names joined by commas. Any thread may call.
 
         Raises UsageError for a name that is not installed, UnsupportedModelError for one that this
         model cannot have, and then changes nothing.
@@ -206,7 +206,7 @@ class Engine(Answering):
         return snapshot.description.note
 
     def _settle(self) -> None:
-        """Between two answers: the drafters are those of the next one."""
+        """Ends the answer that is running; the drafters are then those of the next one."""
         self._end_running()
         self._replace_failed()
         self._drafting.take()
@@ -243,8 +243,8 @@ class Engine(Answering):
         return generation
 
     def _replace_failed(self) -> None:
-        """After the target has failed, what its cache holds is not known: the next answer has a new
-        one. Raises an EdgeSpecError where none can be opened; the next call tries again."""
+        """Gives the next answer a new session after the target has failed: what its cache holds is
+        not known. Raises an EdgeSpecError where none can be opened; the next call tries again."""
         if not self._conversation.failed:
             return
         self._conversation.tokens = []
@@ -255,7 +255,7 @@ class Engine(Answering):
         self._conversation.failed = False
 
     def _changed_decoder(self, constrained: bool) -> Decoder | None:
-        """Of the drafters that were chosen since the last round, if any were."""
+        """Returns the decoder of drafters that were chosen since the last round, if any were."""
         if not self._drafting.take():
             return None
         return self._drafting.decoder(follows_grammar=constrained)

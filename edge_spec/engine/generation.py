@@ -34,7 +34,7 @@ class Request:
 
 
 class Generation(Iterator[Chunk]):
-    """A running generation: iterate for its text, or call `finish`.
+    """An answer that is being written: iterate for its text, or call `finish`.
 
     `result` grows with each chunk. `progress`, where it is set before the first, is told how far a
     long prompt is read. `cancel` may be called from a signal handler or another
@@ -79,7 +79,7 @@ class Generation(Iterator[Chunk]):
 
     @contextmanager
     def cancelled_by_interrupt(self) -> Iterator[None]:
-        """Within the block, the first Ctrl-C cancels this generation; a second one raises."""
+        """Has the first Ctrl-C within the block cancel this generation; a second one raises."""
 
         def cancel(number: int, frame: FrameType | None) -> None:
             self.cancel()
@@ -120,7 +120,7 @@ class Generation(Iterator[Chunk]):
                     if self._cutter.stopped or self._cancelled:
                         break
             if self._cutter.stopped:
-                self._drop_behind_stop()
+                self._drop_after_stop()
             yield from self._last_chunk(decoded)
         except Exception:
             conversation.failed = True
@@ -174,8 +174,8 @@ class Generation(Iterator[Chunk]):
         return True
 
     def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
-        """Of the conversation's decoder, and of those that take its place; their tokens are added
-        to `decoded`."""
+        """Yields the tokens of each round of the conversation's decoder, and of those that take its
+        place, and adds them to `decoded`."""
         conversation, request = self._conversation, self._request
         while True:
             text = [*request.prompt, *decoded]
@@ -198,7 +198,7 @@ class Generation(Iterator[Chunk]):
             with changed.preparing([*request.prompt, *decoded]):
                 pass  # the target holds the text already
 
-    def _drop_behind_stop(self) -> None:
+    def _drop_after_stop(self) -> None:
         """A round's tokens after the one that completes a stop string leave the cache: plain
         decoding would not have had them, and the next prompt may go on with them."""
         plain = len(self._request.prompt) - 1 + len(self.result.tokens)
@@ -230,7 +230,7 @@ class Generation(Iterator[Chunk]):
         return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
-        """What is left of the text when no more tokens come, and the reason of the end."""
+        """Yields what is left of the text when no more tokens come, and notes the reason."""
         result, text = self.result, ""
         if not self._cutter.stopped:
             left = self._text.finish()

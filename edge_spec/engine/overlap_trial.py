@@ -1,4 +1,4 @@
-"""Whether drafting while the target verifies is faster than drafting after it, measured."""
+"""Measures whether drafting while the target verifies is faster than drafting after it."""
 
 from __future__ import annotations
 

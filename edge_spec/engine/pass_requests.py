@@ -72,7 +72,8 @@ class TreeRequest(Request):
 
     @property
     def can_join(self) -> bool:
-        """Whether a shared pass can score it: a tree on an empty cache may take one more pass."""
+        """Tells whether a shared pass can score it: a tree on an empty cache may take one more
+        pass."""
         return self.session.length > 0 or self._tree.is_chain
 
     def part(self) -> PassPart:

@@ -1,4 +1,4 @@
-"""Where a conversation's passes are made: by itself, or together with those of others."""
+"""The passes of a conversation: by itself, or together with those of others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scored(NamedTuple):
 
 
 class Passes(Protocol):
-    """What passes over the target go through."""
+    """The way that passes over the target go."""
 
     def forward(
         self, session: Session, tree: TokenTree, num_rows: int, values: Sequence[float] = ()

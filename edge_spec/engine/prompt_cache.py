@@ -1,4 +1,4 @@
-"""What the target's cache holds after the beginning of a long prompt, kept on disk, so that a
+"""Keeps on disk what the target's cache holds after the beginning of a long prompt, so that a
 prompt that begins like it is read from there on.
 
 A prompt is read in passes of PREFILL_TOKENS from its beginning, and a state is kept only where one
@@ -65,11 +65,11 @@ class PromptCache:
         self._waiting_bytes = 0
 
     def begin(self, prompt: Sequence[int]) -> PromptReading:
-        """Before a prompt is read."""
+        """Returns the reading of a prompt, which is about to begin."""
         return PromptReading(self, prompt)
 
     def paths(self, prompt: Sequence[int]) -> dict[int, Path]:
-        """Where the states after each of its whole passes are kept, or would be: by length."""
+        """Returns, by length, where the states after its whole passes are kept, or would be."""
         tokens = np.array(prompt, "<i4")
         digest = hashlib.sha256(self._key.encode())
         found = {}
@@ -91,8 +91,8 @@ class PromptCache:
         return longest
 
     def read(self, path: Path, tokens: Sequence[int]) -> Mapping[str, np.ndarray] | None:
-        """The state after these tokens; None where it is not kept. A damaged file is removed, which
-        one line says."""
+        """Returns the state after these tokens; None where it is not kept. A damaged file is
+        removed, which one line says."""
         if not path.is_file():
             return None
         try:
@@ -112,8 +112,8 @@ class PromptCache:
             path.unlink()
 
     def write(self, taken: Sequence[_Taken]) -> None:
-        """In another thread, one after the other. Where the disk is so slow that too many bytes
-        would wait for it, these are not kept."""
+        """Writes states in another thread, one after the other. Where the disk is so slow that too
+        many bytes would wait for it, these are not kept."""
         size = sum(each.num_bytes for each in taken)
         with self._lock:
             if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
@@ -213,15 +213,16 @@ class PromptReading:
         return 0
 
     def place_to_take(self, length: int, num_whole: int) -> int:
-        """How much of the `length` tokens that the target holds it should keep, so that what is
-        shared with an earlier prompt can be taken. At most one pass is then read again."""
+        """Returns how many of the `length` tokens that the target holds it should keep, so that
+        what is shared with an earlier prompt can be taken. At most one pass is then read again."""
         shared = self._shared
         if shared in self._wanted and shared <= num_whole and length - shared < PREFILL_TOKENS:
             return shared
         return length
 
     def take(self, target: Session, num_whole: int) -> None:
-        """Between passes; num_whole: tokens at the beginning that whole passes have written."""
+        """Keeps the target's state where it is wanted, between passes. num_whole: tokens at the
+        beginning that whole passes have written."""
         length = target.length
         if length != num_whole or length not in self._wanted or not isinstance(target, Restorable):
             return
@@ -233,7 +234,7 @@ class PromptReading:
             self._taken.append(_Taken(self._paths[length], tokens, state))
 
     def finish(self) -> None:
-        """After the answer: what was taken is written."""
+        """Writes what was taken, after the answer."""
         if self._taken:
             self._cache.write(self._taken)
             self._taken = []

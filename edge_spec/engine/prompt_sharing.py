@@ -36,7 +36,7 @@ class _Kept:
 
 
 class PromptSharing:
-    """What the conversations on one model have read, as long as there are several. Any thread may
+    """Keeps what the conversations on one model have read, while there are several. Any thread may
     call. max_bytes: of the states; those that were used last stay."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -48,12 +48,12 @@ class PromptSharing:
         self._can_cut = True  # whether the beginning of a state is of use
 
     def join(self) -> None:
-        """A conversation is opened."""
+        """Counts a conversation that is opened."""
         with self._changed:
             self._num_conversations += 1
 
     def leave(self) -> None:
-        """It is closed."""
+        """Counts one that is closed."""
         with self._changed:
             self._num_conversations -= 1
             if not self.is_shared:
@@ -65,7 +65,7 @@ class PromptSharing:
 
     @contextmanager
     def begin(self, prompt: Sequence[int]) -> Iterator[SharedReading]:
-        """For a prompt that is read within the block."""
+        """Yields the reading of a prompt, which is read within the block."""
         reading = SharedReading(self, np.array(prompt, np.int32))
         try:
             yield reading
@@ -74,7 +74,7 @@ class PromptSharing:
 
     @property
     def num_bytes(self) -> int:
-        """Of the states that are kept now."""
+        """Bytes of the states that are kept now."""
         with self._changed:
             return sum(each.num_bytes for each in self._kept)
 
@@ -101,12 +101,12 @@ class PromptSharing:
             return kept, length
 
     def has(self, tokens: np.ndarray) -> bool:
-        """Whether what is kept is of use for all of these."""
+        """Tells whether what is kept is of use for all of these."""
         with self._changed:
             return any(self._usable(each, tokens) == len(tokens) for each in self._kept)
 
     def _usable(self, kept: _Kept, tokens: np.ndarray) -> int:
-        """How many of these tokens it is of use for."""
+        """Returns how many of these tokens it is of use for."""
         common = _common(kept.tokens, tokens)
         return _whole(common) if self._can_cut or common == len(kept.tokens) else 0
 
@@ -117,7 +117,7 @@ class PromptSharing:
             self._can_cut = False
 
     def keep(self, tokens: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
-        """In the place of those that are a beginning of it."""
+        """Keeps a state; those that are a beginning of it are dropped."""
         new = _Kept(tokens, state)
         with self._changed:
             if not self.is_shared or new.num_bytes > self._max_bytes:
@@ -153,8 +153,8 @@ class PromptSharing:
             return True
 
     def advance(self, reading: SharedReading, length: int, num_whole: int) -> bool:
-        """It holds so many tokens now, and so many by whole passes. Returns whether this state is
-        wanted."""
+        """Notes that it holds `length` tokens now, `num_whole` of them by whole passes. Returns
+        whether this state is wanted."""
         with self._changed:
             reading.num_whole = num_whole
             wanted = length == num_whole and length in reading.wanted
@@ -163,7 +163,7 @@ class PromptSharing:
             return wanted
 
     def reach(self, reading: SharedReading, length: int) -> None:
-        """What is wanted there was kept, or cannot be."""
+        """Notes that what is wanted at `length` was kept, or cannot be."""
         with self._changed:
             self._reach(reading, length)
 
@@ -212,7 +212,8 @@ class SharedReading:
         return recalled
 
     def take(self, target: Session, num_whole: int) -> None:
-        """Between passes; num_whole: tokens at the beginning that whole passes have written."""
+        """Keeps the target's state where it is wanted, between passes. num_whole: tokens at the
+        beginning that whole passes have written."""
         length = target.length
         if not self.sharing.advance(self, length, num_whole):
             return
@@ -226,7 +227,7 @@ class SharedReading:
             self.sharing.reach(self, length)
 
     def may_give(self, other: SharedReading, held: int, can_cut: bool) -> bool:
-        """Whether the other one, which holds so many tokens, gains by waiting for this one.
+        """Tells whether the other one, which holds `held` tokens, gains by waiting for this one.
         can_cut: whether the beginning of a state is of use."""
         if self is other or self.is_waiting or self in other.tried:
             return False
@@ -250,7 +251,7 @@ class SharedReading:
         return num_whole < held <= num_whole + _AGAIN * (len(self.tokens) - held)
 
     def _shared(self, other: SharedReading) -> int:
-        """By whole passes, of which both read more."""
+        """Returns how many tokens both begin with, by whole passes, of which both read more."""
         return _whole(_common(self.tokens[:-1], other.tokens[:-1]))
 
     def _place(self, shared: int) -> int:
@@ -274,7 +275,8 @@ class SharedReading:
         return None
 
     def _cut(self, target: Session, length: int) -> int:
-        """Rolls back to so many tokens, all by whole passes, or to none; how many are left."""
+        """Rolls back to `length` tokens, all by whole passes, or to none; returns how many are
+        left."""
         self.length = self.num_whole = roll_back(target, length)
         return self.length
 

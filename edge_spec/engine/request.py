@@ -1,4 +1,4 @@
-"""From what is asked of an engine to a request and a sampler, checked before anything changes."""
+"""Turns what is asked of an engine into a request and a sampler, before anything changes."""
 
 from __future__ import annotations
 

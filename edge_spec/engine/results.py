@@ -1,4 +1,4 @@
-"""What a generation gives back."""
+"""The results of a generation."""
 
 from __future__ import annotations
 

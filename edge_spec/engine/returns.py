@@ -1,4 +1,4 @@
-"""Who comes again soon after a pass, so that the next one may wait for them."""
+"""Predicts who comes again soon after a pass, so that the next one may wait for them."""
 
 from __future__ import annotations
 

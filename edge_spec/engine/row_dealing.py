@@ -57,7 +57,7 @@ def _fastest(
     rows: int,
     seconds: Callable[[int], float],
 ) -> int:
-    """How many rows to add to `rows`, which bring so many `tokens`, for most tokens a second."""
+    """Returns how many rows to add to `rows`, which bring `tokens`, for most tokens a second."""
     best, best_rate = 0, tokens / seconds(rows)
     for added, (lost, _, _) in enumerate(ordered, start=1):
         tokens -= lost

@@ -1,4 +1,4 @@
-"""What several engines use at the same time."""
+"""The models that several engines use at the same time."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class SharingTimes:
 
     @property
     def rests(self) -> bool:
-        """Whether conversations take turns now."""
+        """True while conversations take turns."""
         return self._rests.resting > 0
 
     def count(self) -> None:

@@ -1,4 +1,4 @@
-"""What a snapshot of a conversation holds, and how an engine takes one over."""
+"""Takes a snapshot of a conversation, and puts one in the place of another."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def take_snapshot(
     drafting: DrafterSwitch,
     note: Mapping[str, Any] | None,
 ) -> Snapshot:
-    """Between two answers. Raises UsageError for a note that JSON cannot hold, SessionError where
-    the target fails."""
+    """Returns the conversation as it is between two answers. Raises UsageError for a note that JSON
+    cannot hold, SessionError where the target fails."""
     description = Description(
         model=parts.name,
         fingerprint=fingerprint(parts),
@@ -72,8 +72,9 @@ def check_snapshot(snapshot: Snapshot, parts: EngineComponents, context_length: 
 def take_over(
     snapshot: Snapshot, parts: EngineComponents, conversation: Conversation, drafting: DrafterSwitch
 ) -> None:
-    """After `check_snapshot`, between two answers. Raises SnapshotError, and changes nothing then,
-    where a session or a drafter does not know its part for one of its own."""
+    """Puts a snapshot that was checked in the conversation's place, between two answers. Raises
+    SnapshotError, and changes nothing then, where a session or a drafter does not know its part for
+    one of its own."""
     speculation, learnt = drafting.speculation, snapshot.description.learnt
     before = speculation.state_dict()
     try:
@@ -95,8 +96,8 @@ def take_over(
 
 
 def fingerprint(parts: EngineComponents) -> str:
-    """Changes with the model: its files, its architecture and its vocabulary. The same for any
-    length of context."""
+    """Returns what changes with the model: its files, its architecture and its vocabulary. The same
+    for any length of context."""
     architecture = {**parts.model.config.to_dict(), "context_length": 0}
     vocabulary = sorted(parts.text.tokenizer.vocabulary().items())
     described = json.dumps([parts.identity, architecture, vocabulary], sort_keys=True)
@@ -135,7 +136,8 @@ def _checked_note(note: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _drafters_state(
     snapshot: Snapshot, parts: EngineComponents, speculation: Speculation
 ) -> dict[str, np.ndarray]:
-    """Of the drafters that are used now; those of a draft only where that is the same."""
+    """Returns the state of the drafters that are used now; that of a draft only where it is the
+    same."""
     same = snapshot.description.drafts == _drafts(parts)
     known = {each.name for each in speculation.drafters if same or not each.traits.draft_model}
     state = snapshot.drafters
@@ -145,7 +147,7 @@ def _drafters_state(
 def _restore_target(
     snapshot: Snapshot, parts: EngineComponents, conversation: Conversation
 ) -> None:
-    """From the kept cache, or by reading the text again. Raises ValueError for what is no cache."""
+    """Takes the kept cache, or reads the text again. Raises ValueError for what is no cache."""
     tokens, target = snapshot.tokens.tolist(), conversation.decoder.target
     if isinstance(target, Restorable) and _is_usable(snapshot, parts, conversation.decoder):
         held, conversation.tokens = conversation.tokens, []  # an interrupt may come in between
@@ -168,7 +170,7 @@ def _restore_target(
 
 
 def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) -> bool:
-    """Whether this engine might have computed the kept cache: no noisier than it promises
+    """Tells whether this engine might have computed the kept cache: no noisier than it promises
     (`Conversation.reuse`), and where it promises no noise, in passes as wide as its own."""
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:

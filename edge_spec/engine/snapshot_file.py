@@ -42,7 +42,7 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Description(BaseModel):
-    """What a snapshot is of. The text itself is an array."""
+    """The description of what a snapshot is of. The text itself is an array."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -210,7 +210,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _digest(version: int, header_bytes: int) -> hashlib._Hash:
-    """Of the beginning; the rest is still to be added."""
+    """Returns the digest of the beginning; the rest is still to be added."""
     return hashlib.sha256(_START.pack(_MAGIC, version, header_bytes, b""))
 
 

@@ -1,4 +1,4 @@
-"""Composes drafters with a policy: what is drafted, what of it is verified, how ties are told."""
+"""Composes drafters with a policy: what is drafted, what of it is verified, how ties are seen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Speculation:
             drafter.close()
 
     def stats(self) -> dict[str, list[float]]:
-        """How often draft tokens of each kind were right, by drafter; of use to the next
+        """Returns how often draft tokens of each kind were right, by drafter; of use to the next
         session."""
         return {name: counts.ravel().tolist() for name, counts in stats_of(self.drafters).items()}
 
@@ -69,7 +69,7 @@ class Speculation:
             _log.info("what was learnt is of another version: %s", error)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What the drafters keep of their conversation."""
+        """Returns what the drafters keep of their conversation."""
         return state_dicts(self.drafters)
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -79,7 +79,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class SpeculationFactory:
-    """What one target allows; composes whatever drafters the user asks for."""
+    """Knows what one target allows, and composes whatever drafters the user asks for."""
 
     setting: DrafterContext
     capabilities: Capabilities
@@ -95,8 +95,8 @@ class SpeculationFactory:
     always_verify: bool = False  # every draft token is verified, whether or not that pays
 
     def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
-        """For another conversation on the same target, with these drafts: its rounds correct row
-        costs of its own, which begin as those of this one are now."""
+        """Returns a factory for another conversation on the same target, with these drafts: its
+        rounds correct row costs of its own, which begin as those of this one are now."""
         costs, measured = None, self.costs
         if measured is not None:
             costs = cache(lambda: deepcopy(measured()))
@@ -172,7 +172,7 @@ class SpeculationFactory:
 
     @property
     def branches(self) -> bool:
-        """Whether draft tokens may branch without changing a number."""
+        """True if draft tokens may branch without changing a number."""
         return self.capabilities.trees and self.batch_invariance.branch_invariant
 
     @property
@@ -187,14 +187,15 @@ class SpeculationFactory:
         return max(DEFAULT_DRAFT_TOKENS, window.num_rows - 1 if window else 0)
 
     def _fillers(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Who fills the rows that a padded plain step takes anyway, where no model drafts."""
+        """Returns who fills the rows that a padded plain step takes anyway, where no model
+        drafts."""
         if any(map(_is_costly, drafters)):
             return []
         return [GuardedDrafter(SpareRowDrafter(), self.setting.vocab_size)]
 
     def _merged(self, drafters: Sequence[Drafter]) -> list[Drafter]:
-        """Those that cost nothing in one tree, as far as they can share one; a draft is asked where
-        they have nothing likely."""
+        """Joins those that cost nothing in one tree, where they can share one; a draft is asked
+        where they have nothing likely."""
         guarded = [GuardedDrafter(drafter, self.setting.vocab_size) for drafter in drafters]
         free: list[Drafter] = [each for each in guarded if not _is_costly(each)]
         merged = [each for each in free if each.traits.shares_tree]

@@ -1,4 +1,4 @@
-"""Where the tokens of a round come from: which were drafted, and by whom."""
+"""Tells which tokens of a round were drafted, and by whom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 
 
 class Origin(StrEnum):
-    """How a token came about."""
+    """The way a token came about."""
 
     PLAIN = "plain"  # the round had no draft token
     ACCEPTED = "accepted"  # a draft token that the target confirmed
@@ -40,7 +40,7 @@ def draft_counts(tree: TokenTree, verdict: Verdict) -> dict[str, DraftCounts]:
 def decoded_tokens(
     tree: TokenTree, verdict: Verdict, out: Forward, sampler: Sampler
 ) -> list[DecodedToken]:
-    """With where each token comes from, and how likely it was at the row that it follows."""
+    """Returns each token with where it comes from, and how likely it was at the row it follows."""
     proposed_by = tree.proposed_by or ("",) * len(tree)
     decoded = []
     for i, (token, row) in enumerate(zip(verdict.tokens, verdict.kept, strict=True)):

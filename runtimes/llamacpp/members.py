@@ -12,8 +12,8 @@ from edge_spec.core.tree import TokenTree
 
 @dataclass
 class WrittenRows:
-    """The rows that a conversation's last pass has written. branches: the first sequence of each row, and
-    all sequences of a tree beside the conversation's own; None for a chain."""
+    """The rows that a conversation's last pass has written. branches: the first sequence of each
+    row, and all sequences of a tree beside the conversation's own; None for a chain."""
 
     cells: list[int]
     branches: np.ndarray | None = None
