@@ -257,7 +257,6 @@ def test_the_documented_options_are_those_of_the_help(capfd, monkeypatch):
     offered = set()
     for name in (
         "generate",
-        "accept",
         "chat",
         "export",
         "bench",
