@@ -123,38 +123,31 @@ def test_a_model_keeps_its_identity_where_it_is_copied(directory: Path, tmp_path
     assert Source(str(copy / "draft"), quiet).identity != identities[0]
 
 
+def linked(file: Path) -> None:
+    file.rename(file.parents[3] / "secret")
+    file.symlink_to(file.parents[3] / "secret")
+
+
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("target/gguf/model.gguf", b"weights"), ("target/gguf/model.gguf", b"weightsTarget")],
-    ids=["size", "hash"],
+    ("name", "damage", "told"),
+    [
+        ("gguf/model.gguf", lambda file: file.write_bytes(b"weights"), r"model\.gguf has 7 bytes"),
+        ("gguf/model.gguf", lambda file: file.write_bytes(b"weightsTarget"), "match the sha256"),
+        ("gguf/model.gguf", linked, "is missing"),
+        ("onnx/manifest.json", lambda file: file.write_text("forged"), "match the sha256"),
+    ],
+    ids=["size", "hash", "link", "manifest of a bundle, which vouches for its files"],
 )
 def test_a_changed_file_is_refused_when_it_is_opened(
-    directory: Path, name: str, content: bytes
+    directory: Path, name: str, damage: Callable[[Path], object], told: str
 ) -> None:
-    (directory / name).write_bytes(content)
+    damage(directory / "target" / name)
     member = find_member(directory)
     assert member is not None
-    with pytest.raises(BundleError, match=r"model\.gguf"):
-        member.path("gguf")
-    assert member.path("onnx").is_dir()
-
-
-def test_a_manifest_of_a_bundle_vouches_for_its_files(directory: Path) -> None:
-    (directory / "target/onnx/manifest.json").write_text("forged")
-    member = find_member(directory)
-    assert member is not None
-    with pytest.raises(BundleError, match=r"manifest\.json does not match"):
-        member.path("onnx")
-
-
-def test_a_link_is_not_followed(directory: Path, tmp_path: Path) -> None:
-    file = directory / "target/gguf/model.gguf"
-    file.rename(tmp_path / "secret")
-    file.symlink_to(tmp_path / "secret")
-    member = find_member(directory)
-    assert member is not None
-    with pytest.raises(BundleError, match="is missing"):
-        member.path("gguf")
+    damaged, whole = ("gguf", "onnx") if "gguf" in name else ("onnx", "gguf")
+    with pytest.raises(BundleError, match=told):
+        member.path(damaged)
+    assert member.path(whole).exists()
 
 
 def first(manifest: Any) -> Any:
