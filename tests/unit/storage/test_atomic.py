@@ -292,6 +292,25 @@ def test_an_error_in_the_block_leaves_the_old_file(
     assert listing(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "no space left on .* for file. Free more than the .* MB that there are, or"),
+        (errno.EDQUOT, "its owner's quota is used up. Free some, or choose another place"),
+        (errno.EFBIG, "file is larger than a file may be on .*ulimit -f"),
+    ],
+)
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_directory, scratch_directory])
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(
+    tmp_path: Path, atomic: Any, number: int, told: str
+) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(StorageError, match=told) as caught, atomic(tmp_path / "file"):
+        raise OSError(number, os.strerror(number))
+    assert "\n" not in str(caught.value) and caught.value.errno == number
+    assert listing(tmp_path) == {"file": "old"}
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a system that has FIFOs")
 @pytest.mark.parametrize("name", ["fifo", "link"])
 @pytest.mark.parametrize("atomic", [atomic_file, atomic_directory])
