@@ -102,12 +102,6 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / DIRECTORY).iterdir()) if (cache / DIRECTORY).exists() else []
 
 
-def data_of(cache: Path) -> Path:
-    """The data file of the one ONNX conversion that is kept."""
-    (folder,) = kept(cache)
-    return folder / "result" / "model.onnx.data"
-
-
 @contextmanager
 def waiting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Another process in the middle of an export, until the end of the block."""
@@ -212,26 +206,6 @@ def test_what_a_full_disk_stopped_goes_on_once_there_is_room(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["data", "log", "end of the log"])
-def test_a_kept_layer_that_is_damaged_is_made_again(
-    place: str, model: Path, tmp_path: Path, cache: Path
-) -> None:
-    interrupt("onnx", model, tmp_path / "out", "int4", after=3)
-    data = data_of(cache)
-    log = data.parent.parent / "log"
-    damaged = log if "log" in place else data
-    content = bytearray(damaged.read_bytes())
-    if place == "end of the log":
-        del content[-3:]
-    else:
-        content[-len(content) // 5] ^= 1
-    damaged.write_bytes(content)
-    told = export("onnx", model, tmp_path / "out", "int4")
-    assert "2 of 4 layers were kept" in told[0][0]
-    export("onnx", model, tmp_path / "whole", "int4")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("changed", ["source", "quantization"])
 def test_another_result_does_not_go_on_with_it(
     changed: str, tiny: ModuleType, tmp_path: Path, cache: Path
@@ -252,18 +226,4 @@ def test_of_two_at_once_the_second_makes_its_own(model: Path, tmp_path: Path, ca
         out, _ = process.communicate("go on\n", timeout=60)
         assert out == "done\n"
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
-    assert not kept(cache)
-
-
-def test_an_error_that_would_come_again_leaves_nothing(
-    model: Path, tmp_path: Path, cache: Path
-) -> None:
-    def change(what: str, fraction: float) -> None:
-        stat = model.stat()
-        os.utime(model, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
-
-    with pytest.raises(Exception, match="changed while it was read"):
-        OnnxExporter().export(
-            open_checkpoint(model), tmp_path / "out", ExportOptions("int8"), change
-        )
     assert not kept(cache)

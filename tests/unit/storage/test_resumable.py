@@ -86,6 +86,21 @@ def test_steps_up_to_the_first_damaged_one_count(num_kept: int, tmp_path: Path) 
         assert len(log.read_bytes().splitlines()) == num_kept
 
 
+@pytest.mark.parametrize("line", range(3))
+@pytest.mark.parametrize("at", [0, 70, -1])  # in the seal, in what it seals, at the end
+def test_a_damaged_line_of_the_log_ends_it(line: int, at: int, tmp_path: Path) -> None:
+    path, log = tmp_path / "data", tmp_path / "log"
+    with StepFile(path, log) as file:
+        for step in range(3):
+            file.write(b"one")
+            file.finish(step)
+    lines = [bytearray(each) for each in log.read_bytes().splitlines(keepends=True)]
+    lines[line][at] ^= 1
+    log.write_bytes(b"".join(lines))
+    with StepFile(path, log) as file:
+        assert (file.steps, file.end) == (list(range(line)), 3 * line)
+
+
 @pytest.mark.parametrize("line", [b"", b"abc", b"abc [1]\n", b"abc [0, 1]\n", b"\xff \xff\n"])
 def test_a_line_that_is_no_step_ends_the_log(line: bytes, tmp_path: Path) -> None:
     path, log = tmp_path / "data", tmp_path / "log"
