@@ -157,12 +157,7 @@ def chat(tmp_path: Path) -> Iterator[Any]:
             stderr=slave,
             pass_fds=[paced],
             cwd=tmp_path,
-            env={
-                **clean,
-                "TERM": "xterm-256color",
-                "EDGE_SPEC_CACHE": str(tmp_path),
-                **environment,
-            },
+            env={**clean, **environment},
             start_new_session=True,
         )
         os.close(slave)
@@ -276,6 +271,7 @@ def test_the_drafter_changes_in_the_middle_of_an_answer(chat: Any) -> None:
     tty.until("rounds were plain", " off ")
     tty.enter("/tokens")
     tty.until("right draft tokens of: suffix", "[o][n][e]")
+    assert {side for row in tty.cells for cell in row for side in (cell.fg, cell.bg)} == {"default"}
     marked = tty.text.rpartition("/tokens")[2].partition("plain ")[0]
     assert marked.rstrip().endswith("three,")  # those of the end are no draft tokens any more
     tty.enter("/draft nonsense")
@@ -300,15 +296,9 @@ def test_comparing_shows_both_texts_rates_and_that_they_are_equal(chat: Any) -> 
     tty.enter("/compare repeat")
     tty.until("equal, token by token (121)", "tokens/s with suffix", "without:", "three answers")
     assert "plain:" in tty.text and "suffix:" in tty.text
-    tty.enter("/compare")
-    tty.until("nothing was asked yet")
-    tty.enter("hello")
-    tty.until("Hi there!")
-    tty.enter("/compare")
-    tty.until("equal, token by token (14)")
     tty.enter("/draft none")
     tty.until("draft none")
-    tty.enter("/compare")
+    tty.enter("/compare repeat")
     tty.until("drafting is off")
 
 
@@ -340,20 +330,6 @@ def test_a_window_that_changes_its_size_in_an_answer_keeps_it(chat: Any) -> None
         tty.until("First par", "> ".rstrip())
     tty.release(60)
     tty.until("First paragraph.", "Second paragraph.", IDLE)
-
-
-def test_without_colours_no_colour_is_set(chat: Any) -> None:
-    tty = chat(NO_COLOR="1")
-    tty.enter("list")
-    tty.until("Last line")
-    tty.enter("repeat")
-    tty.until("one two three", IDLE)
-    tty.enter("/tokens")
-    tty.until("[accepted]", "{recovered}")
-    used = {cell.fg for row in tty.cells for cell in row} | {
-        cell.bg for row in tty.cells for cell in row
-    }
-    assert used == {"default"}
 
 
 def test_colours_tell_the_origin_of_tokens(chat: Any) -> None:
@@ -400,20 +376,6 @@ def test_commands_and_drafters_are_completed_and_lines_remembered(chat: Any) -> 
     later.type(CTRL_C + CTRL_R + "look")
     later.until("lookahead")
     later.type(CTRL_C)
-
-
-def test_another_model_is_opened_and_a_missing_one_changes_nothing(chat: Any) -> None:
-    tty = chat()
-    tty.enter("/model missing")
-    tty.until("edge-spec: there is no model called missing. Choose another.")
-    tty.enter("/model other")
-    tty.until("other on script.")
-    tty.enter("/exact on")
-    tty.until("Exact mode: on.", "exact")
-    tty.enter("hello")
-    tty.until("Hi there!")
-    tty.enter("/exact maybe")
-    tty.until("neither on nor off")
 
 
 @pytest.fixture

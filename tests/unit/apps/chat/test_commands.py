@@ -26,7 +26,7 @@ from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
 from edge_spec.core.metrics import DraftCounts, Stats
-from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
+from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult, Token
 from edge_spec.engine.token_origin import Origin
@@ -52,6 +52,11 @@ def talk(make_engine: Any, remembers_all: Any, opened: list[Any]) -> Any:
             if model == "missing":
                 raise ModelFileError("there is no missing", remedy="Choose another.")
             engine = make_engine(using or remembers_all(), [SuffixDrafter()])
+            if model == "stating":
+                states = recommended_sampling({"temperature": 0.5})
+                engine.parts = replace(
+                    engine.parts, text=replace(engine.parts.text, sampling=states)
+                )
             opened.append((model, exact, engine))
             return engine
 
@@ -134,18 +139,6 @@ def test_retry_answers_the_last_message_in_its_own_place(talk: Any) -> None:
     assert conversation.said[1]["content"] == first.text
 
 
-def test_the_system_message_is_set_shown_and_taken_away(talk: Any) -> None:
-    conversation = talk()
-    say(conversation, "hello")
-    assert typed(conversation, "/system Be brief.") == "System message: Be brief.\n"
-    assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
-    assert typed(conversation, "/system") == "System message: Be brief.\n"
-    typed(conversation, "/reset")
-    assert len(conversation.messages) == 1
-    typed(conversation, "/system none")
-    assert conversation.messages == []
-
-
 def test_a_conversation_is_saved_as_json_and_loaded(talk: Any, tmp_path: Path) -> None:
     conversation, file = talk(), tmp_path / "talk.json"
     typed(conversation, "/system Be brief.")
@@ -215,13 +208,6 @@ def test_the_new_model_goes_on_with_the_conversation_and_the_old_one_is_closed(
     assert say(conversation, "and then?").stats.prompt_n > 12
 
 
-def test_a_model_that_cannot_be_opened_keeps_the_one_there_is(talk: Any) -> None:
-    conversation = talk()
-    with pytest.raises(ModelFileError):
-        run_command(conversation, "/model missing", Door())
-    assert conversation.model == "first" and say(conversation, "hello").tokens
-
-
 def test_exact_mode_opens_the_model_again_with_the_drafters_of_now(
     talk: Any, opened: list[Any]
 ) -> None:
@@ -234,18 +220,48 @@ def test_exact_mode_opens_the_model_again_with_the_drafters_of_now(
     assert len(opened) == 2  # it is on already
 
 
-def test_a_command_without_its_argument_says_what_is_there(talk: Any) -> None:
+SHOWN = [  # one line after the other
+    ("/stats", "No answer yet."),
+    ("/tokens", "No answer yet."),
+    ("/system", "System message: none"),
+    ("/system Be brief.", "System message: Be brief."),
+    ("/reset", "The conversation is forgotten."),
+    ("/system", "System message: Be brief."),
+    ("/system none", "System message: none"),
+    ("/draft", "Speculation: auto."),
+    ("/draft off", "Speculation: off."),
+    ("/draft on", "Speculation: auto."),
+    ("/exact", "Exact mode: off."),
+    ("/exact off", "Exact mode: off."),
+    ("/model", "test on scripted."),
+    ("/plain on", "Markdown is shown as text."),
+    ("/plain", "Markdown is shown as text."),
+    ("/plain off", "Markdown is shown formatted."),
+]
+REFUSED = {
+    "/save": "file is missing",
+    "/load": "file is missing",
+    "/exact maybe": "neither on nor off",
+    "/draft nonsense": "no drafter called",
+    "/retry": "nothing was asked yet",
+    "/compare": "nothing was asked yet",
+    "/model missing": "there is no missing",
+}
+
+
+def test_commands_show_what_is_there_and_refuse_what_is_not(talk: Any) -> None:
     conversation = talk()
-    assert typed(conversation, "/draft") == "Speculation: auto.\n"
-    assert typed(conversation, "/draft off") == "Speculation: off.\n"
-    assert typed(conversation, "/exact") == "Exact mode: off.\n"
-    assert typed(conversation, "/model") == "test on scripted.\n"
-    assert typed(conversation, "/plain on") == "Markdown is shown as text.\n"
-    for line in ("/save", "/load"):
-        with pytest.raises(UsageError, match="file is missing"):
+    for line, shown in SHOWN:
+        assert typed(conversation, line) == f"{shown}\n", line
+    for line, told in REFUSED.items():
+        with pytest.raises(EdgeSpecError, match=told):
             run_command(conversation, line, Door())
-    assert isinstance(run_command(conversation, "/quit", Door()), Leave)
+    assert conversation.messages == [] and conversation.model == "first"
+    assert isinstance(run_command(conversation, "/exit", Door()), Leave)
     assert "There is no /what." in typed(conversation, "/what")
+    typed(conversation, "/system Be brief.")
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    assert say(conversation, "hello").tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.2])
@@ -459,27 +475,18 @@ def test_what_was_answered_before_the_model_failed_stays(
     assert say(conversation, "again").finish_reason == "length"
 
 
-def test_an_answer_is_drawn_as_the_makers_state_and_stats_tell_it(
-    talk: Any, make_engine: Any, remembers_all: Any
-) -> None:
+def test_an_answer_is_drawn_as_the_makers_state_and_stats_tell_it(talk: Any) -> None:
     conversation = talk(asked={})
     first, again = (say(conversation, "hello") for _ in range(2))
-    assert first.seed != again.seed  # drawn anew
+    assert first.seed != again.seed  # drawn again
     told = "sampling: temperature 0.7, top-p 0.95, min-p 0.05 (edge-spec's defaults)"
     assert told in typed(conversation, "/stats")
-    states = recommended_sampling({"temperature": 0.5})
-    conversation._opener = lambda *_, **__: stating(make_engine(remembers_all()), states)
-    typed(conversation, "/model second")
+    typed(conversation, "/model stating")
     assert told in typed(conversation, "/stats")  # of the answer that it shows
     say(conversation, "hello")
     assert "sampling: temperature 0.5 (as the model's makers state)" in typed(
         conversation, "/stats"
     )
-
-
-def stating(engine: Any, sampling: RecommendedSampling) -> Any:
-    engine.parts = replace(engine.parts, text=replace(engine.parts.text, sampling=sampling))
-    return engine
 
 
 def test_what_is_asked_holds_for_the_next_model_too(talk: Any) -> None:

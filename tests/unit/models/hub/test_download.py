@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, file_download
 
-from edge_spec.errors import DownloadError
+from edge_spec.errors import DownloadError, UsageError
 from edge_spec.models.hub.client import RemoteFile, RepositoryListing
-from edge_spec.models.hub.download import fetch_blobs
+from edge_spec.models.hub.download import (
+    MAX_FILE_BYTES,
+    MAX_SMALL_BYTES,
+    fetch_blobs,
+    require_sane,
+)
 from edge_spec.models.hub.reference import HubReference
 
 CHUNK = b"x" * 40
@@ -37,3 +42,13 @@ def test_a_file_without_end_is_cut_at_the_size_that_the_hub_states(
     assert sent == 80  # the third chunk would have gone beyond it
     [partial] = tmp_path.rglob("*.incomplete")
     assert partial.stat().st_size == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("config.json", MAX_SMALL_BYTES), ("m.GGUF", MAX_FILE_BYTES)]
+)
+def test_a_file_of_absurd_size_is_refused(name: str, most: int) -> None:
+    reference = HubReference("org/small")
+    require_sane(reference, {name: RemoteFile(most, "0" * 64)})
+    with pytest.raises(UsageError, match=rf"{name} of hf:org/small has .* at most"):
+        require_sane(reference, {name: RemoteFile(most + 1, "0" * 64)})
