@@ -16,9 +16,9 @@ from edge_spec.fitting.fit import require_fit, require_room_to_convert
 from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import Resolution, resolution_on
+from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import ResolvedModel, prepare_model
-from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.runtime_choice import RuntimeCandidates, candidates_for, choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
@@ -57,12 +57,13 @@ def place_models(
     """
     progress = source.progress
     options = planned(source, options, progress)
-    if needs_chat and _reads_header(source, options):
+    candidates = candidates_for(source, options.runtime, options, options.providers)
+    if needs_chat and _reads_header(source, candidates):
         _require_chat(source.header)
-    order = runtime_order(source, options)
+    order = runtime_order(candidates, options)
     if order.seconds:
         progress(str(order), 0.0)
-    chosen = choose_runtime(source, options.runtime, options, options.providers, order.names)
+    chosen = order.candidates.choose()
     sources = tuple(Source(name, progress) for name in options.drafts)
     # Chosen before the target is converted, which takes longer than to read a header.
     chosen_drafts = [
@@ -105,11 +106,11 @@ def _asks(tokenizer: Tokenizer) -> bool:
     return tokenizer.source_end is not None and tokenizer.source_end.lacks_language
 
 
-def _reads_header(source: Source, options: LoadOptions) -> bool:
+def _reads_header(source: Source, candidates: RuntimeCandidates) -> bool:
     """Says whether the header of the target's GGUF file is read in any case."""
     if source.is_demo or source.formats is not None or not source.path.is_file():
         return False
-    return resolution_on(source, options.runtime, options, options.providers).reads_header
+    return candidates.resolutions[0].reads_header
 
 
 def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:

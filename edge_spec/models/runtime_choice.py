@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_spec.core.entry_points import EXTRAS
 from edge_spec.errors import (
@@ -20,31 +20,62 @@ from edge_spec.models.source import Source
 _MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that its library knows
 
 
-def choose_runtime(
-    source: Source,
-    name: str,
-    options: ConversionOptions,
-    providers: Sequence[str] = (),
-    order: Sequence[str] = (),
-) -> Resolution:
-    """Asks for "auto" the installed runtimes in `order`, or the usual one, of a model that no
-    format binds to one. Nothing is converted, and weights stay unread.
+@dataclass(frozen=True)
+class RuntimeCandidates:
+    """How each runtime that may be asked would run a model, in the order in which they are asked.
 
-    Raises UnsupportedModelError, MissingDependencyError where none can run it, with the command
-    that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
+    is_bound: there is one alone, which was asked for by name or is bound by the model's format.
+    refusals: of installed runtimes that cannot be loaded.
     """
-    installed = order or runtimes.installed_runtimes()
+
+    resolutions: tuple[Resolution, ...]
+    is_bound: bool = False
+    refusals: tuple[Refusal, ...] = ()
+
+    def choose(self) -> Resolution:
+        """Returns the first that can run the model. Nothing is converted, and weights stay unread.
+
+        Raises UnsupportedModelError, MissingDependencyError if none can run it, with the command
+        that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
+        """
+        if self.is_bound:
+            return self.resolutions[0]
+        refusals = list(self.refusals)
+        for each in self.resolutions:
+            try:
+                return replace(each.screened(), refusals=tuple(refusals))
+            except (UnsupportedModelError, MissingDependencyError) as error:
+                refusals.append(Refusal(each.runtime.name, error))
+        raise _refused(self.resolutions[0].source, refusals)
+
+
+def candidates_for(
+    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+) -> RuntimeCandidates:
+    """Lists the installed runtimes, the usual one first, for "auto" and a model that no format
+    binds to one; else the one that was asked for. None of them is asked yet.
+
+    Raises MissingDependencyError where none of them can be loaded.
+    """
+    installed = runtimes.installed_runtimes()
     if name != "auto" or source.is_demo or source.formats is not None or not installed:
-        return resolution_on(source, name, options, providers)
-    refusals: list[Refusal] = []
+        return RuntimeCandidates((resolution_on(source, name, options, providers),), is_bound=True)
+    found, refusals = [], []
     for each in installed:
         try:
-            found = resolution_on(source, each, options, providers).screened()
-        except (UnsupportedModelError, MissingDependencyError) as error:
+            found.append(resolution_on(source, each, options, providers))
+        except MissingDependencyError as error:
             refusals.append(Refusal(each, error))
-        else:
-            return replace(found, refusals=tuple(refusals))
-    raise _refused(source, refusals)
+    if not found:
+        raise refusals[0].error
+    return RuntimeCandidates(tuple(found), refusals=tuple(refusals))
+
+
+def choose_runtime(
+    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+) -> Resolution:
+    """Chooses in the usual order. Raises as `candidates_for` and `RuntimeCandidates.choose`."""
+    return candidates_for(source, name, options, providers).choose()
 
 
 def where_it_runs(

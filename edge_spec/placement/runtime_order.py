@@ -7,18 +7,17 @@ the usual one is about as fast, the usual order stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import EdgeSpecError
-from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import resolution_on
+from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import joined_types
-from edge_spec.models.source import Source
+from edge_spec.models.runtime_choice import RuntimeCandidates
 from edge_spec.placement.kept_costs import kept_costs
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
@@ -33,66 +32,67 @@ _MARGIN = 1.1  # of the usual one's time: less may be what else the machine did
 
 @dataclass(frozen=True)
 class RuntimeOrder:
-    """names: of runtimes, the first to be asked first. seconds: of a plain step, of those that are
-    known; none where the order is the usual one."""
+    """candidates: the first to be asked first. seconds: of a plain step, by runtime, of those that
+    are known; none if the order is not one of speed."""
 
-    names: tuple[str, ...]
+    candidates: RuntimeCandidates
     seconds: Mapping[str, float]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.runtime.name for each in self.candidates.resolutions)
 
     def __str__(self) -> str:
         steps = ", ".join(f"{name} {self.seconds[name] * 1e3:.1f} ms" for name in self.seconds)
         return f"Asking {self.names[0]} first, which was faster here (a step: {steps})"
 
 
-def runtime_order(source: Source, options: LoadOptions) -> RuntimeOrder:
+def runtime_order(candidates: RuntimeCandidates, options: LoadOptions) -> RuntimeOrder:
     """Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that
     cannot be read."""
-    usual = tuple(runtimes.installed_runtimes())
+    usual = candidates.resolutions
     is_left = options.quantization is None and options.block_size is None
-    if options.runtime != "auto" or not is_left or len(usual) < 2 or source.is_demo:
-        return RuntimeOrder(usual, {})
-    if source.formats is not None or not source.path.is_file():
-        return RuntimeOrder(usual, {})
-    usual = _without_loss_first(source, options, usual)
-    unchanged = RuntimeOrder(usual, {})
-    seconds = _known_seconds(source, options, usual)
-    known = [name for name in usual if name in seconds]
-    by_speed = sorted(known, key=seconds.__getitem__)
-    if len(known) < 2 or seconds[known[0]] <= _MARGIN * seconds[by_speed[0]]:
-        return unchanged
+    is_open = not candidates.is_bound and is_left and len(usual) > 1
+    if not is_open or not usual[0].source.path.is_file():
+        return RuntimeOrder(candidates, {})
+    usual = _without_loss_first(usual)
+    seconds = _known_seconds(usual, options)
+    known = [each for each in usual if each.runtime.name in seconds]
+    by_speed = sorted(known, key=lambda each: seconds[each.runtime.name])
+    fastest = {each.runtime.name: seconds[each.runtime.name] for each in by_speed}
+    usual_s = seconds[known[0].runtime.name] if known else 0.0
+    if len(known) < 2 or usual_s <= _MARGIN * min(fastest.values()):
+        return RuntimeOrder(replace(candidates, resolutions=usual), {})
     faster = iter(by_speed)  # in the places of those that are known
-    names = tuple(next(faster) if name in seconds else name for name in usual)
-    return RuntimeOrder(names, {name: seconds[name] for name in by_speed})
+    order = tuple(next(faster) if each in known else each for each in usual)
+    return RuntimeOrder(replace(candidates, resolutions=order), fastest)
 
 
-def _without_loss_first(
-    source: Source, options: LoadOptions, usual: tuple[str, ...]
-) -> tuple[str, ...]:
+def _without_loss_first(usual: Sequence[Resolution]) -> tuple[Resolution, ...]:
     """A file in K-quants of a family that is not plain Llama's first goes to who reads it as it is:
     Gemma 3 270M loses a fifth of its perplexity where its K-quants become blocks of int4."""
-    if resolution_on(source, usual[0], options, options.providers).stored.is_there:
-        return usual
-    header = source.header
+    if usual[0].stored.is_there:
+        return tuple(usual)
+    header = usual[0].source.header
     if not header.config.features() or header.weight_types <= _REQUANTIZED_WELL:
-        return usual
-    return tuple(sorted(usual, key=lambda name: runtimes.load_runtime(name).reads != "gguf"))
+        return tuple(usual)
+    return tuple(sorted(usual, key=lambda each: each.runtime.reads != "gguf"))
 
 
-def _known_seconds(
-    source: Source, options: LoadOptions, usual: tuple[str, ...]
-) -> dict[str, float]:
-    """Of a plain step, by runtime: of the model itself, else of one of its shapes."""
-    asked = options.runtime_options
+def _known_seconds(usual: Sequence[Resolution], options: LoadOptions) -> dict[str, float]:
+    """Returns the time of a plain step, by runtime: of the model itself, else of one of its
+    shapes."""
+    source, asked = usual[0].source, options.runtime_options
     profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
     costs = [each for each in kept_costs() if holds(each[0], asked)]
     measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
-    if len(measured & set(usual)) < 2:
+    if len(measured & {each.runtime.name for each in usual}) < 2:
         return {}  # not worth the time that it takes to read a header
     seconds = {}
-    for name in usual:
-        weights = _weights(source, name, options)
+    for each in usual:
+        name, weights = each.runtime.name, _weights(each)
         own = (name, weights)
-        found = [_plain_s(each) for key, each in profiles if (key.runtime, key.weights) == own]
+        found = [_plain_s(kept) for key, kept in profiles if (key.runtime, key.weights) == own]
         found = found or list(_of_shapes(costs, name, weights, source.header.config))
         if found:
             seconds[name] = min(found)
@@ -116,11 +116,10 @@ def _plain_s(profile: Profile) -> float:
     return min(profile.seconds(TYPICAL_TOKENS).values())
 
 
-def _weights(source: Source, name: str, options: LoadOptions) -> str | None:
-    """As `stored_weights` has them; None for a model that has to be converted."""
-    resolution = resolution_on(source, name, options, options.providers)
+def _weights(resolution: Resolution) -> str | None:
+    """Names weights as `stored_weights` does; None for a model that has to be converted."""
     if resolution.runtime.reads == "gguf":
-        return joined_types(source.header.weight_types)
+        return joined_types(resolution.source.header.weight_types)
     bundle = resolution.stored.kept
     with suppress(EdgeSpecError):
         return read_manifest(bundle).quantization if is_bundle(bundle) else None

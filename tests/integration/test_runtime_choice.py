@@ -30,14 +30,14 @@ from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.runtime_choice import candidates_for, choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.kept_costs import costs_path
 from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_profile
 from edge_spec.placement.row_findings import rows_key
-from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
 from edge_spec.storage.json_store import KeptFile
 from edge_spec.text.prompt_files import Prompt
@@ -98,6 +98,11 @@ def named(tmp_path: Path, tiny: ModuleType) -> Callable[..., Path]:
     return write
 
 
+def order_of(source: Source, **asked: Any) -> RuntimeOrder:
+    options = LoadOptions(**asked)
+    return runtime_order(candidates_for(source, options.runtime, options), options)
+
+
 def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
     with pytest.raises(EdgeSpecError) as caught:
         choose_runtime(Source(str(path), quiet), runtime, LoadOptions())
@@ -152,7 +157,7 @@ def test_what_a_conversion_would_make_worse_goes_to_who_reads_it_as_it_is(
         monkeypatch.setattr("edge_spec.placement.runtime_order._REQUANTIZED_WELL", frozenset())
     plain = family == "llama"
     path = gguf() if plain else family_gguf.write_gguf(family, tmp_path / "model.gguf")
-    assert runtime_order(Source(str(path), quiet), LoadOptions()).names[0] == first
+    assert order_of(Source(str(path), quiet)).names[0] == first
 
 
 def test_a_conversion_that_is_there_needs_no_header(
@@ -374,13 +379,13 @@ def test_the_runtime_that_was_faster_for_such_shapes_is_asked_first(
     chosen: str,
     gguf: Callable[..., Path],
 ) -> None:
-    told: list[str] = []
-    source = Source(str(gguf()), lambda what, fraction: told.append(what))
+    source = Source(str(gguf()), quiet)
     costs_of(source, "ort", "int4 block 32", ort_s)
     if llamacpp_s is not None:
         costs_of(source, "llamacpp", "F32", llamacpp_s, **changes)
-    assert place_models(source, LoadOptions()).target.runtime.name == chosen
-    assert any("Asking llamacpp first" in line for line in told) == (chosen == "llamacpp")
+    order = order_of(source)
+    assert order.names[0] == chosen
+    assert bool(order.seconds) == (chosen == "llamacpp")
 
 
 def test_where_the_faster_one_cannot_run_it_the_next_does(
@@ -389,9 +394,12 @@ def test_where_the_faster_one_cannot_run_it_the_next_does(
     def refuse(self: LlamaCppRuntime, source: Any) -> None:
         raise UnsupportedModelError("not this one", remedy="Another.")
 
-    source = Source(str(gguf()), quiet)
+    told: list[str] = []
+    source = Source(str(gguf()), lambda what, fraction: told.append(what))
     costs_of(source, "ort", "int4 block 32", 0.2)
     costs_of(source, "llamacpp", "F32", 0.1)
+    assert place_models(source, LoadOptions()).target.runtime.name == "llamacpp"
+    assert any("Asking llamacpp first" in line for line in told)
     monkeypatch.setattr(LlamaCppRuntime, "require_runnable", refuse)
     assert place_models(source, LoadOptions()).target.runtime.name == "ort"
 
@@ -410,6 +418,6 @@ def test_a_profile_of_the_model_says_more_than_costs_of_its_shapes(
         place = (weights, runtime, library, "", None, (), cpu_name())
         profile = Profile((ContextCosts(32, {1: own_s}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
         save_profile(ProfileKey(source.name, source.identity, *place), profile)
-    assert runtime_order(source, LoadOptions()).names[:2] == ("llamacpp", "ort")
-    assert not runtime_order(source, LoadOptions(quantization="int8")).seconds
-    assert not runtime_order(source, LoadOptions(kv_type="f16")).seconds
+    assert order_of(source).names[:2] == ("llamacpp", "ort")
+    assert not order_of(source, quantization="int8").seconds
+    assert not order_of(source, kv_type="f16").seconds

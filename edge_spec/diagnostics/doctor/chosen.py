@@ -15,7 +15,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import ResolvedModel, find_resolved
-from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.runtime_choice import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
@@ -123,8 +123,10 @@ def choose(
         how = options.draft_runtime_options
         roles.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
     for role, each, named, how, providers in roles:
-        order = runtime_order(each, options).names if role == ROLES[0] else ()
-        choice = choose_runtime(each, named, options, providers, order)
+        candidates = candidates_for(each, named, options, providers)
+        if role == ROLES[0]:
+            candidates = runtime_order(candidates, options).candidates
+        choice = candidates.choose()
         prepared = find_resolved(choice, progress)
         chosen.openings.append(Opening(role, choice, how, prepared))
     return chosen
