@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,8 @@ class ProgressBar:
     same step as "Training (42 % accepted)".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}  # in a terminal its number, else when and where it began
         self._told = 0.0  # when a line was written last
@@ -40,7 +42,7 @@ class ProgressBar:
         self._bar.update(self._tasks[step], completed=fraction, description=what)
 
     def _print(self, what: str, fraction: float, step: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if step not in self._tasks:
             self._tasks[step] = now, fraction
             print(f"{what} ...", file=sys.stderr, flush=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_spec.errors import UnsupportedModelError, UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.text.template_budget import TemplateLimits
 
 # "role" and "content", which is text, or None where an assistant only calls tools; anything else,
 # such as "tool_calls", goes to the template as it is.
@@ -40,27 +43,35 @@ class ChatTemplate:
                 remedy="Use `generate --raw`, or a model with a valid template.",
             ) from error
 
-    def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """The prompt that asks for the assistant's next message.
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        limits: TemplateLimits | None = None,
+    ) -> str:
+        """Returns the prompt that asks for the assistant's next message.
 
-        Raises UsageError for messages that are malformed or nested too deeply, and for tools that
-        the template does not mention.
+        limits: of time and memory; None: what fits the length of the messages and tools. Raises
+        UsageError for messages that are malformed or nested too deeply, and for tools that the
+        template does not mention.
         """
         check_messages(messages)
-        prompt = self._rendered(messages, tools)
-        if tools and prompt == self._rendered(messages, ()):
+        prompt = self._rendered(messages, tools, limits)
+        if tools and prompt == self._rendered(messages, (), limits):
             raise UsageError(
                 "this model's chat template knows no tools",
                 remedy="Use a model that was trained to call tools, or describe them in a message.",
             )
         return prompt
 
-    def _rendered(self, messages: Sequence[Message], tools: Tools) -> str:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Tools, limits: TemplateLimits | None
+    ) -> str:
         from edge_spec.text.template_budget import LimitError, TemplateLimits
 
         named = {"tools": list(tools)} if tools else {}
         try:
-            limits = TemplateLimits.of(_num_characters((messages, tools)))
+            usual = TemplateLimits.of(_num_characters((messages, tools)))
         except RecursionError:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."
@@ -68,7 +79,7 @@ class ChatTemplate:
         try:
             return self._environment.render(
                 self._template,
-                limits,
+                limits or usual,
                 messages=list(messages),
                 add_generation_prompt=True,
                 **named,

@@ -13,7 +13,7 @@ The bounds grow with the conversation, so none that people have comes near them.
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class TemplateLimits:
     value: int  # characters and items
     total: int
     seconds: float
+    clock: Callable[[], float] = time.thread_time  # seconds
 
     @classmethod
     def of(cls, num_characters: int) -> TemplateLimits:
@@ -54,7 +55,7 @@ class TemplateBudget:
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
-        self._end_s = time.thread_time() + limits.seconds
+        self._end_s = limits.clock() + limits.seconds
         self._steps: float = 0
         self._made = 0
         # Containers by id, with what they weigh and how deep they are; held, so that no id comes
@@ -65,7 +66,7 @@ class TemplateBudget:
         self._steps += num_steps
         if self._steps >= _STEPS_A_LOOK:
             self._steps = 0
-            if time.thread_time() > self._end_s:
+            if self._limits.clock() > self._end_s:
                 raise LimitError(f"ran for more than {self._limits.seconds:.0f} s")
 
     def read(self, value: Any, times: int = 1) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache as cache_calls
 from pathlib import Path
 from types import ModuleType
 
@@ -50,6 +51,7 @@ print("done", flush=True)
 
 Told = list[tuple[str, float]]
 Contents = dict[str, bytes]
+Whole = Callable[[str, str, bool], Contents]
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +104,21 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / DIRECTORY).iterdir()) if (cache / DIRECTORY).exists() else []
 
 
+@pytest.fixture(scope="session")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """whole(format, quantization, check): what an export writes that nothing stops."""
+
+    @cache_calls
+    def exported(format: str, quantization: str, check: bool) -> Contents:
+        out = tmp_path_factory.mktemp("whole") / "out"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGE_SPEC_CACHE", str(out.with_name("cache")))
+            export(format, model, out, quantization, check)
+        return contents(out)
+
+    return exported
+
+
 @contextmanager
 def waiting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Another process in the middle of an export, until the end of the block."""
@@ -119,7 +136,7 @@ def waiting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     ("format", "quantization", "check", "after", "said"),
     [
         ("onnx", "int4", False, 2, "2 of 4 layers"),
-        ("onnx", "int4", True, NUM_LAYERS + 1, "4 of 4 layers"),  # while it is compared
+        ("onnx", "int8", True, NUM_LAYERS + 1, "4 of 4 layers"),  # while it is compared
         ("onnx", "fp16", False, 3, "3 of 4 layers"),
         ("gguf", "Q8_0", False, 20, "20 of 39 tensors"),
         ("gguf", "Q6_K", False, 40, ""),  # while llama.cpp quantizes
@@ -134,7 +151,7 @@ def test_what_a_kill_stopped_goes_on_to_the_same_files(
     model: Path,
     tmp_path: Path,
     cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Whole,
 ) -> None:
     if quantization == "Q6_K":
         pytest.importorskip("llama_cpp")
@@ -147,9 +164,7 @@ def test_what_a_kill_stopped_goes_on_to_the_same_files(
     converting = {what for what, _ in told if what.startswith("Converting")}
     assert bool(converting) == bool(said) and all(said in what for what in converting)
     assert not kept(cache)
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "other"))
-    export(format, model, tmp_path / "whole", quantization, check)
-    assert contents(out) == contents(tmp_path / "whole")
+    assert contents(out) == whole(format, quantization, check)
 
 
 def test_what_is_kept_is_not_made_again(
@@ -171,7 +186,7 @@ def test_what_is_kept_is_not_made_again(
 
 @pytest.mark.parametrize("after", [1, 3])
 def test_each_interrupt_of_several_is_gone_on_from(
-    after: int, model: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    after: int, model: Path, tmp_path: Path, whole: Whole, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         interrupt("onnx", model, tmp_path / "out", "int8", after)
@@ -180,19 +195,18 @@ def test_each_interrupt_of_several_is_gone_on_from(
     told = export("onnx", model, tmp_path / "out", "int8")
     assert [fraction for _, fraction in told] == sorted(fraction for _, fraction in told)
     assert "layers were kept" in told[0][0]
-    export("onnx", model, tmp_path / "whole", "int8")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == whole("onnx", "int8", False)
 
 
 @pytest.mark.parametrize("format", ["onnx", "gguf"])
 def test_what_a_full_disk_stopped_goes_on_once_there_is_room(
-    format: str, model: Path, tmp_path: Path, cache: Path
+    format: str, model: Path, tmp_path: Path, cache: Path, whole: Whole
 ) -> None:
     """The disk's part is that of a limit on the size of files, at half of what is written."""
     resource = pytest.importorskip("resource")
-    quantization = {"onnx": "int4", "gguf": "F16"}[format]
-    export(format, model, tmp_path / "whole", quantization)
-    size = max(map(len, contents(tmp_path / "whole").values()))
+    quantization = {"onnx": "int8", "gguf": "F16"}[format]
+    expected = whole(format, quantization, False)
+    size = max(map(len, expected.values()))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
     try:
@@ -203,7 +217,7 @@ def test_what_a_full_disk_stopped_goes_on_once_there_is_room(
     assert not (tmp_path / "out").exists() and len(kept(cache)) == 1
     told = export(format, model, tmp_path / "out", quantization)
     assert "were kept" in told[0][0]
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("changed", ["source", "quantization"])
@@ -220,8 +234,8 @@ def test_another_result_does_not_go_on_with_it(
 
 
 def test_of_two_at_once_the_second_makes_its_own(model: Path, tmp_path: Path, cache: Path) -> None:
-    with waiting("onnx", model, tmp_path / "first", "int4", False, 2) as process:
-        told = export("onnx", model, tmp_path / "second", "int4")
+    with waiting("onnx", model, tmp_path / "first", "int8", False, 2) as process:
+        told = export("onnx", model, tmp_path / "second", "int8")
         assert "kept" not in told[0][0]
         out, _ = process.communicate("go on\n", timeout=60)
         assert out == "done\n"

@@ -6,13 +6,11 @@ import itertools
 import subprocess
 import sys
 import tracemalloc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.text import template_budget
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_budget import TemplateLimits
 
@@ -162,19 +160,12 @@ def test_what_tools_nest_is_rendered() -> None:
 
 
 @pytest.mark.parametrize("case", TOO_LONG)
-def test_a_template_that_runs_for_too_long_is_ended(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_runs_for_too_long_is_ended(case: str) -> None:
     """The clock is looked at however it runs, and whenever something long is read; it counts how
     often, so that no machine's speed decides."""
-    looks = itertools.count()
-    clock = SimpleNamespace(thread_time=lambda: next(looks))
-    monkeypatch.setattr(template_budget, "time", clock)
-    monkeypatch.setattr(
-        TemplateLimits, "of", lambda size: TemplateLimits(1_000_000, 32_000_000, 20)
-    )
+    limits = TemplateLimits(1_000_000, 32_000_000, 20, clock=itertools.count().__next__)
     with pytest.raises(UnsupportedModelError, match="ran for more than"):
-        ChatTemplate(TOO_LONG[case]).render(USER)
+        ChatTemplate(TOO_LONG[case]).render(USER, limits=limits)
 
 
 def test_what_prompts_format_is_no_large_value() -> None:
