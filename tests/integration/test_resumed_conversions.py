@@ -136,8 +136,7 @@ def waiting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     ("format", "quantization", "check", "after", "said"),
     [
         ("onnx", "int4", False, 2, "2 of 4 layers"),
-        ("onnx", "int8", True, NUM_LAYERS + 1, "4 of 4 layers"),  # while it is compared
-        ("onnx", "fp16", False, 3, "3 of 4 layers"),
+        ("onnx", "fp16", True, NUM_LAYERS + 1, "4 of 4 layers"),  # while it is compared
         ("gguf", "Q8_0", False, 20, "20 of 39 tensors"),
         ("gguf", "Q6_K", False, 40, ""),  # while llama.cpp quantizes
     ],
