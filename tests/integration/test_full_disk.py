@@ -155,13 +155,13 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
     answers = KeptAnswers(tmp_path / "cache" / "n.corpus", vocabulary)
     history = PairHistory(tmp_path / "cache" / "pair.json")
     for turn in range(2):
-        answers.begin([1])
-        answers.extend([2, turn] * 200)
-        answers.close()
         for domain in range(20):
             history.observe(f"{turn} {domain}", DraftRounds(rounds=3, right=3))
         before = contents(tmp_path)
         with limited():
+            answers.begin([1])
+            answers.extend(np.random.default_rng(turn).integers(0, 300, 2000).tolist())
+            answers.close()
             assert not answers.save()
             history.save()
         assert contents(tmp_path) == before
