@@ -12,7 +12,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.devices import CPU
 from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.openvino.cache import room
+from edge_spec.runtimes.kv_cache import room_read_whole
 from edge_spec.runtimes.openvino.session import MAX_ROWS, PREFILL_ROWS
 
 DATA_FILE = "model.onnx.data"
@@ -26,7 +26,7 @@ def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | Non
     """Raises BundleError where the bundle has no weights."""
     config = bundle.config
     length, used = context_tokens(config.context_length, options, num_tokens)
-    slots = room(used, length)
+    slots = room_read_whole(used, length)
     stored = bundle.file(DATA_FILE).stat().st_size
     token = 2 * config.num_layers * config.kv_size * _FLOAT
     graph = _LAYER_BYTES * config.num_layers

@@ -1,4 +1,4 @@
-"""What a static bundle will take on the NPU, from its manifest alone.
+"""Forecasts the memory of a static bundle on the NPU, from its manifest alone.
 
 Measured with OpenVINO 2026.4 on an AMD EPYC (Zen 4), the processor in the NPU's place, with all
 four functions of the demo model: 4.8 GB for float16, 1.5 GB for int8 and 1.2 GB for int4, of which
@@ -11,14 +11,13 @@ from __future__ import annotations
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.fitting.devices import NPU
-from edge_spec.fitting.memory import Memory, context_tokens
+from edge_spec.fitting.memory import Memory
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.openvino.memory import LIBRARY_BYTES
 from edge_spec.runtimes.openvino.npu_device import NpuDevice, is_stand_in
+from edge_spec.runtimes.static.memory import session_bytes
 from edge_spec.runtimes.static.onnx_graphs import DATA_FILE
 
-_FLOAT, _HALF = 4, 2  # bytes
-_PADDING_SLOTS = 64  # at most, beside the context
 # Of the stored bytes, in one function on the processor: two of float32 for one of float16.
 _COPIED = {"fp32": 2.0, "fp16": 4.0}
 _COPIED_INTEGERS = 2.6
@@ -26,17 +25,12 @@ _COPIED_INTEGERS = 2.6
 
 def npu_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
     """Forecasts the same for any number of tokens: a session has all of its slots at once."""
-    config = bundle.config
-    length, _ = context_tokens(config.context_length, options, num_tokens)
-    slots = config.context_length + _PADDING_SLOTS
-    element = _FLOAT if bundle.manifest.quantization == "fp32" else _HALF
-    state = 2 * config.num_layers * config.kv_size * slots * element
-    work = _FLOAT * config.num_heads * _PADDING_SLOTS * (length + _PADDING_SLOTS)
+    states, scores = session_bytes(bundle, options, num_tokens)
     weights = weights_on_npu(bundle)
     if is_stand_in():
         copied = weights * _COPIED.get(bundle.manifest.quantization, _COPIED_INTEGERS)
-        return Memory(int(copied), state, work, LIBRARY_BYTES)
-    return Memory(0, state, 0, LIBRARY_BYTES, on_devices={NPU: weights + work})
+        return Memory(int(copied), states, scores, LIBRARY_BYTES)
+    return Memory(0, states, 0, LIBRARY_BYTES, on_devices={NPU: weights + scores})
 
 
 def weights_on_npu(bundle: Bundle) -> int:

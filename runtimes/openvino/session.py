@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.openvino.cache import KvCache
+from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.openvino.library import last_line
 
 MAX_ROWS = 64
@@ -28,7 +28,7 @@ class OpenVinoSession:
         self._device = device
         self._request: Any = compiled.create_infer_request()
         self._inputs = {value.any_name for value in compiled.inputs}
-        self._cache = KvCache(config)
+        self._cache = KvCache(config, is_read_whole=True)
         self._generation = 0  # of the cache that is bound
         self._given: dict[str, np.ndarray] = {}  # the library reads them, and does not hold them
         self._scored = 0  # rows of the last pass that can still be committed
@@ -57,9 +57,9 @@ class OpenVinoSession:
         kept = np.asarray(rows)
         if not len(kept) or kept.max() >= self._scored:
             raise ValueError(f"rows {list(rows)} are not of the last pass, of {self._scored}")
-        layers = range(self._config.num_layers)
-        parts = [(f"present.{layer}.key", f"present.{layer}.value") for layer in layers]
-        self._cache.write(self.length, kept, [tuple(map(self._output, pair)) for pair in parts])
+        for name, buffer in self._cache.buffers():
+            written = self._output(f"present.{name}")
+            buffer[:, :, self.length : self.length + len(kept)] = written[:, :, kept]
         self.length += len(kept)
         self._scored = 0
 
@@ -69,14 +69,11 @@ class OpenVinoSession:
 
     def state(self) -> dict[str, np.ndarray]:
         """ "kv" [layers, 2, 1, kv_heads, length, head_dim] float32."""
-        return {"kv": self._cache.first(self.length).copy()}
+        return self._cache.state(self.length)
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         """Raises ValueError, and changes nothing then."""
-        expected = {"kv": (self._cache.shape(length), np.float32)}
-        require_state(state, expected, length, self._config.context_length)
-        self._cache.reserve(length, 0)
-        self._cache.first(length)[...] = state["kv"]
+        self._cache.restore(state, length)
         self.length, self._scored = length, 0
 
     def interrupt(self) -> None:
@@ -133,7 +130,7 @@ class OpenVinoSession:
         if self._generation == self._cache.generation:
             return
         for name, buffer in self._cache.buffers():
-            self._give(name, buffer)
+            self._give(f"past.{name}", buffer)
         self._generation = self._cache.generation
 
 

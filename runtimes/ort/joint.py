@@ -17,8 +17,8 @@ from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.fitting.memory import free_bytes
-from edge_spec.runtimes.ort.binding import bind_output
-from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.kv_cache import KvCache
+from edge_spec.runtimes.ort.binding import bind_cache, bind_output
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes, pass_error
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
@@ -143,7 +143,7 @@ class JointPasses:
             value.name for value in inference.get_inputs()
         }
         self._binding = inference.io_binding()
-        self._nobody = KvCache(config, self._has_forms)
+        self._nobody = KvCache(config, self._has_forms, spare_tokens=1)
         self._nobody.reserve(MIN_ATTENDED, 0)
         self._suffixes = [place_suffix(place) for place in range(num_places)]
         self._bound: list[tuple[KvCache, int] | None] = [None] * num_places
@@ -193,7 +193,7 @@ class JointPasses:
             bound = (cache, cache.generation)
             if self._bound[place] != bound:
                 self._bound[place] = None
-                cache.bind(self._binding, self._suffixes[place])
+                bind_cache(cache, self._binding, self._suffixes[place])
                 self._bound[place] = bound
         return places
 

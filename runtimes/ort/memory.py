@@ -19,6 +19,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.devices import CPU
 from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.kv_cache import GROWTH_TOKENS
 from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
@@ -26,8 +27,7 @@ from edge_spec.runtimes.ort.segments import segment_files
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use
-# As cache.py and session.py have them, which import onnxruntime.
-GROWTH_TOKENS, PREFILL_ROWS = 512, 256
+PREFILL_ROWS = 256  # as passes.py has it, which imports onnxruntime
 _BLOCK_COPY_BYTES = 8  # a block's scale and sum
 _LAYER_BYTES = 95_000  # nodes of the graph
 _EMBEDDING_BLOCK = 32

@@ -14,8 +14,8 @@ from edge_spec.core.model import Forward, require_room
 from edge_spec.core.preceding import chain_parents, parents_seen, preceding
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
-from edge_spec.runtimes.ort.binding import bind_output
-from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.kv_cache import KvCache
+from edge_spec.runtimes.ort.binding import bind_cache, bind_output
 from edge_spec.runtimes.ort.feature_graph import FeatureBuffers
 from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
@@ -199,7 +199,7 @@ class Passes:
 
     def _bind(self, rows: int, scored: np.ndarray, is_stacked: bool = False) -> _Bound:
         binding = self._inference.io_binding()
-        self.cache.bind(binding)
+        bind_cache(self.cache, binding)
         config, signature = self._config, self._signature
         attended = rows if is_stacked or signature.is_attended_once else max(rows, MIN_ATTENDED)
         has_bias = signature.bias is not None and not is_stacked

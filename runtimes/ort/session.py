@@ -13,7 +13,7 @@ from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
-from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
@@ -44,7 +44,9 @@ class OrtSession:
         self.length = 0
         self._config = config
         self._open_partial = open_partial
-        self._cache = KvCache(config, has_stacked(inference), Signature.of(inference).cache)
+        # One token more than the context, for the second row of a single one (passes.MIN_ATTENDED).
+        element = Signature.of(inference).cache
+        self._cache = KvCache(config, has_stacked(inference), element, spare_tokens=1)
         self._passes = Passes(inference, config, self._cache)
         self._parts: list[PartialSession] = []
         self._fewer = fewer

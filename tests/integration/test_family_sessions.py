@@ -109,7 +109,7 @@ def test_a_cache_that_grows_with_its_text_scores_as_a_whole_one(
     model = opened(name, "ort")
     whole = model.open_session()
     whole.prefill(TEXT[:20])
-    monkeypatch.setattr("edge_spec.runtimes.ort.cache.GROWTH_TOKENS", 4)
+    monkeypatch.setattr("edge_spec.runtimes.kv_cache.GROWTH_TOKENS", 4)
     session = model.open_session()
     for token in TEXT[:20]:
         session.forward(TokenTree.chain(token))

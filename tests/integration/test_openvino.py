@@ -18,9 +18,9 @@ from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
+from edge_spec.runtimes.kv_cache import room_read_whole
 from edge_spec.runtimes.openvino import OpenVinoRuntime
 from edge_spec.runtimes.openvino import library as own_library
-from edge_spec.runtimes.openvino.cache import room
 from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import families, tolerance
@@ -168,6 +168,6 @@ def test_the_forecast_grows_with_the_context(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("needed", [1, 64, 65, 900, 5000])
 def test_room_is_whole_kernels_and_an_eighth_more_at_most(needed: int) -> None:
-    slots = room(needed, 1 << 20)
+    slots = room_read_whole(needed, 1 << 20)
     assert slots % 64 == 0
     assert needed <= slots < needed + max(64, needed // 8 + 64)

@@ -15,7 +15,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort.cache import KvCache
+from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.passes import pass_error
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import check_faults
@@ -78,7 +78,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(session: Any, monkeypatch: Any
         raise MemoryError
 
     monkeypatch.setattr(KvCache, "_allocate", no_memory)
-    monkeypatch.setattr("edge_spec.runtimes.ort.cache.GROWTH_TOKENS", 4)
+    monkeypatch.setattr("edge_spec.runtimes.kv_cache.GROWTH_TOKENS", 4)
     capacity = session._cache.capacity
     with pytest.raises(MemoryError):
         session._cache.reserve(capacity + 1, 3)

@@ -23,7 +23,8 @@ from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import cache, joint
+from edge_spec.runtimes import kv_cache
+from edge_spec.runtimes.ort import joint
 from edge_spec.runtimes.ort.joint import PLACES
 from edge_spec.runtimes.ort.model import OrtModel
 from edge_spec.testing import ScriptedModel, check_sharing, random_logits
@@ -90,7 +91,7 @@ def test_a_cache_that_grows_or_closes_is_bound_anew(exported: Callable[..., Any]
 def test_the_room_of_a_long_text_is_given_back_when_a_short_one_takes_its_place(
     exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "GROWTH_TOKENS", 4)
+    monkeypatch.setattr(kv_cache, "GROWTH_TOKENS", 4)
     model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
     model.prepare_sharing(2)
     used, fresh, other = (model.open_session() for _ in range(3))

@@ -12,7 +12,7 @@ from edge_spec.testing import ScriptedModel, random_logits
 
 pytest.importorskip("onnxruntime")
 
-from edge_spec.runtimes.ort.cache import GROWTH_TOKENS, KERNEL_TOKENS, KvCache
+from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, KERNEL_TOKENS, KvCache
 from edge_spec.runtimes.ort.stacked import StackedMask
 
 ROWS, CAPACITY = 4, 64

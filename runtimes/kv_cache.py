@@ -1,15 +1,14 @@
-"""Keeps keys and values of a text in numpy blocks that onnxruntime reads and writes in place.
+"""Keeps keys and values of a text in numpy blocks that libraries read and write in place.
 
 A target and the sessions that are a part of it share one cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
@@ -30,8 +29,9 @@ class KvCache:
     a block for each shape, and what convolutions take in, [layers, 1, 1, 1, capacity + 1, hidden],
     whose last row stays zero (exporters/onnx/convolution.py).
 
-    is_read_whole: passes read what is not in use, too (stacked.py), so that room costs time.
-    element: their type.
+    is_read_whole: passes read what is not in use, too, so that room costs time; it is finite, since
+    it is weighed with zero and not left out. element: their type. spare_tokens: how many may stand
+    beyond the context.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class KvCache:
         config: ModelConfig,
         is_read_whole: bool = False,
         element: np.dtype[Any] = _FLOAT32,
+        spare_tokens: int = 0,
     ) -> None:
         self._config = config
         self._element = element
@@ -46,6 +47,7 @@ class KvCache:
         if config.convolving:
             self._layers[_GATED] = config.convolving
         self._is_read_whole = is_read_whole
+        self._most = config.context_length + spare_tokens
         self.capacity = 0
         self.generation = 0  # changes when the buffers move: what is bound to them is stale
         self.last_writer: object | None = None
@@ -75,14 +77,12 @@ class KvCache:
             self.generation += 1
             return_freed()
 
-    def bind(self, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
-        """Binds each buffer as both past and present. suffix: of the names."""
+    def buffers(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields each with its name, such as "0.key", which ends those of a graph's values."""
         for kind, layers in self._layers.items():
             for layer, parts in zip(layers, self._blocks[kind], strict=True):
                 for part, buffer in zip(_parts(kind), parts, strict=True):
-                    shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-                    binding.bind_ortvalue_input(f"past.{layer}.{part}{suffix}", shared)
-                    binding.bind_ortvalue_output(f"present.{layer}.{part}{suffix}", shared)
+                    yield f"{layer}.{part}", buffer
 
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""
@@ -106,12 +106,9 @@ class KvCache:
         self.last_writer = None
 
     def _room(self, needed: int) -> int:
-        # One more than the context, for the second row of a single one (passes.MIN_ATTENDED).
-        most = self._config.context_length + 1
-        if not self._is_read_whole:
-            return min(_rounded(needed, GROWTH_TOKENS), most)
-        step = _rounded(needed // 8, KERNEL_TOKENS)
-        return _rounded(min(_rounded(needed, min(step, GROWTH_TOKENS)), most), KERNEL_TOKENS)
+        if self._is_read_whole:
+            return room_read_whole(needed, self._most)
+        return min(_rounded(needed, GROWTH_TOKENS), self._most)
 
     def _move_to(self, capacity: int, used: int) -> None:
         made = self._allocate(capacity)  # first: where memory is short, the old ones stay
@@ -131,6 +128,13 @@ class KvCache:
             return (len(layers), 1, 1, 1, rows, config.hidden_size)
         _, num_kv_heads, head_dim = config.heads(layers[0])
         return (len(layers), 2, 1, num_kv_heads, rows, head_dim)
+
+
+def room_read_whole(needed: int, limit: int) -> int:
+    """Returns for how many tokens there is room where passes read all of it: whole kernels, and an
+    eighth more than `needed` at most."""
+    step = min(_rounded(needed // 8, KERNEL_TOKENS), GROWTH_TOKENS)
+    return _rounded(min(_rounded(needed, step), limit), KERNEL_TOKENS)
 
 
 def _parts(kind: str) -> tuple[str, ...]:
