@@ -25,7 +25,8 @@ from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, count_leaves
-from edge_spec.runtimes.llamacpp.session import MAX_ROWS, view
+from edge_spec.runtimes.llamacpp.outputs import view
+from edge_spec.runtimes.llamacpp.session import MAX_ROWS
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
 

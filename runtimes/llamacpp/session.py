@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,8 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.features import Features
-from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.outputs import ContextOutputs
 from edge_spec.runtimes.llamacpp.sequence import holds
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
@@ -43,23 +43,19 @@ class LlamaCppSession:
         self._threads = None if choices.on_device else ThreadGovernor(choices.threads)
         self._batch = Batch(self._library.batch_type, PREFILL_TOKENS, MAX_ROWS)
         self._opened = weights.open_context(self, self._choices)
-        self._steady_rows = self._switch()
-        self._is_steady = False
+        self._outputs = ContextOutputs(weights, self._opened.handle, choices.steady_rows)
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._features: Features | None = None  # that are collected
         self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
         self._has_holes = False  # between the cells of committed tokens
-        self._gives_hidden: bool | None = False
-        # By the address of the logits, whose buffer the library keeps; hidden states share it.
-        self._outputs: dict[tuple[int | None, int], Forward] = {}
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._require_known(tokens)
         self._reserve(len(tokens))
         features = self._features
         is_scored = features is not None and features.has_final
-        self._want_hidden(is_scored)  # for which every token is scored
-        self._want_steady(False)
+        self._outputs.want_hidden(is_scored)  # for which every token is scored
+        self._outputs.want_steady(False)
         batch = self._batch.chain if is_scored else self._batch.prefill
         for start in range(0, len(tokens), PREFILL_TOKENS):
             chunk = tokens[start : start + PREFILL_TOKENS]
@@ -76,16 +72,15 @@ class LlamaCppSession:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._require_known(tree.tokens)
         self._reserve(rows)
-        self._want_hidden(True)
+        self._outputs.want_hidden(True)
         started_s = time.perf_counter()
-        self._want_steady(rows == 1)
+        self._outputs.want_steady(rows == 1)
         if tree.is_chain:
             self._decode(self._batch.chain(tree.tokens, self.length))
         else:
             self._decode(self._branched(tree))
         self._share_out(rows, time.perf_counter() - started_s)
-        start = self._library.logits(self._opened.handle)
-        out = self._outputs.get((start, rows)) or self._view(start, rows)
+        out = self._outputs.scores(rows)
         if self._features is None:
             return out
         return replace(out, features=self._read_features(self._features, rows))
@@ -227,11 +222,10 @@ class LlamaCppSession:
                 raise
         if self._features is not None:
             self._features.want(after.handle, True)
-        # At once, as far as an interrupt can tell.
-        self._opened, self._choices, self.length = after, choices, length
+        outputs = ContextOutputs(self._weights, after.handle, choices.steady_rows)
+        # In one statement, so that an interrupt finds one or the other.
+        self._opened, self._choices, self._outputs, self.length = after, choices, outputs, length
         self._cached, self._branches, self._has_holes = length, None, False
-        self._gives_hidden, self._outputs = False, {}
-        self._steady_rows, self._is_steady = self._switch(), False
         before.free()
 
     def _share_out(self, rows: int, seconds: float) -> None:
@@ -244,23 +238,6 @@ class LlamaCppSession:
         threads = governor.observe(rows, seconds)
         if threads != before:
             self._library.set_threads(self._opened.handle, threads, threads)
-
-    def _switch(self) -> Callable[[bool], None] | None:
-        """What makes a pass score a single row as those of wider passes are, where that is
-        wanted."""
-        return self._library.steady_rows(self._opened.handle) if self._choices.steady_rows else None
-
-    def _want_steady(self, wanted: bool) -> None:
-        if self._steady_rows is not None and wanted != self._is_steady:
-            self._steady_rows(wanted)
-            self._is_steady = wanted
-
-    def _want_hidden(self, wanted: bool) -> None:
-        switch = self._library.want_hidden
-        if switch and self._weights.gives_final_states and wanted != self._gives_hidden:
-            self._gives_hidden = None
-            switch(self._context(), wanted)
-            self._gives_hidden = wanted
 
     def _require_known(self, tokens: Sequence[int] | np.ndarray) -> None:
         if self._library.checks_tokens or not len(tokens):
@@ -297,29 +274,7 @@ class LlamaCppSession:
             )
 
     def _read_features(self, features: Features, rows: int) -> np.ndarray:
-        """Of the pass that was made last."""
-        hidden = None
+        """Returns those of the last pass."""
         self._library.synchronize(self._context())
-        if features.has_final and self._library.hidden is not None:
-            address = self._library.hidden(self._opened.handle)
-            hidden = view(self._library, address, rows, self._weights.hidden_size)
+        hidden = self._outputs.hidden(rows) if features.has_final else None
         return features.read(self._opened.handle, rows, hidden)
-
-    def _view(self, start: int | None, rows: int) -> Forward:
-        """The library's own buffers as arrays."""
-        library, weights = self._library, self._weights
-        logits = view(library, start, rows, weights.vocab_size)
-        hidden = None
-        if library.hidden and self._gives_hidden:
-            address = library.hidden(self._opened.handle)
-            hidden = view(library, address, rows, weights.hidden_size)
-        self._outputs[start, rows] = Forward(logits, hidden)
-        return self._outputs[start, rows]
-
-
-def view(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:
-    """Returns [rows, columns] float32 in the library's own memory. Raises SessionError."""
-    if address is None:
-        raise SessionError(f"{library.name} returned no scores", remedy="Update the library.")
-    buffer = (ctypes.c_float * (rows * columns)).from_address(address)
-    return np.ctypeslib.as_array(buffer).reshape(rows, columns)

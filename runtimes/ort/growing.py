@@ -29,7 +29,8 @@ from edge_spec.errors import BundleError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.node_placement import count_nodes
-from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS, pass_error
+from edge_spec.runtimes.ort.pass_errors import pass_error
+from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _PAST, _PRESENT = "past_key_values.", "present."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,17 +12,15 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
 from edge_spec.core.preceding import chain_parents, parents_seen, preceding
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.binding import bind_cache, bind_output
 from edge_spec.runtimes.ort.feature_graph import FeatureBuffers
+from edge_spec.runtimes.ort.pass_errors import pass_error
 from edge_spec.runtimes.ort.signature import Signature, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
 MAX_ROWS = 64
 PREFILL_ROWS = 256
-# As onnxruntime's arena, the C++ library, and CUDA say it.
-_OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.IGNORECASE)
 MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
 
 
@@ -294,13 +291,3 @@ class Passes:
             self._inference.run_with_iobinding(bound.binding, self._run_options)
         except Exception as error:
             raise pass_error(error, rows, start) from error
-
-
-def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
-    """Returns the error of a pass over `rows` rows after `start` tokens that failed."""
-    what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
-    if _OUT_OF_MEMORY.search(str(error)):
-        remedy = "Give a shorter --context, or another --device."
-        return DeviceMemoryError(what, remedy=remedy)
-    remedy = "Try fewer rows (--draft-n-max) or another --device."
-    return SessionError(what, remedy=remedy)

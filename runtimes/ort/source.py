@@ -10,7 +10,7 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.source_session import DecoderSession, SourceSession
-from edge_spec.runtimes.ort.passes import pass_error
+from edge_spec.runtimes.ort.pass_errors import pass_error
 
 # From a source to keys and values, by the names of the decoder's inputs.
 Encode = Callable[[Sequence[int]], Mapping[str, np.ndarray]]
