@@ -63,7 +63,7 @@ def _meaning(declared: DeclaredOption) -> str:
     if option.drafters:
         said.append(f"Used by {_listed(option.drafters)}.")
     if option.runtimes:
-        said.append(f"Only {_listed(option.runtimes)}: others refuse it.")
+        said.append(f"{_listed(option.runtimes)} alone.")
     return " ".join(each for each in said if each)
 
 
