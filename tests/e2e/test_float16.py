@@ -17,6 +17,7 @@ from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.runtimes.ort import OrtModel, runtime
 from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
+from fixtures.silence import quiet
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("free_rows")]
 
@@ -25,9 +26,6 @@ PROMPTS = [
     json.loads(line)["prompt"]
     for line in Path("benchmarks/prompts.jsonl").read_text(encoding="utf-8").splitlines()
 ][7:26:15]  # a summary, a repetition
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 # 2e-5 was seen.

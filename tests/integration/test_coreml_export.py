@@ -33,6 +33,7 @@ from edge_spec.runtimes.static.layout import read_layout
 from edge_spec.runtimes.static.session import StaticSession
 from fixtures import families, tolerance
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, signatures_of_program
+from fixtures.silence import quiet
 
 CONTEXT = 64
 RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
@@ -40,10 +41,6 @@ RECIPES = {"gpu": GpuRecipe, "ane": AneRecipe}
 WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
 
 Open = Callable[..., Any]
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def export(checkpoint: Any, out: Path, **options: Any) -> Bundle:

@@ -26,14 +26,11 @@ from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from fixtures.silence import quiet
 
 Exported = Callable[..., Bundle]
 # The template of the tiny models does not ask for an answer.
 NO_QUESTION = "a prompt ends without '<|im_start|>assistant'"
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def faults(path: Path, *, open_models: bool = False) -> list[Finding]:

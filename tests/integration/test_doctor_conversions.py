@@ -23,12 +23,9 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
+from fixtures.silence import quiet
 
 GPT2 = Path(__file__).parents[1] / "fixtures/growing/gpt2"  # as optimum has converted it
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def examined(

@@ -28,12 +28,9 @@ from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from fixtures.silence import quiet
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def examined(

@@ -23,14 +23,11 @@ from edge_spec.fitting.memory import PLANNED_TOKENS, Memory
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
+from fixtures.silence import quiet
 
 pytest.importorskip("llama_cpp")
 
 CONTEXT = 100_000
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_learnt, save_profile
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures.silence import quiet
 
 resource = pytest.importorskip("resource")
 
@@ -49,10 +50,6 @@ DESCRIBED = Description(
     learnt={},
     note=None,
 )
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def plan(folder: Path, version: int) -> None:

@@ -31,13 +31,10 @@ from edge_spec.models.hub.pull import open_model, pull
 from edge_spec.models.hub.reference import HubReference
 from edge_spec.models.source import Source
 from fixtures import fake_hub, heads
+from fixtures.silence import quiet
 
 MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 PROMPT = "the inn and the"
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def fetch(model: str) -> Any:

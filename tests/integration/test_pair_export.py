@@ -28,13 +28,10 @@ from edge_spec.models.pair_bundle import PairManifest, read_pair
 from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
+from fixtures.silence import quiet
 
 BOTH = named_formats(["onnx", "gguf"])
 UNCHECKED = ExportOptions(check=False)
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def part(path: Path, num_layers: int | None = None) -> PairMember:

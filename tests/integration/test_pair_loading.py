@@ -29,12 +29,9 @@ from edge_spec.placement.profile import (
     profile_key,
     save_profile,
 )
+from fixtures.silence import quiet
 
 FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.mark.parametrize("runtime", FORMATS)

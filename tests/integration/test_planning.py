@@ -27,14 +27,12 @@ from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.texts import record_texts
 from edge_spec.text.prompt_files import Prompt
+from fixtures.silence import quiet
 
 PROMPTS = [
     Prompt("1", "conversation", "the rain in an inner"),
     Prompt("2", "qa", "then in the end"),
 ]
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 @pytest.fixture(autouse=True)

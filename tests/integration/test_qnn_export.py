@@ -32,6 +32,7 @@ from edge_spec.exporters.qnn.htp_graph import write_htp_graph
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime, htp
+from fixtures.silence import quiet
 
 WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
 ASKED = ExportOptions("int4", compute="sm8650", context_length=64, check=False)
@@ -71,10 +72,6 @@ def writes_nothing(request):
     os.remove(json.loads(request)["out"] + "/prefill_64_qnn.bin")
     return found
 """
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from edge_spec.loader import load
 from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
+from fixtures.silence import quiet
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
 PARAMS = SamplingParams(0.6, 20, 0.95, 0.01, 1.1)
@@ -37,10 +38,6 @@ def directory(tiny: ModuleType, tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.mark.parametrize(

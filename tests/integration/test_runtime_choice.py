@@ -42,13 +42,10 @@ from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
 from edge_spec.storage.json_store import KeptFile
 from edge_spec.text.prompt_files import Prompt
 from fixtures import family_gguf
+from fixtures.silence import quiet
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("llama_cpp")
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)

@@ -28,13 +28,10 @@ from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
 from fixtures.gate import Gate
+from fixtures.silence import quiet
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 NAMES = ("llama", "qwen3", "qwen2")
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 class Openings:

@@ -36,6 +36,7 @@ from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.testing import check_session
 from fixtures import families, tiny_models, tolerance
+from fixtures.silence import quiet
 
 CONTEXT = 100  # tokens, in 128 slots
 FUNCTIONS = ["prefill_64", "rows_1", "rows_4", "rows_8"]
@@ -46,10 +47,6 @@ HALF_STATES = 0.05
 Export = Callable[..., Bundle]
 Tokens = Callable[..., list[int]]
 RandomTree = Callable[..., TokenTree]
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def export(checkpoint: Any, out: Path, quantization: str = "fp32", **options: Any) -> Bundle:

@@ -26,15 +26,12 @@ from edge_spec.models.pair_bundle import (
 )
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
+from fixtures.silence import quiet
 
 DIGEST = "0" * 64
 PROOF = VocabularyProof(
     target_sha256=DIGEST, target_size=9, draft_sha256=DIGEST, draft_size=9, num_shared=9
 )
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 def write(directory: Path, weights: bytes = b"weights") -> Path:

@@ -12,12 +12,9 @@ from edge_spec.errors import ModelFileError
 from edge_spec.models import demo as demo_model
 from edge_spec.models import source as sources
 from edge_spec.models.source import Source
+from fixtures.silence import quiet
 
 OPTIONS = ExportOptions()
-
-
-def quiet(what: str, fraction: float) -> None:
-    pass
 
 
 @pytest.fixture(autouse=True)

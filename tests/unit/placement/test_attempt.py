@@ -16,9 +16,7 @@ from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.place_work import measure_place
 from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.survey import Faults
-
-
-def quiet(what: str, fraction: float) -> None: ...
+from fixtures.silence import quiet
 
 
 def candidate(device: str, kind: str | None, model: str = "target") -> Candidate:

@@ -27,6 +27,7 @@ from edge_spec.placement.plan import (
     read_plan,
     save_plan,
 )
+from fixtures.silence import quiet
 
 MB = 1_000_000
 FREE = 500 * MB
@@ -46,9 +47,6 @@ def placement(
 BEST = placement(place("llamacpp"), rate=200.0)
 NEXT = placement(place("ort"), "none")
 PAIRED = replace(BEST, draft=place("ort", threads=1), drafter="draft-model", memory_bytes=300 * MB)
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,7 @@ from edge_spec.placement.profile import ContextCosts, Profile
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording, VirtualClock, replay
 from edge_spec.testing import ScriptedModel
+from fixtures.silence import quiet
 
 MB = 1_000_000
 ROOM = 500 * MB
@@ -52,9 +53,6 @@ def placement(
 
 BEST = placement(place("llamacpp"), rate=200.0)
 NEXT = placement(place("ort"), "none")
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 def too_large(each: Placement) -> Placement:

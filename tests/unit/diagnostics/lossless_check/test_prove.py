@@ -34,13 +34,11 @@ from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
 from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.prompt_files import Prompt
+from fixtures.silence import quiet
 
 VOCAB, EOS = 260, 258  # of the byte tokenizer
 PROMPTS = [Prompt(f"p{i}", "any", "red green blue " * (3 + i)) for i in range(4)]
 SMALL = Extent(num_prompts=4, max_tokens=24, num_draws=400, num_runs=2)
-
-
-def quiet(what: str, fraction: float) -> None: ...
 
 
 def followed(text: bytes) -> dict[int, set[int]]:
