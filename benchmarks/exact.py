@@ -59,7 +59,7 @@ def main() -> None:
         for mode, engine in engines.items():
             factory = engine.parts.speculation_factory
             found["runtime"] = engine.runtime
-            found["modes"][mode]["told"] = factory.lossless.told()
+            found["modes"][mode]["told"] = factory.lossless.describe()
     print(summary(found), flush=True)
     report(found, arguments.json)
 

@@ -1,4 +1,4 @@
-"""The default policy: every round it asks and verifies what wins most, by what was measured.
+"""The default policy asks and verifies in every round what wins most, by what was measured.
 
 A round that commits n tokens in s seconds is worth n - rate * s, in tokens: rate is that of the
 last rounds, since time could have been spent on those. To choose what is worth most in each round
@@ -6,7 +6,7 @@ maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fracti
 where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
 every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
 of them (Calibration). Plain decoding is always among the choices; a drafter that loses against it
-rests (Account).
+rests (Backoff).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Candidate(NamedTuple):
-    """What one drafter proposes, and the tokens a second that it is expected to commit."""
+    """A drafter's proposal, and the tokens a second that it is expected to commit."""
 
     name: str
     tree: TokenTree
@@ -138,8 +138,8 @@ class AdaptivePolicy:
                 best = found
                 break
             if best is not None:
-                told = reach_beside(best.tree, best.reach, tree, reach)
-                best = self._judged(best.name, best.tree, told, limits)
+                beside = reach_beside(best.tree, best.reach, tree, reach)
+                best = self._judged(best.name, best.tree, beside, limits)
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
@@ -185,31 +185,32 @@ class AdaptivePolicy:
 
     @property
     def _plain_s(self) -> float:
-        """Of a plain round."""
+        """Returns the seconds of a plain round."""
         return self.costs.at(1) + self._around_s
 
     @property
     def _token_s(self) -> float:
-        """What a token takes at the better of the last rounds' rate and plain decoding's."""
+        """Returns the seconds of a token at the better of the last rounds' rate and plain
+        decoding's."""
         return min(self._seconds / self._tokens, self._plain_s)
 
     def _within_plain_step(self, limits: Budget) -> Budget:
-        """What a pass scores that takes no longer than a plain step."""
+        """Returns the limits of a pass that takes no longer than a plain step."""
         rows = min(limits.num_rows, self.costs.plain_rows)
         return replace(
             limits, num_rows=rows, num_draft_tokens=min(limits.num_draft_tokens, rows - 1)
         )
 
     def _is_asked_beside(self, best: _Candidate, backoff: Backoff) -> bool:
-        """Whether a drafter may have better draft tokens, or shows for little which of these are
-        wrong (`reach_beside`)."""
+        """Says whether a drafter may have better draft tokens, or shows for little which of these
+        are wrong (`reach_beside`)."""
         if backoff.rate > best.rate:
             return True
         rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
         return backoff.asked_s < _CHECKED * rows_s
 
     def _worth(self, draft_token_s: float) -> float:
-        """How likely a draft token has to be: what it and its row cost, over the time of a
+        """Returns how likely a draft token has to be: what it and its row cost, over the time of a
         token."""
         return (self.costs.slope + draft_token_s) / self._token_s
 
@@ -227,7 +228,7 @@ class AdaptivePolicy:
         return _Candidate(name, tree, reach, plan, expected / seconds)
 
     def _plan(self, tree: TokenTree, reach: list[float], limits: Budget) -> RoundPlan | None:
-        """As many of the likeliest rows as are worth most together; None where that is none."""
+        """Plans the number of likeliest rows that is worth most; None where that is none."""
         if len(tree) == 1:
             return None
         if tree.draft_probs or not (tree.is_chain or limits.branches):
@@ -255,8 +256,8 @@ class AdaptivePolicy:
         return best
 
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
-        """For one draft token where it is not known what that takes, and for few where nothing has
-        shown that they are of use."""
+        """Asks for one draft token where it is not known what that takes, and for few where nothing
+        has shown that they are of use."""
         backoff = self._backoff(drafter)
         most = limits.num_draft_tokens if backoff.is_proven else _UNPROVEN_TOKENS
         most = min(most, max(1, backoff.texts.draft_tokens(worth)))
@@ -279,7 +280,7 @@ class AdaptivePolicy:
         return tree
 
     def _is_expected_to_pay(self, drafter: Drafter) -> bool:
-        """By what is reported of its draft tokens and what they were measured to cost."""
+        """Forecasts it by what is reported of its draft tokens and what they cost."""
         draft_token_s = self._backoff(drafter).draft_token_s
         reach, tokens = 1.0, 1.0
         for depth, chance in enumerate(drafter.reported_acceptance, start=1):
@@ -306,7 +307,7 @@ class AdaptivePolicy:
         return self.calibrations.setdefault(name, Calibration())
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
-        """Of a tree that samples are to fill."""
+        """Returns the shape of a tree that samples are to fill."""
         acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()

@@ -1,4 +1,4 @@
-"""What a drafter has lost lately, and when it is to rest for that."""
+"""A drafter that has lost too much lately rests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REST_PER_PACE, _LONGEST_REST_PER_LOSS = 40.0, 50.0
 
 
 class Patience(NamedTuple):
-    """With one drafter."""
+    """The losses that one drafter may have."""
 
     most_lost: float  # plain steps, before it rests
     rest_per_loss: float  # rounds of rest for each of them
@@ -35,7 +35,7 @@ _LOST_IN_TRIAL = 4.0
 
 
 class Backoff:
-    """What one drafter has lost lately, and whether it rests.
+    """Counts what one drafter has lost lately, and sends it to rest for that.
 
     draft_token_s: seconds a draft token, where that is known. first_loss: plain steps that it may
     lose before it has shown that it is of use; None: as many as later. The first round after a rest
@@ -147,15 +147,16 @@ class Backoff:
             self._rest_in_text()
 
     def _rest_in_text(self) -> None:
-        """Until this one ends, or for a while, since a long text may change."""
+        """Sends it to rest until this text ends, or for a while, since a long text may change."""
         self._rests_in_text = True
         self._rests.rest()
         self.texts.begin_trial()
 
     def rest(self, plain_s: float) -> None:
-        """Twice as long each time, or as long as it takes to win back what was lost, since a text
-        may change; then it is tried again, and measured again. For good, more or less, where it was
-        too slow before it was asked: even to try it, it would have to read the whole text."""
+        """Sends it to rest twice as long each time, or as long as it takes to win back what was
+        lost; then it is tried and measured again, since a text may change. One that was too slow
+        before it was asked has the longest rest: even to be tried, it would have to read the whole
+        text."""
         lost_rounds = (self._first_lost_s + self._lost_s) / plain_s
         pace = lost_rounds / max(self._rounds, 1)
         per_loss = max(

@@ -1,4 +1,4 @@
-"""When a plain step is due, only to see what one takes: every promise is held against it."""
+"""Plain steps that are due only to see what one takes: every promise is held against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How likely a drafter's draft tokens are to be right, by what it says of them and by what came of
+"""Estimates of how likely draft tokens are to be right, by their drafter's word and by what came of
 it.
 
 A drafter's confidence is learnt over its whole life (`drafters/acceptance.py`). A text has its own
@@ -57,7 +57,7 @@ class Calibration:
 
 
 def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
-    """Of each row: the chance that it and all rows above it are right."""
+    """Returns for each row the chance that it and all rows above it are right."""
     if tree.draft_probs:  # the verdict on a sampled row depends on its drafter's word alone
         reach: list[float] = tree.reach.tolist()
         return reach
@@ -78,10 +78,10 @@ def reach_of(calibration: Calibration, tree: TokenTree) -> list[float]:
 def reach_beside(
     tree: TokenTree, reach: Sequence[float], other: TokenTree, other_reach: Sequence[float]
 ) -> list[float]:
-    """Of each row of a chain that was looked up: the same, now that a model has drafted another
-    one. Where both have a token it is at least as likely as either says; where they part, at most
-    as likely as the model's is wrong: of two continuations one is right. Trees that branch stay
-    as they are."""
+    """Returns the same for each row of a chain that was looked up, now that a model has drafted
+    another one. Where both have a token it is at least as likely as either says; where they part,
+    at most as likely as the model's is wrong: of two continuations one is right. Trees that branch
+    stay as they are."""
     if not (tree.is_chain and other.is_chain) or tree.draft_probs or other.draft_probs:
         return list(reach)
     found, chance = [1.0], 1.0

@@ -1,4 +1,4 @@
-"""Levels of drafters: what drafts for a draft as the draft writes for the target."""
+"""Levels of drafters: each drafts for the draft above it, as that one does for the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 
 
 def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
-    """What drafts for a draft whose rows cost `costs`."""
+    """Returns the level that drafts for a draft whose rows cost `costs`."""
     policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
     return PolicyStage(drafters, policy, model.capabilities.verified_rows)
 

@@ -21,7 +21,7 @@ from edge_spec.drafters.protocol import Budget, Cost, Drafter
 
 
 class Concurrency:
-    """How many generations are decoding on one target now. Any thread may use it.
+    """Counts the generations that are decoding on one target now. Any thread may use it.
 
     rows_each: how many rows each may have in a pass that all share; None where there is none.
     rows_most: how many one may have where all others have one.
@@ -35,7 +35,7 @@ class Concurrency:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Within the block there is one more."""
+        """Counts one more within the block."""
         with self._lock:
             self.active += 1
         try:

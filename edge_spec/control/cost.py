@@ -1,4 +1,4 @@
-"""What rows cost: t(k), measured on this machine, and what speculation gains from it."""
+"""The cost of rows, t(k), measured on this machine, and the gain of speculation that follows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowCosts:
         plain_rows: int = 1,
         on_outdated: Callable[[], None] | None = None,
     ) -> None:
-        """plain_rows: of a plain step, whose pass is widened to so many. on_outdated: is told once
+        """plain_rows: of a plain step's pass, which may be widened. on_outdated: is called once
         where passes turn out much faster than they were measured."""
         self.plain_rows = plain_rows
         self._on_outdated = on_outdated
@@ -61,7 +61,7 @@ class RowCosts:
         return self.drift.first * self._first_s + self._dearer * (measured - self._first_s)
 
     def further(self, rows: int) -> list[float]:
-        """What passes of 1, 2, ... `rows` rows take on top of one row's."""
+        """Returns what passes of 1, 2, ... `rows` rows take on top of one row's."""
         known, first_s = self._known, self._first_s
         if rows > _TABLE_ROWS:
             known = [self._measured(each) for each in range(rows + 1)]
@@ -70,42 +70,42 @@ class RowCosts:
 
     @property
     def _dearer(self) -> float:
-        """How many times as dear further rows are as they were measured. Where the machine was busy
-        then, they may be much cheaper now, which only passes that have some can show: so they are
-        taken to be until one has."""
+        """Returns the present price of further rows over the measured one. Where the machine was
+        busy when they were measured, only a pass that has some can show what they take now: until
+        then they are taken to be cheap, so that one is tried."""
         drift = self.drift
         guessed = self.is_outdated and not drift.knows_further
         return _HOPED * drift.further if guessed else drift.further
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a pass is so much faster by now that the machine was busy when it was measured: a
-        longer context makes it slower only."""
+        """Says whether a pass is so much faster by now that the machine was busy when it was
+        measured: a longer context makes it slower only."""
         is_faster = self._passes >= _SETTLED and self.drift.first < _OUTDATED
         return is_faster and not self._is_shared
 
     @property
     def measured(self) -> dict[int, float]:
-        """What it was made of: seconds by rows, without what was observed later."""
+        """Returns what it was made of, seconds by rows, without what was observed later."""
         return dict(zip(self._rows, self._seconds, strict=True))
 
     @property
     def slope(self) -> float:
-        """What one more row costs, mean over the measured widths."""
+        """Returns what one more row costs, the mean over the measured widths."""
         if len(self._rows) < 2:
             return 0.0
         wider = self._rows[-1] - self._rows[0]
         return max(0.0, self.at(self._rows[-1]) - self.at(self._rows[0])) / wider
 
     def shared(self) -> RowCosts:
-        """A copy for passes that several conversations share: each is charged its part of them,
-        which is less than a pass of its own."""
+        """Returns a copy for passes that several conversations share: each is charged its part of
+        them, which is less than a pass of its own."""
         copied = deepcopy(self)
         copied._is_shared = True
         return copied
 
     def padded(self, widths: Sequence[int]) -> RowCosts:
-        """Of passes that are widened to the next of these ascending widths, as they are now."""
+        """Returns the costs of passes that are widened to the next of these ascending widths."""
         wider = {
             rows: self.at(next(width for width in widths if width >= rows))
             for rows in range(1, widths[-1] + 1)
@@ -113,7 +113,8 @@ class RowCosts:
         return RowCosts(wider, plain_rows=widths[0], on_outdated=self._on_outdated)
 
     def widest_free(self, more: float = 0.25) -> int:
-        """The widest measured pass that takes at most `more` of one row's time on top of it."""
+        """Returns the widest measured pass that takes at most `more` of one row's time on top of
+        it."""
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -139,7 +140,7 @@ class RowCosts:
 
 
 class Drift:
-    """How many times dearer a pass's first row and its further rows have become.
+    """Learns how many times dearer a pass's first row and its further rows have become.
 
     They drift apart: a long context makes every row read more, another process takes the time of
     those that only compute. Where the widths seen tell little about one of the two, it follows the
@@ -173,22 +174,23 @@ def costs_of(
 
 
 def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:
-    """How many of a layer's experts `rows` tokens are expected to need, `experts_used` each, if
-    they choose independently. Real texts choose alike more often: it is an upper bound then."""
+    """Returns how many of a layer's experts `rows` tokens are expected to need, `experts_used`
+    each, if they choose independently. Real texts choose alike more often: it is an upper bound
+    then."""
     untouched: float = (1 - experts_used / num_experts) ** rows
     return num_experts * (1 - untouched)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Of one round, the target's own token included; acceptance: of each draft token of a chain,
-    given that the one before it was accepted (Leviathan et al. 2023, equation 1, where all are
-    equal)."""
+    """Returns the tokens of one round, the target's own included; acceptance: of each draft token
+    of a chain, given that the one before it was accepted (Leviathan et al. 2023, equation 1, where
+    all are equal)."""
     accepted: float = sum(accumulate(acceptance, mul))
     return 1 + accepted
 
 
 def forecast_speedup(acceptance: Sequence[float], costs: RowCosts, draft_s: float) -> float:
-    """Of a chain with this acceptance over plain decoding. draft_s: seconds for all its draft
-    tokens."""
+    """Returns the rate of a chain with this acceptance over plain decoding's. draft_s: seconds for
+    all its draft tokens."""
     round_s = draft_s + costs.at(len(acceptance) + 1)
     return expected_tokens(acceptance) * costs.at(1) / round_s

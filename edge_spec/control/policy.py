@@ -1,4 +1,4 @@
-"""What to verify in the next round."""
+"""Policies choose what is verified in the next round."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Policy(Protocol):
         """The tree of the next round, with at most the budget's rows."""
 
     def wants(self, drafter: Drafter) -> bool:
-        """Whether a drafter will be asked soon, so that it should read the prompt."""
+        """Says whether a drafter will be asked soon, so that it should read the prompt."""
 
     def observe(self, round_stats: RoundStats) -> None:
-        """What came of it."""
+        """Learns from a round that has ended."""
 
 
 class FixedPolicy:
-    """Verifies the first proposal that is likely enough to be right, as far as it is.
+    """Verifies the rows of the first proposal that are likely enough to be right.
 
     A row is kept while the chance that it and all rows above it are right is at least
     `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step

@@ -1,4 +1,4 @@
-"""What drafting brings in one text, judged by how much the texts before have differed in that."""
+"""The gain of drafting in one text, judged by how much the texts before have differed in theirs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TextGains:
         self._given_up = 0.0  # the gain of its rounds before those that it is judged by
 
     def observe(self, gain: float) -> None:
-        """Counts a round that has saved so many plain steps."""
+        """Counts a round. gain: the plain steps that it has saved."""
         self._rounds += 1
         self._gain += gain
         self._gain_squares += gain**2
@@ -74,13 +74,13 @@ class TextGains:
 
     @property
     def is_losing(self) -> bool:
-        """Whether a further round of this text is expected to lose."""
+        """Says whether a further round of this text is expected to lose."""
         return self.is_known and self.usual > 0 and self._stake < 0
 
     def draft_tokens(self, worth: float) -> int:
-        """How many a round may have, each of which has to win `worth` plain steps (0: it costs
-        nothing, by measurements in which noise is larger than the cost of a row): as many as the
-        texts before count for, and more with what this one has gained, but none that could lose
+        """Returns how many a round may have, each of which has to win `worth` plain steps (0: it
+        costs nothing, by measurements in which noise is larger than the cost of a row): as many as
+        the texts before count for, and more with what this one has gained, but none that could lose
         more than this text may."""
         if worth <= 0 or not self.is_known or self.usual <= 0:
             return _NO_LIMIT

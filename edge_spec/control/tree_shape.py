@@ -70,8 +70,8 @@ class _Gain:
         self._forest = lru_cache(maxsize=None)(self._best_forest)
 
     def of_tree(self, rows: int, depth: int) -> float:
-        """Of the best tree of `rows` rows or fewer and `depth` levels below its root, which
-        counts as one token."""
+        """Returns the tokens of the best tree of `rows` rows or fewer and `depth` levels below its
+        root, which counts as one token."""
         return 1 + (self._forest(rows - 1, depth, 0)[0] if depth else 0.0)
 
     def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
@@ -90,8 +90,8 @@ class _Gain:
             self.unfold(size, depth - 1, child, parents)
 
     def _best_forest(self, rows: int, depth: int, rank: int) -> tuple[float, int]:
-        """What the children of one row from `rank` on add with `rows` rows, and how many of these
-        belong to the first of them."""
+        """Returns what the children of one row from `rank` on add with `rows` rows, and how many of
+        these belong to the first of them."""
         if rows <= 0 or rank == len(self._acceptance):
             return 0.0, 0
         best = (0.0, 0)

@@ -106,10 +106,10 @@ def isolated(
     lifeline: Lifeline | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Any:
-    """What `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
+    """Returns what `work`, a function of a module, returns, as JSON has it. Raises IsolatedError.
 
     lifeline: of several calls, whose processes are to end before their work is done. on_step: is
-    told, in this thread, what the work tells by `tell`; whatever it raises ends the work.
+    called, in this thread, with what the work gives to `tell`; whatever it raises ends the work.
     """
     with ExitStack() as opened:
         held = lifeline or opened.enter_context(Lifeline())
@@ -195,7 +195,7 @@ def _answer_in(
 
 
 def answer(work: Callable[..., Any]) -> None:
-    """What the other process runs: prints the outcome, after which it may crash as it likes."""
+    """Runs in the other process: prints the outcome, after which it may crash as it likes."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     if sys.platform != "win32":
         Thread(target=_end_with_parent, daemon=True).start()

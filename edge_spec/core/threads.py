@@ -1,4 +1,4 @@
-"""How many threads a pass is shared out to, beside whatever else the machine is doing.
+"""Chooses how many threads make a pass, beside whatever else the machine is doing.
 
 The threads of a pass wait for each other many times: where another process takes one of the cores,
 all of them wait for the thread that was there, now and then for a tenth of a second, and fewer
@@ -35,8 +35,8 @@ class ThreadGovernor:
         steps: int | None = None,
         is_ready: Callable[[int], bool] = lambda threads: True,
     ) -> None:
-        """steps: how far down it may go. is_ready: whether passes may have so many threads by now;
-        asked before each trial."""
+        """steps: that it may go down. is_ready: whether passes may have that number of threads by
+        now; asked before each trial."""
         self.threads = num_threads  # of the next pass
         self._ladder = _ladder(num_threads)[: None if steps is None else steps + 1]
         self._is_ready = is_ready
@@ -79,7 +79,7 @@ class ThreadGovernor:
             self._try(self._rung + 1)
 
     def _is_slow(self) -> bool:
-        """For a while: one pass that waited long is no reason."""
+        """Says whether passes have been slow for a while: one that waited long is no reason."""
         passes = list(self._recent)
         halves = passes[: _WATCHED // 2], passes[_WATCHED // 2 :]
         return min(map(self._slowness, halves)) > _SLOW
@@ -91,7 +91,7 @@ class ThreadGovernor:
         self.threads = self._ladder[rung]
 
     def _is_lost(self, tried: Sequence[tuple[int, float]]) -> bool:
-        """Whether a trial has taken longer by now than all of it may: one pass may wait long."""
+        """Says whether a trial has taken longer than all of it may: one pass may wait long."""
         most = _BETTER * _TRIED * self._slowness(self._recent)
         return bool(tried) and len(tried) * self._slowness(tried) > most
 

@@ -1,4 +1,4 @@
-"""How a runtime's numbers depend on how many rows are scored together; measured, not assumed."""
+"""Measures how a runtime's numbers depend on the number of rows that are scored together."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BatchInvariance:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What scoring the same tokens at several widths gave, after one prompt."""
+    """The outcome of scoring the same tokens at several widths, after one prompt."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]  # that were scored
@@ -118,7 +118,7 @@ def measure_batch_invariance(
 
 
 def agreeing_width(model: Model) -> int:
-    """The widest of a few passes that score their rows as single ones are scored, after all
+    """Returns the widest of a few passes that score their rows as single ones are scored, after all
     contexts; 1 where none does. Matrices may have a kernel for a few rows and one for more."""
     widths = measured_widths(model, _COMPARED_WIDTHS)
     agreeing = set(widths[1:])
@@ -144,8 +144,8 @@ def agreeing_beyond(model: Model, widths: Sequence[int], num_rows: int) -> tuple
 
 
 def _prompts(model: Model, widest: int) -> list[int]:
-    """The lengths after which to measure. Of a large model only the longer one, to which most
-    kernels are common: its passes take seconds."""
+    """Returns the lengths after which to measure; of a large model only the longer one, to which
+    most kernels are common: its passes take seconds."""
     settled = model.capabilities.settled_tokens
     wanted = {settled} if is_large(model.config) and settled else {_PROMPT_TOKENS, settled}
     longest = model.config.context_length - widest
@@ -153,20 +153,21 @@ def _prompts(model: Model, widest: int) -> list[int]:
 
 
 def is_large(config: ModelConfig) -> bool:
-    """Whether fewer tokens tell as much as _COMPARED_TOKENS of a small model do."""
+    """Says whether fewer tokens tell as much as _COMPARED_TOKENS of a small model do."""
     return _num_compared(config) < _COMPARED_TOKENS
 
 
 def _num_compared(config: ModelConfig) -> int:
-    """How many tokens are scored at each of the usual widths. A last bit that differs mostly goes
-    under where activations are rounded to 8 bits; whether it shows grows with how many of these a
-    token has. (On ik, 2 of the demo model's 30 layers hid in 256 tokens what all show in 16.)"""
+    """Returns how many tokens are scored at each of the usual widths. A last bit that differs
+    mostly goes under where activations are rounded to 8 bits; whether it shows grows with how many
+    of these a token has. (On ik, 2 of the demo model's 30 layers hid in 256 tokens what all show in
+    16.)"""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 
 
 def widths_for(num_rows: int) -> tuple[int, ...]:
-    """Those to measure where rounds have up to so many rows."""
+    """Returns the widths to measure where rounds have up to `num_rows` rows."""
     wider = [width for width in _WIDER if width <= num_rows]
     if num_rows > max(USUAL_WIDTHS[-1], *wider, 0):
         wider += [width for width in _WIDER if width > num_rows][:1]
@@ -174,7 +175,7 @@ def widths_for(num_rows: int) -> tuple[int, ...]:
 
 
 def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
-    """Those that fit the model; a tiny context leaves room for less. Of a large one not all."""
+    """Returns the widths that fit the model and its context; of a large model only some."""
     limit = min(model.capabilities.verified_rows, max(1, model.config.context_length // 2))
     left_out = set(USUAL_WIDTHS) - _SPREAD if is_large(model.config) else set()
     return [width for width in widths if width <= limit and width not in left_out]
@@ -183,8 +184,8 @@ def measured_widths(model: Model, widths: Sequence[int]) -> list[int]:
 def _score_widths(
     model: Model, session: Session, prompt_tokens: int, widths: Sequence[int], least: int = 0
 ) -> _Scores:
-    """Leaves the prompt in the session. least: tokens to score at each width, as far as they fill
-    passes of it."""
+    """Scores tokens at each width, and leaves the prompt in the session. least: tokens to score,
+    where they fill passes of that width."""
     num_rows = widths[-1]
     num_compared = _num_compared(model.config)
     drawn = np.random.default_rng(0).integers(0, model.config.vocab_size, prompt_tokens + num_rows)
@@ -208,8 +209,8 @@ def _score_widths(
 
 
 def _invariant(model: Model, scores: Sequence[_Scores], widths: Sequence[int]) -> tuple[int, ...]:
-    """The widths that agree with each other and with padded plain steps: of several such groups
-    the one with most of _SPREAD, the narrowest of as many."""
+    """Returns the widths that agree with each other and with padded plain steps: of several such
+    groups the one with most of _SPREAD, the narrowest of as many."""
     groups: list[list[int]] = []
     for width in widths:
         for group in groups:
@@ -254,7 +255,7 @@ def _digests(logits: np.ndarray) -> list[bytes]:
 
 
 def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
-    """As far as both go."""
+    """Compares the beginnings that both have."""
     return all(one == other for one, other in zip(first, second, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""What a text is promised to have in common with plain decoding's, and what keeps the promise.
+"""The promise that a text equals plain decoding's, and how it is kept.
 
 A kernel may score a row otherwise in a pass of another width, and near ties then flip. Three ways
 lead around it: passes keep to widths whose rows agree bit for bit, plain steps included (the plain
@@ -28,7 +28,7 @@ REPLAY_SAFETY = 2.0
 
 
 class LosslessMode(StrEnum):
-    """What a user asks for."""
+    """A user's wish: `--lossless`."""
 
     AUTO = "auto"  # bit-identical wherever that is cheap
     ALWAYS = "always"  # at any price
@@ -46,7 +46,7 @@ class LosslessMode(StrEnum):
 
 
 class Promise(StrEnum):
-    """What holds for greedy texts; sampled ones have the model's distribution in any case."""
+    """The promise for greedy texts; sampled ones have the model's distribution in any case."""
 
     BIT_IDENTICAL = "bit-identical"
     REPLAYED = "equal; near ties are decided by plain steps"
@@ -55,7 +55,7 @@ class Promise(StrEnum):
 
 @dataclass(frozen=True)
 class Losslessness:
-    """How one target keeps its promise.
+    """The way in which one target keeps its promise.
 
     widths: of its passes, ascending; empty where they may have any. plain_cost: a plain step of the
     narrowest of them over the fastest plain step there is. tie_margin: of a greedy choice, in
@@ -83,8 +83,8 @@ class Losslessness:
     def always(self) -> bool:
         return self.mode is LosslessMode.ALWAYS
 
-    def told(self) -> str:
-        """For a user: what holds, and what it costs."""
+    def describe(self) -> str:
+        """Says to a user what holds, and what it costs."""
         if self.plain_width == 1:
             return str(self.promise)
         return (
@@ -99,10 +99,10 @@ def keep_promise(
     plain_cost: Callable[[], float],
     replays: bool = True,
 ) -> Losslessness:
-    """The cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width` rows over
-    one of a single row; asked only where it decides. replays: whether to leave near ties to plain
-    steps is cheap: drafting while the target scores cannot be done then. Near ties are not known
-    where the noise is not: passes keep to widths that agree then, at whatever price."""
+    """Returns the cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width`
+    rows over one of a single row; asked only where it decides. replays: whether to leave near ties
+    to plain steps is cheap: drafting while the target scores cannot be done then. Near ties are not
+    known where the noise is not: passes keep to widths that agree then, at whatever price."""
     if mode is LosslessMode.TIES:
         return Losslessness(mode, tie_margin=found.tie_margin)
     is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE

@@ -1,4 +1,4 @@
-"""Whether a text can depend on who else is being served; measured, not assumed."""
+"""Measures whether a text can depend on who else is being served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_spec.exactness.batch_invariance import agreeing_beyond, is_large
 
 _HELD = (40, 23)  # tokens of the two conversations
 _ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
-_WIDE_ROWS = (9, 14)  # in passes of each width that has so many
+_WIDE_ROWS = (9, 14)  # in passes of each width that has room for them
 _PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
 # Of a prompt, at once, while others write. On a processor with two cores 32 tokens take as long as
 # a few rounds of theirs, and one of them hardly longer than in a pass of 256 (1.33 and 1.27 ms).
@@ -25,8 +25,8 @@ Together = Callable[[Sequence[PassPart], int], list[Forward]]  # `SharesPasses.f
 
 
 class Sharing(NamedTuple):
-    """How passes are shared. widths: that they keep to, ascending; empty where any will do.
-    slices: whether prompts may be read SLICE_TOKENS at a time."""
+    """The way in which passes are shared. widths: that they keep to, ascending; empty where any
+    will do. slices: whether prompts may be read SLICE_TOKENS at a time."""
 
     widths: tuple[int, ...]
     slices: bool
@@ -48,8 +48,8 @@ def settle_sharing(
 
 
 def shares_alike(model: Model, widths: Sequence[int], together: Together) -> bool:
-    """Whether chains score bit for bit alike in passes that two sessions share and in passes of
-    their own, which are widened to the next of these ascending widths."""
+    """Says whether chains score bit for bit alike in passes that two sessions share and in passes
+    of their own, which are widened to the next of these ascending widths."""
     drawn = np.random.default_rng(0)
 
     def tokens(count: int) -> list[int]:
@@ -101,8 +101,8 @@ def slices_alike(model: Model, rows: int) -> bool:
 
 
 def wider(rows: int, widths: Sequence[int]) -> int | None:
-    """The first of these ascending widths that has so many rows; `rows` where there are none, None
-    where all are narrower."""
+    """Returns the first of these ascending widths that has `rows` rows; `rows` where there are
+    none, None where all are narrower."""
     return next((width for width in widths if width >= rows), None) if widths else rows
 
 

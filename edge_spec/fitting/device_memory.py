@@ -39,7 +39,7 @@ class FreeMemory:
 
     def shortage(self, needs: Needs) -> str | None:
         """Says what has too little, and how much: "500 MB of 400 MB free", or "6,000 MB of 4,000 MB
-        free on llamacpp cuda0". None where all fits, as far as it is known."""
+        free on llamacpp cuda0". None where all fits, or where that is not known."""
         if self.main is not None and needs.main > self.main:
             return f"{format_bytes(needs.main)} of {format_bytes(self.main)} free"
         for label, needed in needs.on_devices.items():
@@ -50,8 +50,8 @@ class FreeMemory:
 
 
 class DeviceMemories:
-    """The memory behind devices. One that several runtimes reach is counted once; its label is what
-    the first of them calls it, such as "llamacpp cuda0"."""
+    """The memory of devices. One that several runtimes reach is counted once. Its label is what the
+    first of them calls it, such as "llamacpp cuda0"."""
 
     def __init__(self, devices: Sequence[Device] = ()) -> None:
         self._devices = [each for each in devices if each.name and each.kind != CPU]
@@ -97,9 +97,9 @@ class DeviceMemories:
 
 
 def _is_same(one: Device, other: Device) -> bool:
-    """Whether two names mean one device: of another runtime, by its number, or by a description
-    that tells what it is. Of two equal cards one may be taken for the other: less fits then than
-    could."""
+    """Says whether two names mean one device: of another runtime, by its number, or by a
+    description that tells what it is. Of two equal cards one may be taken for the other: less fits
+    then than could."""
     if one.runtime == other.runtime:
         return _numbered(one) == _numbered(other)
     has_description = bool(one.description) and one.kind == other.kind

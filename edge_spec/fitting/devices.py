@@ -13,14 +13,14 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.memory import free_bytes, total_bytes
 from edge_spec.models import runtimes
 
-CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: it is not told what serves there
+CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: who serves there is not known
 _TIMEOUT_S = 60.0  # more than a runtime takes to try a device
 _SERVER_TIMEOUT_S = 20.0  # more for each
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a runtime can run a model; or, without a name, why the runtime itself cannot.
+    """A place where a runtime can run a model; or, without a name, why the runtime itself cannot.
 
     name: what `--device` takes; None for `kind` and sizes: not known. shares_memory: its memory is
     the processor's, as that of integrated GPUs.

@@ -1,4 +1,4 @@
-"""Whether models fit this machine at all, and what of them would: told before weights are read."""
+"""Says before weights are read whether models fit this machine, and what of them would."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def require_fit(
         raise _refusal(shortage_of, found, target, drafts, options, num_tokens)
     if limit is None or found.needed <= _TIGHT * limit:
         return
-    if not _is_told(found, target, drafts, options):
+    if not _is_counted(found, target, drafts, options):
         return
     if found.needed > limit:
         fitting = what_fits(
             target, drafts, options, num_tokens, lambda other: other.needed <= limit
         )
         raise DeviceMemoryError(
-            f"{_told(found, num_tokens)}, and there are {format_bytes(limit)}",
+            f"{_need_of(found, num_tokens)}, and there are {format_bytes(limit)}",
             remedy=f"{fitting} {_OVERRIDE}",
         )
     _log.warning(
         "%s, nearly all of %s: the system may swap, or stop the program",
-        _told(found, num_tokens),
+        _need_of(found, num_tokens),
         format_bytes(limit),
     )
 
@@ -110,11 +110,11 @@ def forecast_here(
     if total_bytes() is None or _is_ignored():
         return None
     found = forecast(target, drafts, options, _counted_tokens(target, options))
-    return found if found is not None and _is_told(found, target, drafts, options) else None
+    return found if found is not None and _is_counted(found, target, drafts, options) else None
 
 
 def fit_together(forecasts: Sequence[Forecast]) -> bool:
-    """Whether models that are open at the same time fit all the memory of this machine or
+    """Says whether models that are open at the same time fit all the memory of this machine or
     container. True also where the system does not tell."""
     limit = total_bytes()
     together = Forecast(tuple(chain.from_iterable(each.models for each in forecasts)), None)
@@ -122,8 +122,8 @@ def fit_together(forecasts: Sequence[Forecast]) -> bool:
 
 
 def fits_free_memory(found: Forecast) -> bool:
-    """Whether models fit what is free now, beside all that runs on this machine. True also where
-    the system does not tell."""
+    """Says whether models fit what is free now, beside all that runs on this machine. True also
+    where the system does not tell."""
     return replace(found, free=free_bytes()).fits
 
 
@@ -131,7 +131,7 @@ def _counted_tokens(target: ResolvedModel, options: LoadOptions) -> int:
     return min(target.config.context_length, options.context_length or PLANNED_TOKENS)
 
 
-def _told(found: Forecast, num_tokens: int) -> str:
+def _need_of(found: Forecast, num_tokens: int) -> str:
     return f"{_names(found)} with {num_tokens} tokens of context needs {format_bytes(found.needed)}"
 
 
@@ -139,14 +139,14 @@ def _names(found: Forecast) -> str:
     return " and ".join(f"{each.name} on {each.runtime}" for each in found.models)
 
 
-def _is_told(
+def _is_counted(
     found: Forecast,
     target: ResolvedModel,
     drafts: Sequence[ResolvedModel],
     options: LoadOptions,
 ) -> bool:
-    """Whether the memory of the processor has all of the weights, but for those that a runtime told
-    to be on devices."""
+    """Says whether all weights are in the memory of the processor, but for those that a runtime
+    places on devices."""
     how = [options.runtime_options, *(options.draft_runtime_options for _ in drafts)]
     return all(
         bool(each.memory.on_devices) or _on_processor(model, options)
@@ -171,7 +171,7 @@ def what_fits(
     num_tokens: int,
     fits: Callable[[Forecast], bool],
 ) -> str:
-    """A remedy: what would fit with that context, each as the runtimes forecast it."""
+    """Returns a remedy: what would fit with that context, each as the runtimes forecast it."""
     fitting = list(_fitting(target, drafts, options, num_tokens, fits))
     return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
 
@@ -255,8 +255,8 @@ def _is_ignored() -> bool:
 
 
 def _longest(fits: Callable[[int], bool], most: int) -> int | None:
-    """The longest context below `most` that fits, in steps of _STEP_TOKENS; None where not even
-    _LEAST_TOKENS do."""
+    """Returns the longest context below `most` that fits, in steps of _STEP_TOKENS; None where not
+    even _LEAST_TOKENS do."""
     low, high = _LEAST_TOKENS // _STEP_TOKENS, (most - 1) // _STEP_TOKENS
     if high < low or not fits(low * _STEP_TOKENS):
         return None

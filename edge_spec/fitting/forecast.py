@@ -1,4 +1,4 @@
-"""What a target and its drafts will take together, in one line for the user."""
+"""Forecasts what a target and its drafts will take together, in one line for the user."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class Forecast:
 
     @property
     def device_shortage(self) -> str | None:
-        """Which device has too little memory of its own free, as `FreeMemory.shortage` has it."""
+        """Names the device that has too little memory of its own free, as `FreeMemory.shortage` has
+        it."""
         return FreeMemory(None, self.devices.free()).shortage(self.needs)
 
     @property
     def device_excess(self) -> str | None:
-        """Which device has too little memory in all: "6,000 MB of 4,000 MB on llamacpp cuda0"."""
+        """Names the device that has too little memory in all: "6,000 MB of 4,000 MB on llamacpp
+        cuda0"."""
         found = FreeMemory(None, self.devices.total()).shortage(self.needs)
         return None if found is None else found.replace(" free on ", " on ")
 
@@ -74,16 +76,16 @@ class Forecast:
         )
         total = f" = {format_bytes(self.total)}" if len(self.models) > 1 else ""
         free = "" if self.free is None else f" of {format_bytes(self.free)} free"
-        told = self.devices.free()
+        known = self.devices.free()
         on_devices = "".join(
-            f", {format_bytes(needed)}{_of(told.get(label))} on {label}"
+            f", {format_bytes(needed)}{_of(known.get(label))} on {label}"
             for label, needed in self.needs.on_devices.items()
         )
         return f"{parts}{total}{free}{on_devices}"
 
     @property
     def warning(self) -> str | None:
-        """What to tell the user where the models may not fit, in one line."""
+        """A line for the user where the models may not fit, in one line."""
         if self.fits:
             return None
         what = "the device may refuse it"
@@ -104,7 +106,8 @@ def forecast(
     num_tokens: int | None = None,
     devices: DeviceMemories | None = None,
 ) -> Forecast | None:
-    """Nothing is loaded. None where a runtime cannot tell.
+    """Returns what models will take together; None where a runtime does not know. Nothing is
+    loaded.
 
     devices: where their memory is known already; None asks the runtimes of models that need some.
 

@@ -1,4 +1,4 @@
-"""How much memory a model takes, told before it is loaded."""
+"""Sizes of models and of this machine's memory, known before anything is loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Sizing(Protocol):
     """A runtime that knows what its models will take, in the memory of the processor."""
 
     def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
-        """What `open` and one session will keep resident with `num_tokens` of context in use.
+        """Returns what `open` and one session will keep resident with `num_tokens` of context in
+        use.
 
         source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
         """
@@ -80,15 +81,15 @@ def resident_bytes() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Main memory that can still be used, in a container of its share; None where the system does
-    not say."""
+    """Returns the main memory that can still be used, in a container of its share; None where the
+    system does not say."""
     free = _meminfo("MemAvailable")
     rooms = [limit - used for limit, used in _limits()]
     return None if free is None else max(0, min([free, *rooms]))
 
 
 def total_bytes() -> int | None:
-    """Main memory, in a container its share; None where the system does not say."""
+    """Returns the main memory, in a container its share; None where the system does not say."""
     total = _meminfo("MemTotal")
     return None if total is None else min([total, *(limit for limit, _ in _limits())])
 
@@ -110,7 +111,8 @@ def _limits() -> Iterator[tuple[int, int]]:
 def _group_limits(
     root: Path, own: str, limit_file: str, used_file: str, prefix: str
 ) -> Iterator[tuple[int, int]]:
-    """Of a group and all above it. prefix: of the statistics that count those below, too."""
+    """Gives the limits of a group and of all above it. prefix: of the statistics that count those
+    below, too."""
     group = root / own.lstrip("/")
     for each in (group, *group.parents):
         if not each.is_relative_to(root):

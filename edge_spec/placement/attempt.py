@@ -36,8 +36,8 @@ def attempt(
     on_step: OnStep,
     others: Sequence[Candidate] = (),
 ) -> Any:
-    """What `work`, one of WORKS, returns of `argument`. others: places that it uses, too. Raises
-    PlaceError."""
+    """Returns what `work`, one of WORKS, makes of `argument`. others: places that it uses, too.
+    Raises PlaceError."""
     if not any(each.is_risky for each in (place, *others)):
         try:
             return work(place, argument, on_step)
@@ -46,7 +46,7 @@ def attempt(
     request = {"work": work.__name__, "place": described(place), "argument": argument}
     done = 0.0
 
-    def on_told(fraction: float) -> None:
+    def on_done(fraction: float) -> None:
         nonlocal done
         done = fraction
         on_step(fraction)
@@ -55,7 +55,7 @@ def attempt(
         file = Path(directory) / "request"  # longer than a command line may be
         file.write_text(json.dumps(request), encoding="utf-8")
         try:
-            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_told)
+            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
         except NoAnswerError as error:
             slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
             raise PlaceError(slow if done else str(error), is_silent=True) from error
@@ -64,7 +64,7 @@ def attempt(
 
 
 def do_request(file: str) -> Any:
-    """What the other process does. Raises an EdgeSpecError, OSError, and whatever a library
+    """Does the work in the other process. Raises an EdgeSpecError, OSError, and whatever a library
     raises."""
     request = json.loads(Path(file).read_text(encoding="utf-8"))
     place = candidate_of(request["place"])

@@ -1,4 +1,4 @@
-"""Where a model could run here: installed runtimes, their devices, numbers of threads."""
+"""Places where a model could run here: installed runtimes, their devices, numbers of threads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Candidate:
 
     @property
     def is_risky(self) -> bool:
-        """Whether a driver takes part, which may crash or hang. The processor's libraries have been
-        started in a process of their own when devices were listed."""
+        """Says whether a driver takes part, which may crash or hang. The processor's libraries have
+        been started in a process of their own when devices were listed."""
         return self.device.kind != CPU
 
     @property
@@ -86,8 +86,8 @@ def candidates(
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """Every place that this model, or a conversion that is there or cheap, can run at, the default
-    runtime's first; and a line for each place that it cannot run at.
+    """Lists every place that this model, or a conversion that is there or cheap, can run at, the
+    default runtime's first; and a line for each place that it cannot run at.
 
     Raises what `resolve_model` raises where there is no place at all, or UsageError.
     """
@@ -140,7 +140,7 @@ def candidates(
 
 
 def _settings(runtime: Runtime, options: RuntimeOptions) -> list[RuntimeOptions]:
-    """As they are, and what else the runtime offers."""
+    """Returns the options as they are, and what else the runtime offers."""
     return [options, *(runtime.settings(options) if isinstance(runtime, HasSettings) else ())]
 
 

@@ -1,4 +1,4 @@
-"""What a draft model's chains would gain, from one reading of recorded texts."""
+"""Forecasts what a draft model's chains would gain, from one reading of recorded texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 32  # of a text that are read in one pass
 
 
 class Meanwhile(NamedTuple):
-    """What a pass takes while the other model runs, over what it takes alone."""
+    """The time of a pass while the other model runs, over what it takes alone."""
 
     target_slowdown: float
     draft_slowdown: float
@@ -44,8 +44,8 @@ class RoundCosts:
         if not draft_tokens:
             return 0.0
         left = max(0, draft_tokens - ready)
-        behind = all_right and self.meanwhile is None
-        return left * self.draft_s + (self.catch_up_s if behind else 0.0) + self.switch_s
+        has_to_read = all_right and self.meanwhile is None
+        return left * self.draft_s + (self.catch_up_s if has_to_read else 0.0) + self.switch_s
 
     def beside_s(self, pass_s: float) -> float:
         """A pass of the target while the draft runs, whose last pass is waited for: half of one, as

@@ -1,4 +1,4 @@
-"""How a plain step compares with another way to make one, timed in turns on an open model."""
+"""Compares a plain step with another way to make one, timed in turns on an open model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _COMPARED_ROUNDS, _COMPARED_CONTEXT = 16, 32  # of one row and of a plain step's
 _ENOUGH_S, _LEAST_ROUNDS = 1.5, 3
 # Of a library's own loop: kernels of attention change from some hundred tokens on.
 _OWN_ROUNDS, _OWN_CONTEXT = 32, 320
-SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users are told
+SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
 
 
 def relative_cost(
     model: Model, width: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The time of a pass of `width` rows over one of a single row: of each the lower quartile, in
-    turns, since whatever else is running only makes a pass longer."""
+    """Returns the time of a pass of `width` rows over one of a single row: of each the lower
+    quartile, in turns, since whatever else is running only makes a pass longer."""
     watch, config = Stopwatch(clock), model.config
     room = max(1, config.context_length - width)
     rng = np.random.default_rng(SEED)
@@ -45,8 +45,8 @@ def relative_cost(
 
 
 def own_loop_cost(model: Model, clock: Callable[[], float] = time.perf_counter) -> float | None:
-    """Our plain step over that of the library's own loop, after as many tokens: of each the lower
-    quartile, in turns. None where it has none, or a text of that length does not fit."""
+    """Returns our plain step over that of the library's own loop, after as many tokens: of each the
+    lower quartile, in turns. None where it has none, or a text of that length does not fit."""
     if not isinstance(model, HasOwnLoop):
         return None
     watch, config = Stopwatch(clock), model.config

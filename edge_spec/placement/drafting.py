@@ -1,4 +1,4 @@
-"""What drafters would gain on recorded texts at the costs of a measured place."""
+"""Forecasts what drafters would gain on recorded texts at the costs of a measured place."""
 
 from __future__ import annotations
 

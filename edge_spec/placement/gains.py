@@ -1,4 +1,4 @@
-"""What a way to run a model would bring, by what its places were measured at."""
+"""Forecasts what a way to run a model would bring, by what was measured of its places."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def with_draft(
 def plain_rate(
     profile: Profile, recordings: Sequence[Recording], lossless: Losslessness | None = None
 ) -> float:
-    """Tokens a second without speculation. lossless: how passes are padded."""
+    """Returns the tokens a second without speculation. lossless: how passes are padded."""
     nothing = [[False] * len(recording.tokens) for recording in recordings]
     width = lossless.plain_width if lossless else 1
     pass_s = pass_costs(profile)
@@ -70,14 +70,15 @@ def plain_rate(
 
 
 def row_share(profile: Profile) -> float:
-    """What one row more costs of a step."""
+    """Returns what one row more costs, in steps."""
     costs = profile.costs(TYPICAL_TOKENS)
     return max(0.0, costs.at(4) - costs.at(1)) / 3 / costs.at(1)
 
 
 def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings | None) -> float:
-    """Seconds of a draft token, with the call of its device and the way of its scores to main
-    memory: as the pair was measured, else as the draft was alone. costs: of the draft's rows."""
+    """Returns the seconds of a draft token, with the call of its device and the way of its scores
+    to main memory: as the pair was measured, else as the draft was alone. costs: of the draft's
+    rows."""
     found = None if findings is None else findings.draft_token_s
     if found is not None:
         return found
@@ -86,8 +87,8 @@ def draft_token_s(costs: RowCosts, draft: Profile | None, findings: PairFindings
 
 
 def can_overlap(findings: PairFindings, target: RowCosts, draft_s: float) -> bool:
-    """Whether a draft that goes on while the target verifies can make rounds shorter, by how the
-    two were measured beside each other: if all that it reads meanwhile were of use. False is
+    """Says whether a draft that goes on while the target verifies can make rounds shorter, by how
+    the two were measured beside each other: if all that it reads meanwhile were of use. False is
     certain, True has to be tried."""
     pass_s = target.at(_USUAL_DRAFT_TOKENS + 1)
     slowdowns = Meanwhile(findings.target_slowdown, findings.draft_slowdown)

@@ -84,13 +84,13 @@ class IdleProcess:
         self._thread.start()
 
     def pause(self) -> None:
-        """An answer begins; returns when nothing of this is running."""
+        """Says that an answer begins; returns when nothing of this is running."""
         with self._changed:
             self._num_answers += 1
             self._end()
 
     def resume(self) -> None:
-        """That answer has ended."""
+        """Says that an answer has ended."""
         with self._changed:
             self._num_answers -= 1
             self._has_answered = True
@@ -107,7 +107,7 @@ class IdleProcess:
 
     @property
     def is_done(self) -> bool:
-        """Whether the work is done, or will never be."""
+        """Says whether the work is done, or will never be."""
         return not self._thread.is_alive()
 
     def join(self, timeout_s: float) -> bool:
@@ -116,7 +116,7 @@ class IdleProcess:
         return self.is_done
 
     def run(self) -> None:
-        """What the thread does: returns when the work is done or cannot be, or after `close`."""
+        """Runs in the thread until the work is done or cannot be, or until `close`."""
         while self._left_s > 0 and self._wait_until_quiet():
             if not self._may_begin():
                 continue

@@ -1,10 +1,10 @@
-"""What passes cost a model that has no profile yet: measured in a moment, once for models of one
+"""Costs of passes of a model that has no profile yet, measured in a moment, once for models of one
 shape.
 
 Like what is found of rows, it follows from a library's build, the processor, the form of the
 weights and the shapes. Policies correct it by every pass, and a profile takes its place. Where
 passes turn out much faster, the machine was busy when it was measured: it is removed then, and the
-next process measures anew. Much slower passes tell less: the context may be long, or the machine
+next process measures it again. Much slower passes say less: the context may be long, or the machine
 busy now.
 """
 
@@ -54,7 +54,7 @@ _FILE = TypeAdapter(_File)
 
 
 def row_costs(model: Model, key: RowsKey) -> RowCosts:
-    """What the cache knows of such a model; else what is measured now, and kept."""
+    """Returns what the cache knows of such a model; else measures it now, and keeps it."""
     path = costs_path(key)
     file = KeptFile(path, _FILE).read()
     if file is not None and file.key == key:
@@ -92,5 +92,5 @@ def costs_path(key: RowsKey) -> Path:
 
 
 def read_costs(path: Path) -> RowsKey:
-    """What the costs in a file hold for. Raises ModelFileError, OSError."""
+    """Returns what the costs in a file hold for. Raises ModelFileError, OSError."""
     return require_sealed(path, _FILE, "costs").key

@@ -1,5 +1,5 @@
-"""Which part of a model drafts best for the whole: exits and sets of skipped sublayers, judged by
-how often they agree with the whole model on a text, and by what they leave out."""
+"""Finds the part of a model that drafts best for the whole. Exits and sets of skipped sublayers are
+judged by how often they agree with the whole model on a text, and by what they leave out."""
 
 from __future__ import annotations
 
@@ -223,12 +223,12 @@ def best_nested(judge: Judge) -> ChosenPart:
 
 
 def optimized(
-    judge: Judge, start: ChosenPart, trials: int, told: Callable[[int], None]
+    judge: Judge, start: ChosenPart, trials: int, on_trial: Callable[[int], None]
 ) -> ChosenPart:
     """Bayesian optimisation of the set from `start` on, as in Draft & Verify (Zhang et al. 2023,
     section 3.2), by a tree-structured Parzen estimator.
 
-    told: after each trial, how many there were.
+    on_trial: is called after each trial with their number.
     Raises MissingDependencyError without optuna.
     """
     try:
@@ -255,7 +255,7 @@ def optimized(
         part = judge.skip(frozenset(chosen))
         study.tell(trial, part.forecast)
         best = max(best, part, key=_worth)
-        told(count)
+        on_trial(count)
     return best
 
 

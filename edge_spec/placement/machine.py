@@ -68,8 +68,8 @@ def core_times() -> list[int] | None:
 def busy_share(
     seconds: float = 0.5, times: Callable[[], list[int] | None] = core_times
 ) -> float | None:
-    """Returns the share of all cores' time that this process and others take; None where the
-    system does not say. Watches for so many seconds."""
+    """Returns the share of all cores' time that this process and others take; None where the system
+    does not say. seconds: that it watches for."""
     before = times()
     if before is None:
         return None
@@ -82,7 +82,7 @@ def busy_share(
 
 
 def on_battery() -> bool:
-    """Whether a battery is being discharged, as far as the system tells (Linux)."""
+    """Says whether a battery is being discharged, where the system knows (Linux)."""
     for status in Path("/sys/class/power_supply").glob("*/status"):
         try:
             if status.read_text(encoding="ascii").strip() == "Discharging":
@@ -93,7 +93,7 @@ def on_battery() -> bool:
 
 
 def available_cores() -> int:
-    """Those that this process may run on."""
+    """Returns how many cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

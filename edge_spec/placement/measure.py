@@ -39,8 +39,8 @@ _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop: once every median is certain to `spread`, or the passes took `max_s` and were
-    all measured twice.
+    """The end of a measurement: once every median is certain to `spread`, or the passes took
+    `max_s` and were all measured twice.
 
     prefill_tokens: of one pass of a prefill, at most. widths: of the passes, ascending; contexts:
     tokens before them.
@@ -63,7 +63,7 @@ class Stopwatch:
         self.total_s = 0.0
 
     def time(self, work: Callable[[], object]) -> float:
-        """The seconds that it took."""
+        """Returns the seconds that it took."""
         start = self._clock()
         work()
         taken_s = self._clock() - start
@@ -85,7 +85,7 @@ class _Samples:
 
 
 def uncertainty(seconds: Sequence[float]) -> float:
-    """Half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
+    """Returns half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
     Larsen 1978, Variations of Box Plots)."""
     lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
     return float(1.57 * (upper - lower) / (max(middle, LEAST_S) * len(seconds) ** 0.5))
@@ -105,7 +105,7 @@ def measure_rows(
 
 
 def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """t(k), of the seconds of passes by their rows."""
+    """Returns t(k), of the seconds of passes by their rows."""
     return {rows: _typical(seconds) for rows, seconds in passes.items()}
 
 
@@ -114,7 +114,7 @@ def quick_passes(
     widths: Sequence[int] = QUICK_WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
-    """The seconds of each pass by its rows; of a model whose steps are slow, few passes."""
+    """Returns the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
     watch, config = Stopwatch(clock), model.config
     limit = min(model.capabilities.max_rows, config.context_length // 2)
     widths = [width for width in widths if width <= limit] or [1]
@@ -141,7 +141,7 @@ def measure(
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """All of `measuring` at once. on_step: is told how much of it is done."""
+    """Does all of `measuring` at once. on_step: is given the share that is done, 0 to 1."""
     with closing(measuring(model, effort, clock)) as steps:
         while True:
             try:
@@ -164,7 +164,7 @@ def measuring(
     wide passes are rather overestimated. prefill_tokens_per_s: of whole passes after the first.
     logits_row_s: to copy one row of them, float32, out of the runtime's memory. commit_s: to keep
     a row and to forget it again, which is all that a round adds outside its pass. What a runtime
-    takes to begin a pass cannot be told from what it computes, and is part of t(1).
+    takes to begin a pass cannot be measured apart, and is part of t(1).
     """
     watch = Stopwatch(clock)
     rng = np.random.default_rng(SEED)

@@ -1,4 +1,5 @@
-"""Where a library means to run each operation of a model, as `edge-spec devices --model` shows."""
+"""The device on which a library means to run each operation of a model, for `edge-spec devices
+--model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a target and its draft run beside each other: in turns, and at the same time.
+"""Times a target and its draft beside each other: in turns, and at the same time.
 
 What each takes alone is known of profiles. What is not: the other model's data in the caches, its
 threads, clocks of a device that had nothing to do, copies between devices, and memory that both
@@ -30,8 +30,8 @@ _ROUNDS, _LEAST_ROUNDS, _ENOUGH_S = 16, 3, 6.0
 
 @dataclass
 class _Seconds:
-    """Of each round: of the target's pass, of a pass of the draft among others, of one of several
-    rows, of all in turns, and of each while the other model runs."""
+    """Seconds of each round: of the target's pass, of a pass of the draft among others, of one of
+    several rows, of all in turns, and of each while the other model runs."""
 
     target: list[float] = field(default_factory=list)
     draft: list[float] = field(default_factory=list)
@@ -103,8 +103,8 @@ def _times(work: Callable[[], object], count: int) -> None:
 
 @contextmanager
 def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
-    """A pass of so many rows, as a round makes it: its scores are copied, since a device may give
-    them when they are read; one row of it is kept, and forgotten again."""
+    """Gives a pass of `rows` rows, as a round makes it: its scores are copied, since a device may
+    give them when they are read; one row of it is kept, and forgotten again."""
     rng = np.random.default_rng(SEED)
     context = max(1, min(_CONTEXT, model.config.context_length - rows))
     tokens: Sequence[int] = rng.integers(0, model.config.vocab_size, context + rows).tolist()

@@ -46,8 +46,9 @@ class Pairing:
     progress: Progress
 
     def placements(self, recordings: Sequence[Recording]) -> list[Placement]:
-        """Both models are measured again for it, since some runtimes give up a little speed to take
-        turns. The best of the pairs that a device takes part in are measured together."""
+        """Returns a placement of each two places. Both models are measured again for it, since some
+        runtimes give up a little speed to take turns. The best of the pairs that a device takes
+        part in are measured together."""
         options = LoadOptions(draft=(self.draft.model,))
         faults = self.surveyor.faults
         targets = self.surveyor.survey(self.source, options)
@@ -80,8 +81,8 @@ class Pairing:
     def _read(
         self, drafts: Sequence[MeasuredPlace], recordings: Sequence[Recording]
     ) -> Iterator[tuple[MeasuredPlace, _Hits]]:
-        """What each place drafts of the texts. Places of the processor are as good as its first;
-        a device reads for itself: it may compute wrong, which its acceptance then says."""
+        """Gives what each place drafts of the texts. Places of the processor are as good as its
+        first; a device reads for itself: it may compute wrong, which its acceptance then says."""
         known: _Hits | None = None
         for draft in processor_first(drafts):
             place = draft.candidate

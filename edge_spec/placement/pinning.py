@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    """The options as a plan completes them: the one that they name, else the one that the cache
-    holds for this model or pair, unless they choose a place or other weights themselves.
+    """Returns the options as a plan completes them: the one that they name, else the one that the
+    cache holds for this model or pair, unless they choose a place or other weights themselves.
 
     Its best placement is taken, or the next that fits memory and whose devices are there, which
     one line says. Raises UsageError for a plan that was named and cannot be used.
@@ -67,8 +67,9 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
 
 
 def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
-    """draft: the model that drafts where the placement has one. A drafter that was asked for stays,
-    and so does "auto" where there are corpora, which no plan knows."""
+    """Returns the options with those of a placement. draft: the model that drafts where it has one.
+    A drafter that was asked for stays, and so does "auto" where there are corpora, which no plan
+    knows."""
     own = options.drafter != "auto" or options.corpora
     target, drafting = placement.target, placement.draft
     on_draft: dict[str, Any] = {"draft": ()}
@@ -133,7 +134,7 @@ def is_open(options: LoadOptions) -> bool:
 
 
 def _usable(placements: tuple[Placement, ...]) -> Placement | None:
-    """The first without an obstacle; where it is not the best, one line says why."""
+    """Returns the first without an obstacle; where it is not the best, one line says why."""
     machine = _Machine()
     for placement in placements:
         if machine.obstacle(placement) is None:
@@ -148,10 +149,11 @@ def _usable(placements: tuple[Placement, ...]) -> Placement | None:
 
 
 class _Machine:
-    """What is there and free now; devices are listed once, where a placement uses one."""
+    """The devices and the memory that are there now; devices are listed once, where a placement
+    uses one."""
 
     def obstacle(self, placement: Placement) -> str | None:
-        """What is in the way of a placement, None where nothing is."""
+        """Says what is in the way of a placement; None where nothing is."""
         for place in _places(placement):
             module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
             if place.runtime not in entry_points.names("runtimes") or (

@@ -1,5 +1,5 @@
-"""What is done with a model at one place: each works on an open model, here or in a process of its
-own, and what it takes and returns can be written as JSON."""
+"""Work with a model at one place, here or in a process of its own: what it takes and returns can be
+written as JSON."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def measure_place(place: Candidate, max_s: float, on_step: OnStep) -> Any:
         own_loop = own_loop_cost(model)
         after = resident_bytes()
         trees = model.capabilities.trees
-    # Memory that another model has left behind may be used again: then less than it takes is seen.
+    # Memory that another model has left may be used again: then less than it takes is seen.
     grown = None if before is None or after is None else max(0, after - before)
     branches = trees and rows.batch_invariance.branch_invariant
     profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)

@@ -1,6 +1,6 @@
 """A plan: where the models of a pair run and who drafts, ranked by what was measured here.
 
-Kept as JSON, in the cache and wherever `edge-spec plan --out` is told.
+Kept as JSON, in the cache and where `edge-spec plan --out` says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Place:
-    """Where one model runs."""
+    """A runtime, its device and settings for one model."""
 
     runtime: str
     device: str
@@ -76,8 +76,8 @@ class Placement:
     overlapped: bool = False
 
     def shortage(self, free: FreeMemory) -> str | None:
-        """Where what is free does not do: "500 MB of 400 MB free", with the device if it is one's
-        own memory. None where it does, or where that is not known."""
+        """Says where what is free does not do: "500 MB of 400 MB free", with the device if it is
+        one's own memory. None where it does, or where that is not known."""
         return free.shortage(Needs(self.memory_bytes or 0, self.on_devices))
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ _PLAN = TypeAdapter(Plan)
 
 
 def plan_path(source: Source, draft: Source | None) -> Path:
-    """Where the cached plan of a model, or of a pair, is."""
+    """Returns where the cached plan of a model, or of a pair, is."""
     pair = "" if draft is None else f"-{draft.name}-{draft.identity}"
     return cache_directory() / "plans" / f"{source.name}-{source.identity}{pair}.json"
 
@@ -119,7 +119,8 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """One that was written by `plan --json`, or by hand, has no sha256, and is read, too.
+    """Reads a plan. One that was written by `plan --json`, or by hand, has no sha256, and is read,
+    too.
 
     Raises UsageError for what is no plan of this version, OSError.
     """
@@ -127,7 +128,8 @@ def read_plan(path: Path) -> Plan:
 
 
 def cached_plan(path: Path) -> Plan | None:
-    """None where there is none; a damaged one is passed over, which one line says."""
+    """Returns the plan in the cache, None where there is none; a damaged one is passed over, which
+    one line says."""
     try:
         return _read(path, sealed=True)
     except (FileNotFoundError, NotADirectoryError):

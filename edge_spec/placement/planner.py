@@ -115,8 +115,8 @@ class Planner:
         right = [each for hits in found for each in hits]
         share = sum(right) / max(1, len(right))
         if share < _LEAST_AGREEING:
-            told = f"it computes wrong: {share:.0%} of its tokens are {writer.candidate.place}'s"
-            self._surveyor.fail(place.candidate, PlaceError(told))
+            wrong = f"it computes wrong: {share:.0%} of its tokens are {writer.candidate.place}'s"
+            self._surveyor.fail(place.candidate, PlaceError(wrong))
         return share >= _LEAST_AGREEING
 
     def _alone(self, target: MeasuredPlace, recordings: Sequence[Recording]) -> Iterator[Placement]:
@@ -130,7 +130,7 @@ class Planner:
         lossless = None if target.rows is None else target.rows.lossless(LosslessMode.AUTO)
         rate = plain_rate(profile, recordings, lossless)
         if lossless is not None:
-            plain = replace(plain, lossless=lossless.told())
+            plain = replace(plain, lossless=lossless.describe())
         yield replace(plain, tokens_per_s=rate, speedup=1.0)
         names = list(_alone_or_together())
         what = f"Replaying drafters on {candidate.place}"

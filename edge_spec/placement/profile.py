@@ -1,5 +1,5 @@
-"""What passes of one model take on one runtime and device, and what use has taught of it; both
-are kept in the cache, one JSON file for each model, runtime, device and set of options."""
+"""Profiles: the time of one model's passes on one runtime and device, and what use has taught of
+it. Both are kept in the cache, one JSON file for each model, runtime, device and set of options."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """What a profile holds for. The file's name follows from all of it but the library's version,
-    so that a profile of another version is found, and replaced."""
+    """All that a profile depends on. The file's name follows from all of it but the library's
+    version, so that a profile of another version is found, and replaced."""
 
     model: str
     identity: str  # of the model's files
@@ -89,11 +89,12 @@ class Profile:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the machine was free enough for it to be used again."""
+        """Says whether the machine was free enough for it to be used again."""
         return self.spread <= _MOST_SPREAD
 
     def seconds(self, context_tokens: int) -> dict[int, float]:
-        """t(k) between the measured contexts, and beyond the longest as it grew between them."""
+        """Returns t(k) between the measured contexts, and beyond the longest as it grew between
+        them."""
         first, last = self.contexts[0], self.contexts[-1]
         span = last.context_tokens - first.context_tokens
         share = max(0.0, (context_tokens - first.context_tokens) / span) if span > 0 else 0.0
@@ -109,7 +110,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class PairFindings:
-    """How a target and its draft run beside each other, as `pair_probe` measures it.
+    """The times of a target and its draft beside each other, as `pair_probe` measures them.
 
     switch_s: of a round, more than its passes take where each model runs alone: for the other
     model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
@@ -126,7 +127,7 @@ class PairFindings:
 
     @property
     def draft_token_s(self) -> float | None:
-        """What a draft token takes, as measured among others; None where it was not."""
+        """Returns what a draft token takes, as measured among others; None where it was not."""
         return None if self.call_s is None or self.row_s is None else self.call_s + self.row_s
 
 
@@ -143,7 +144,8 @@ _FILE = TypeAdapter(_File)
 
 
 def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions) -> ProfileKey:
-    """The context's length is no part of it: t(k) is kept for a short and a long context."""
+    """Returns what a profile of this model depends on. The context's length is no part of it: t(k)
+    is kept for a short and a long context."""
     return ProfileKey(
         model=source.name,
         identity=source.identity,
@@ -187,8 +189,8 @@ def stored_weights(prepared: ResolvedModel) -> str:
 
 
 def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
-    """None where there is none that holds for this key and is certain; one line says why, where
-    there is one for something else.
+    """Returns the certain profile that holds for this key; None where there is none; one line says
+    why, where there is one for something else.
 
     bundled: a directory of profiles that came with the model. Looked into where the cache has none:
     what was measured on this very device says more than what was on one like it.
@@ -219,7 +221,7 @@ def _bundled(key: ProfileKey, path: Path) -> Profile | None:
 
 
 def read_key(path: Path) -> ProfileKey:
-    """What the profile in a file holds for. Raises ModelFileError, OSError."""
+    """Returns what the profile in a file holds for. Raises ModelFileError, OSError."""
     try:
         return read_sealed(path, _FILE).key
     except DamagedError as error:
@@ -235,7 +237,8 @@ def save_profile(key: ProfileKey, profile: Profile) -> None:
 
 
 def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
-    """None where they were not measured together, with these versions of their libraries."""
+    """Returns how the two run beside each other; None where they were not measured together, with
+    these versions of their libraries."""
     file = _kept(target).read()
     return file.pairs.get(draft.digest) if file is not None and file.key == target else None
 
@@ -251,8 +254,8 @@ def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> Non
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
-    """What live use has learnt, by name; empty where there is nothing. It outlives a change of
-    the runtime's library."""
+    """Returns what live use has learnt, by name; empty where there is nothing. It outlives a change
+    of the runtime's library."""
     file = _kept(key).read()
     return {} if file is None else file.learnt
 

@@ -1,4 +1,4 @@
-"""Which of the ways to run a model is the best, and why each other one is not."""
+"""Ranks the ways to run a model, and says of each why it is not the best."""
 
 from __future__ import annotations
 

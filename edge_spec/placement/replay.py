@@ -35,11 +35,11 @@ class Recording:
 
     category: str
     prompt: tuple[int, ...]
-    tokens: tuple[int, ...]  # as far as it was recorded; perhaps with the stop token
+    tokens: tuple[int, ...]  # that were recorded; perhaps with the stop token
     top: np.ndarray  # [tokens, TOP_TOKENS] int32; row i: the likeliest after tokens[:i], best first
     gaps: np.ndarray  # [tokens, TOP_TOKENS] float32; how far each one's logit is below the best
     # [tokens, hidden_size]; row i: after the final norm, where tokens[i] was chosen. None: no
-    # drafter is to be told hidden states.
+    # drafter is given hidden states.
     states: np.ndarray | None = None
 
 
@@ -57,7 +57,7 @@ class VirtualClock:
 
 
 class DraftCost(NamedTuple):
-    """What a drafter takes of one round."""
+    """Seconds that a drafter takes of one round."""
 
     propose_s: float = 0.0
     a_row_s: float = 0.0  # of it, more for each draft token
@@ -104,7 +104,7 @@ def replay(
     speculate: Speculate,
     pass_s: PassCost,
 ) -> list[Stats]:
-    """Statistics of each recording, with times of a clock on which a pass takes `pass_s`.
+    """Returns statistics of each recording, with times of a clock on which a pass takes `pass_s`.
 
     speculate: makes the drafters and the policy, once for all recordings, as in one session.
     Drafters take no time on that clock unless they advance it (`Charged`, `drafting.RealTime`).

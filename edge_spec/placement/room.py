@@ -17,7 +17,7 @@ from edge_spec.placement.plan import Placement
 
 @dataclass(frozen=True)
 class Room:
-    """What is free before any model is open."""
+    """The memory that is free before any model is open."""
 
     devices: DeviceMemories
     free: FreeMemory
@@ -28,7 +28,7 @@ class Room:
         return cls(memories, FreeMemory(free_bytes(), memories.free()))
 
     def fits(self, place: Candidate) -> bool:
-        """True also where it is not known."""
+        """Says whether it fits; True also where that is not known."""
         runtime = place.prepared.runtime
         if not isinstance(runtime, Sizing):
             return True

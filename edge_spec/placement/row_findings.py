@@ -1,4 +1,5 @@
-"""How the rows of a pass agree here, and what a plain step of the plain width costs: found once.
+"""Findings about the rows of a pass: how they agree here, and what a plain step of the plain width
+costs.
 
 Both follow from a library's build, the processor, the form of the weights and a model's shapes, not
 from its values: findings are kept in the cache under these and shared by all models of one shape.
@@ -40,7 +41,7 @@ _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be look
 
 @dataclass(frozen=True)
 class RowsKey:
-    """What findings hold for."""
+    """All that findings depend on."""
 
     runtime: str
     library: str  # its version
@@ -72,7 +73,7 @@ class RowFindings:
     way: str = ""
 
     def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
-        """As `keep_promise` has it."""
+        """Returns how the promise is kept, as `keep_promise` has it."""
         return keep_promise(mode, self.batch_invariance, lambda: self.plain_cost, replays)
 
 
@@ -87,7 +88,7 @@ _FILE = TypeAdapter(_File)
 
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
-    """Of a model that is opened in this way."""
+    """Returns what findings about a model depend on that is opened in this way."""
     return RowsKey(
         runtime=key.runtime,
         library=key.library,
@@ -113,18 +114,18 @@ def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
 
 
 def known_rows(key: RowsKey) -> RowFindings | None:
-    """What the cache knows; nothing is measured."""
+    """Returns what the cache knows; nothing is measured."""
     file = KeptFile(key.path, _FILE).read()
     return file.findings if file is not None and file.key == key else None
 
 
 def read_rows(path: Path) -> RowsKey:
-    """What the findings in a file hold for. Raises ModelFileError, OSError."""
+    """Returns what the findings in a file hold for. Raises ModelFileError, OSError."""
     return require_sealed(path, _FILE, "findings").key
 
 
 def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
-    """What the cache knows of these widths; else what is measured now, and kept."""
+    """Returns what the cache knows of these widths; else measures it now, and keeps it."""
     wanted = measured_widths(model, widths)
     known = known_rows(key)
     if known is not None and set(wanted) <= set(known.widths):
@@ -158,8 +159,8 @@ def settle_rows(
 
 
 def _plain_cost(model: Model, found: BatchInvariance) -> float:
-    """The least of a few measurements, as far as they decide: what else is running makes wide
-    passes dearer than narrow ones, and what is found now is kept."""
+    """Returns the least of a few measurements, of which no more are made than decide: what else is
+    running makes wide passes dearer than narrow ones, and what is found now is kept."""
     if found.plain_width == 1 or len(found.invariant_widths) == 1:
         return 1.0
     cost = math.inf
@@ -171,8 +172,8 @@ def _plain_cost(model: Model, found: BatchInvariance) -> float:
 
 
 def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> None:
-    """The way that scores single rows as the widest passes do, the first of equal ones. A large
-    model takes the one that is likeliest to, if it does: to look at another takes seconds."""
+    """Chooses the way that scores single rows as the widest passes do, the first of equal ones. A
+    large model takes the one that is likeliest to, if it does: to look at another takes seconds."""
     assert isinstance(model, HasWays)
     if is_large(model.config):
         model.choose_way(model.likeliest_way)

@@ -1,4 +1,4 @@
-"""In which order `auto` asks the runtimes for a model: the fastest first, where that was measured.
+"""Orders the runtimes that `auto` asks for a model: the fastest first, where that was measured.
 
 What is known of a model here is its profiles, of models of its shapes what passes cost. Nothing is
 measured for it, and without figures of two runtimes for the model as each would run it, or where
@@ -48,8 +48,8 @@ class RuntimeOrder:
 
 
 def runtime_order(candidates: RuntimeCandidates, options: LoadOptions) -> RuntimeOrder:
-    """Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that
-    cannot be read."""
+    """Returns the order for a model. Raises as `Source.path` does, and ModelFileError,
+    UnsupportedModelError for a header that cannot be read."""
     usual = candidates.resolutions
     is_left = options.quantization is None and options.block_size is None
     is_open = not candidates.is_bound and is_left and len(usual) > 1
@@ -105,7 +105,8 @@ def _of_shapes(
     weights: str | None,
     config: ModelConfig,
 ) -> Iterator[float]:
-    """Before a conversion for the runtime, of weights in whatever form it ran."""
+    """Gives what models of these shapes take; before a conversion for the runtime, of weights in
+    whatever form it ran."""
     for key, seconds in costs:
         is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
         if is_same and weights in (None, key.weights):

@@ -42,7 +42,7 @@ def processor_first(places: Iterable[MeasuredPlace]) -> Iterator[MeasuredPlace]:
 
 @dataclass
 class Faults:
-    """What failed while a plan is made, so that nobody waits for it twice."""
+    """Collects what failed while a plan is made, so that nobody waits for it twice."""
 
     _places: dict[tuple[str, Place], str] = field(default_factory=dict)  # by model
     _silent: dict[tuple[str, str], str] = field(default_factory=dict)  # by runtime and device

@@ -88,7 +88,7 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
     if rows is None:
         yield note("lossless", "found at the first start, and kept")
     else:
-        yield ok("lossless", rows.lossless(chosen.options.lossless_mode).told())
+        yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
 
 
 def _own_loop(
