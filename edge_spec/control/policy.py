@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
+from edge_spec.core.tree_pruning import chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
 
 DEFAULT_DRAFT_TOKENS = 15
@@ -105,10 +106,10 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
     if tree.draft_probs and not (limits.branches or tree.is_chain):
         tree = replace(tree, draft_probs=())
     if limits.branches:
-        likely = tree.likeliest(limits.num_rows, min_reach)
+        likely = likeliest(tree, limits.num_rows, min_reach)
         num_verified = len(likely)
     else:
-        likely = tree.chain_first(limits.num_rows, min_reach)
+        likely = chain_first(tree, limits.num_rows, min_reach)
         num_verified = likely.leading_chain
         if not limits.probes:
             likely = likely.first_rows(num_verified)

@@ -231,58 +231,6 @@ class TokenTree:
             return len(self)
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])
 
-    def chain_first(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-        """The best chain, as far as its rows are reached with `min_reach` or more, and after it
-        the other rows that are required; `num_rows` at most. Rows that can do without are left out.
-        """
-        reach: list[float] = self.reach.tolist()
-        if self.is_chain and not self.required:  # most rounds
-            return self.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
-        expected = reach.copy()
-        for row, parent in enumerate(self.parents.tolist()):
-            if row:
-                expected[row] += expected[parent]
-        path = self.path(expected.index(max(expected)))
-        path = [row for row in path if reach[row] >= min_reach][:num_rows]
-        if self.required:
-            others = (
-                row for row, required in enumerate(self.required) if required and row not in path
-            )
-            path += list(others)[: num_rows - len(path)]
-        return self.select(path)
-
-    def likeliest(self, num_rows: int, min_reach: float = 0.0) -> TokenTree:
-        """The `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
-        Rows that are required go before all others, however unlikely. Siblings of K_SEQ are kept or
-        dropped together, by the last of them."""
-        if self.siblings is Siblings.K_SEQ and self.draft_probs and not self.is_chain:
-            return self.select(sorted(self._likeliest_groups(num_rows, min_reach)))
-        reach = self.reach
-        if not self.required and bool((reach[1:] <= reach[:-1]).all()):
-            return self.first_rows(min(num_rows, int((reach >= min_reach).sum())))
-        wanted = np.array(self.required or (False,) * len(self))
-        wanted[0] = True
-        # Stable, and no row is likelier than its parent: parents come before their children.
-        order = np.lexsort((-reach, ~wanted))
-        rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
-        return self.select(sorted(rows[:num_rows]))
-
-    def _likeliest_groups(self, num_rows: int, min_reach: float) -> list[int]:
-        """Rows whose siblings are all among them. Whether a group is depends on none of its own
-        tokens: what is below it, which may depend on them, comes after it."""
-        reach: list[float] = self.reach.tolist()
-        least = {row: min(reach[child] for child in below) for row, below in self._children.items()}
-        for row, parent in enumerate(self.parents.tolist()):
-            if row in least:
-                least[row] = min(least[row], least[parent])
-        kept = [0]
-        for row in sorted(self._children.keys() - {-1}, key=lambda row: (-least[row], row)):
-            group = self.children(row)
-            fits = len(kept) + len(group) <= num_rows
-            if row in kept and fits and least[row] >= min_reach:
-                kept += group
-        return kept
-
     def first_rows(self, rows: int) -> TokenTree:
         """The tree of the first `rows` rows, itself a tree since parents precede children."""
         if rows >= len(self):

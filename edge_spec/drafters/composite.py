@@ -16,6 +16,7 @@ import numpy as np
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree_pruning import chain_first
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.forwarding import DrafterGroup
 from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
@@ -62,7 +63,7 @@ class CompositeDrafter(DrafterGroup):
         kinds, confidence = self._rated(merged, [tree.confidence.tolist() for tree in trees])
         tree = tree_of(merged, confidence)
         self._growth = Growth(tree, kinds)
-        return tree if budget.branches else tree.chain_first(budget.num_rows)
+        return tree if budget.branches else chain_first(tree, budget.num_rows)
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import RoundStats
+from edge_spec.core.tree_pruning import chain_first
 from edge_spec.drafters.protocol import Budget, Drafter
 
 
@@ -42,7 +43,7 @@ class ExactPolicy:
             probes=budget.probes and self._probes,
         )
         plan = self._policy.choose(drafters, pending, limits)
-        tree = plan.tree.chain_first(widths[-1])
+        tree = chain_first(plan.tree, widths[-1])
         verified = tree.leading_chain
         if not limits.probes:
             tree = tree.first_rows(verified)

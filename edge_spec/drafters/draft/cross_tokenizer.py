@@ -18,6 +18,7 @@ from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree_pruning import chain_first
 from edge_spec.drafters.acceptance import OutcomeRate
 from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, TextCounts
@@ -163,7 +164,7 @@ class CrossTokenizerDrafter(Drafter):
         self._tell()
         self._last = last[-1]
         limits = Budget(count, count + 1, branches=False, probes=False, min_reach=min_reach)
-        tree = self._inner.propose(self._last, limits).chain_first(count + 1)
+        tree = chain_first(self._inner.propose(self._last, limits), count + 1)
         self._asked = tree
         ids = tree.tokens[1:].tolist()
         end = next((at for at, id in enumerate(ids) if self._draft.is_marker(id)), len(ids))

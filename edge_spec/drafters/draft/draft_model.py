@@ -15,28 +15,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
 from edge_spec.drafters.draft.candidates import (
-    FIRST,
     PRIORS,
-    SAMPLED,
     SIBLING_KINDS,
     Line,
     candidates_after,
-    kind_of,
-    ranked,
 )
-from edge_spec.drafters.draft.draft_tree import Draw, Path, Reader, grow_levels, sample_shape
+from edge_spec.drafters.draft.chooser import DraftChooser
+from edge_spec.drafters.draft.draft_tree import Path, Reader, grow_levels, sample_shape
 from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.draft.synced_session import SyncedSession
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
@@ -57,7 +52,8 @@ class DraftModelDrafter(Drafter):
     session reads its target's own cache. anticipates: it reads on while the target verifies, on a
     session that nobody else needs meanwhile; not the trees that it reads level by level. reopened:
     opens a session in the place of one that has failed, or raises. acceptance: how often a draft
-    token of its was right in earlier answers, where that is known.
+    token of its was right in earlier answers, where that is known. chooser: by default one of its
+    logits.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -75,12 +71,13 @@ class DraftModelDrafter(Drafter):
         name: str = "draft-model",
         reopened: Callable[[], Session] | None = None,
         acceptance: float | None = None,
+        chooser: DraftChooser | None = None,
     ) -> None:
         self.name = name
         self._reported = () if acceptance is None else (acceptance,) * _REPORTED
         self._reopened = reopened
-        self._target_vocab = vocab_size
         self._vocab_size = min(draft.config.vocab_size, vocab_size)
+        self._chooser = chooser or DraftChooser(draft.config.vocab_size, vocab_size)
         self._text = SyncedSession(
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
@@ -89,8 +86,6 @@ class DraftModelDrafter(Drafter):
         self._trees = draft.capabilities.trees
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
-        self._sampler = Sampler(SamplingParams(), ())
-        self._sampled = False
         self._told_full = False
         self._ahead = DraftAheadCache() if anticipates else None
         self._anticipates = self._was_ready = False
@@ -104,10 +99,10 @@ class DraftModelDrafter(Drafter):
         return self._was_ready
 
     def use_sampler(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._sampled = sampler.sampled_drafts
+        self._chooser.use_sampler(sampler)
         # A sample cannot be foreseen: the level below drafts what is likeliest.
-        self._level.use_sampler(Sampler(SamplingParams(), ()) if self._sampled else sampler)
+        greedy = Sampler(SamplingParams(), ())
+        self._level.use_sampler(greedy if self._chooser.samples else sampler)
         self._forget()
 
     def reopen(self) -> bool:
@@ -144,12 +139,12 @@ class DraftModelDrafter(Drafter):
             self._tell_full()
             self._growth = nothing(pending)
             return self._growth.tree
-        branches = budget.branches and not assumed and (budget.shape or not self._sampled)
+        branches = budget.branches and not assumed and (budget.shape or not self._chooser.samples)
         if branches:
             self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
-        by_level = branches and (self._sampled or self._width > 1)
+        by_level = branches and (self._chooser.samples or self._width > 1)
         self._anticipates = self._ahead is not None and not by_level
         self.rollback_draft(len(assumed))
         return self._growth.tree
@@ -190,7 +185,7 @@ class DraftModelDrafter(Drafter):
         self._forget()
 
     def sibling_acceptance(self) -> Sequence[float]:
-        if not (self._sampled and self._trees):
+        if not (self._chooser.samples and self._trees):
             return ()
         return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
 
@@ -217,7 +212,7 @@ class DraftModelDrafter(Drafter):
         choices = line.choices
         tokens = [choice.token for choice in choices]
         tree = TokenTree.chain(pending, tokens, line.confidence, self.name)
-        if self._sampled:
+        if self._chooser.samples:
             tree = replace(tree, draft_probs=(None, *(choice.draft_probs for choice in choices)))
         return Growth(tree, (None, *(choice.kind for choice in choices)))
 
@@ -253,45 +248,28 @@ class DraftModelDrafter(Drafter):
         self._level.learn(ahead, logits, written)
 
     def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
-        preference = self._preference(logits, path)
         if self._ahead is None:
-            return self._choice(preference)
-        reading = self._reading(preference)
+            return self._chooser.choose(logits, path)
+        reading = self._chooser.read(logits, path)
         self._ahead.add(path, reading)
         return reading.candidate
-
-    def _choice(self, preference: np.ndarray) -> AheadChoice:
-        if self._sampled:
-            token = self._sampler.draw(preference, Purpose.DRAFT)
-            return AheadChoice(token, kind_of(SAMPLED, float(preference.max())), preference)
-        token = int(preference.argmax())
-        return AheadChoice(token, kind_of(FIRST, preference[token] / preference.sum()), None)
-
-    def _reading(self, preference: np.ndarray) -> Reading:
-        return Reading(self._choice(preference), partial(ranked, preference))
-
-    def _preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:
-        """[vocab of the target] weights; probabilities, where the draft is sampled."""
-        weigh = self._sampler.probs if self._sampled else self._sampler.preference
-        return weigh(self._fitted(logits), path)
 
     def _tree(self, pending: int, budget: Budget) -> Growth:
         """Row after row, the likeliest first, or level after level where a pass of several rows
         costs no more; sampled ones in the shape that is asked for."""
         reader = Reader(self._text.score, self._width, self._text.max_rows)
-        if self._sampled:
-            return sample_shape(self.name, pending, budget, self._acceptance, reader, self._draw)
+        given = self.name, pending, budget, self._acceptance
+        if self._chooser.samples:
+            return sample_shape(*given, reader, self._chooser.draw)
         if self._width > 1:
-            return grow_levels(
-                self.name, pending, budget, self._acceptance, reader, self._likeliest
-            )
+            return grow_levels(*given, reader, self._chooser.likeliest)
         root: Path = ()
-        return grow(self.name, pending, budget, self._acceptance, root, self._expand)
+        return grow(*given, root, self._expand)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
         """What may follow the text and these draft tokens."""
         if self._ahead is None:
-            return self._likeliest(self._score(path), path)
+            return self._chooser.likeliest(self._score(path), path)
         reading = self._ahead.get(path)
         if reading is None:
             reading = self._read(path)
@@ -301,7 +279,7 @@ class DraftModelDrafter(Drafter):
         return candidates_after(path, reading.likeliest)
 
     def _read(self, path: Path) -> Reading:
-        return self._reading(self._preference(self._score(path), path))
+        return self._chooser.read(self._score(path), path)
 
     def _score(self, path: Path) -> np.ndarray:
         """[vocab] logits after the text and these draft tokens, by a pass of one row where the row
@@ -311,26 +289,6 @@ class DraftModelDrafter(Drafter):
         logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
         return logits
-
-    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
-        return candidates_after(path, ranked(self._preference(logits, path)))
-
-    def _draw(self, logits: np.ndarray, path: Path, count: int) -> Draw:
-        probs = self._sampler.probs(self._fitted(logits), path)
-        left, tokens = probs.copy(), []
-        for _ in range(min(count, int(np.count_nonzero(probs)))):
-            tokens.append(self._sampler.draw(left, Purpose.DRAFT))
-            left[tokens[-1]] = 0
-        return Draw(tokens, SIBLING_KINDS[: len(tokens)], probs)
-
-    def _fitted(self, logits: np.ndarray) -> np.ndarray:
-        """[vocab of the target]: what the draft does not know cannot be next. Raises ValueError
-        for logits that no choice can be made by."""
-        logits = logits[: self._vocab_size]
-        if not np.isfinite(logits.max()):  # NaN, where any of them is
-            raise ValueError("logits that are not finite")
-        missing = self._target_vocab - len(logits)
-        return np.pad(logits, (0, missing), constant_values=-np.inf) if missing else logits
 
     def _forget(self) -> None:
         self._anticipates = self._was_ready = False

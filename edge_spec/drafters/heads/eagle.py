@@ -13,12 +13,34 @@ from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.ahead import AheadChoice, Path
 from edge_spec.drafters.draft.candidates import candidates_after
+from edge_spec.drafters.draft.chooser import DraftChooser
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.heads.target_features import TargetFeatures
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate
+
+
+class EagleChooser(DraftChooser):
+    """Reads the scores of the tokens that a head scores, where these decide alone."""
+
+    def __init__(self, network: EagleNetwork) -> None:
+        super().__init__(network.config.vocab_size, network.config.vocab_size)
+        self._network = network
+
+    def choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
+        if not self._sampler.prefers_by_logits:
+            return super().choose(logits, path)
+        return AheadChoice(*self._network.likeliest(logits)[0], None)
+
+    def likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
+        if not self._sampler.prefers_by_logits:
+            return super().likeliest(logits, path)
+        return candidates_after(path, self._network.likeliest(logits))
+
+    def fitted(self, logits: np.ndarray) -> np.ndarray:
+        return super().fitted(self._network.spread(logits[None])[0])
 
 
 class EagleDrafter(DraftModelDrafter):
@@ -32,7 +54,9 @@ class EagleDrafter(DraftModelDrafter):
         self._network = network
         self._target = TargetFeatures(network.feature_layers, network.features_size, WINDOW)
         model = EagleModel(network, self._target.store)
-        super().__init__(model, model.open_session(), network.config.vocab_size, name=name)
+        chooser = EagleChooser(network)
+        vocab_size = network.config.vocab_size
+        super().__init__(model, model.open_session(), vocab_size, name=name, chooser=chooser)
 
     @property
     def reported_acceptance(self) -> Sequence[float]:
@@ -57,19 +81,6 @@ class EagleDrafter(DraftModelDrafter):
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._target.observe(out, verdict)
         super().observe(tree, out, verdict)
-
-    def _choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
-        if not self._sampler.prefers_by_logits:
-            return super()._choose(logits, path)
-        return AheadChoice(*self._network.likeliest(logits)[0], None)
-
-    def _likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
-        if not self._sampler.prefers_by_logits:
-            return super()._likeliest(logits, path)
-        return candidates_after(path, self._network.likeliest(logits))
-
-    def _fitted(self, logits: np.ndarray) -> np.ndarray:
-        return super()._fitted(self._network.spread(logits[None])[0])
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         super().load_state_dict(state)

@@ -18,6 +18,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree_pruning import likeliest
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.conversation import continues, restored_prompt
 from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
@@ -123,7 +124,7 @@ class LookaheadDrafter(Drafter):
                 row = rows.add(row, token, kind + (i > 0))
         self._growth = rows.growth()
         tree = self._growth.tree
-        return tree.likeliest(budget.num_rows) if len(tree) > budget.num_rows else tree
+        return likeliest(tree, budget.num_rows) if len(tree) > budget.num_rows else tree
 
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)

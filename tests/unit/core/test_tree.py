@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
+from edge_spec.core.tree_pruning import chain_first, likeliest
 
 
 @st.composite
@@ -94,7 +95,7 @@ def test_the_likeliest_rows_are_needed_or_likelier_than_all_others(
     tree: TokenTree, num_rows: int, limit: int
 ) -> None:
     min_reach = limit / 10 + 0.05  # away from the tenths, where float32 would decide
-    kept = tree.likeliest(num_rows, min_reach)
+    kept = likeliest(tree, num_rows, min_reach)
     names = kept.proposed_by
     rows = [tree.proposed_by.index(name) for name in names]
     assert rows == sorted(rows) and rows[0] == 0 and len(rows) <= num_rows
@@ -121,7 +122,7 @@ def test_the_chain_with_most_expected_draft_tokens_comes_first(
     tree: TokenTree, num_rows: int, limit: int
 ) -> None:
     min_reach = limit / 10 + 0.05  # away from the tenths, where float32 would decide
-    cut = tree.chain_first(num_rows, min_reach)
+    cut = chain_first(tree, num_rows, min_reach)
     rows = [tree.proposed_by.index(name) for name in cut.proposed_by]
     assert len(rows) <= num_rows and len(set(rows)) == len(rows)
     for new, row in enumerate(rows):
@@ -172,8 +173,8 @@ def test_a_tree_without_draft_probs_has_no_sampled_row() -> None:
 @given(tree=sampled_trees(), num_rows=st.integers(1, 10), limit=st.integers(0, 9))
 def test_rows_keep_what_they_were_sampled_from(tree: TokenTree, num_rows: int, limit: int) -> None:
     for cut in (
-        tree.likeliest(num_rows, limit / 10),
-        tree.chain_first(num_rows, limit / 10),
+        likeliest(tree, num_rows, limit / 10),
+        chain_first(tree, num_rows, limit / 10),
         tree.first_rows(num_rows),
         tree.select(tree.path(len(tree) - 1)),
     ):

@@ -17,6 +17,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams, TokenChoice
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
+from edge_spec.core.tree_pruning import chain_first, likeliest
 from edge_spec.core.verify import siblings, verify
 from fixtures import sampled_outcomes as outcomes
 from fixtures import text_distribution as text
@@ -180,20 +181,20 @@ def first_alone_if_least(tree: TokenTree) -> TokenTree:
     ("shape", "form", "cut"),
     [
         # A token's own value decides whether it is verified.
-        (CHAIN, {"confidence": by_own_token}, lambda tree: tree.likeliest(10, 0.3)),
-        (CHAIN, {"confidence": by_own_token}, lambda tree: tree.chain_first(10, 0.3)),
-        (("ss",), {"confidence": by_own_token}, lambda tree: tree.likeliest(2)),
+        (CHAIN, {"confidence": by_own_token}, lambda tree: likeliest(tree, 10, 0.3)),
+        (CHAIN, {"confidence": by_own_token}, lambda tree: chain_first(tree, 10, 0.3)),
+        (("ss",), {"confidence": by_own_token}, lambda tree: likeliest(tree, 2)),
         # A child is drawn given those before it: without them it is no sample.
-        (("ss",), {"confidence": later_is_likelier}, lambda tree: tree.likeliest(2)),
+        (("ss",), {"confidence": later_is_likelier}, lambda tree: likeliest(tree, 2)),
         # Which branch is kept depends on what it holds.
-        (("ss", "s"), {"confidence": by_parent_alone}, lambda tree: tree.chain_first(10)),
+        (("ss", "s"), {"confidence": by_parent_alone}, lambda tree: chain_first(tree, 10)),
         # How many children are verified together depends on what the first one holds.
         (("ss",), {"siblings": Siblings.K_SEQ}, first_alone_if_least),
         # A chain goes on through a row whose sibling had to go because of what that row holds.
         (
             ("s", "ss", "s"),
             {"confidence": by_parent},
-            lambda tree: replace(tree.likeliest(4), only_child=()),
+            lambda tree: replace(likeliest(tree, 4), only_child=()),
         ),
     ],
 )

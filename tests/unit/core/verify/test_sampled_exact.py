@@ -18,6 +18,7 @@ from edge_spec.core import sampling
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict
+from edge_spec.core.tree_pruning import chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
 from fixtures import sampled_outcomes as sampled
 from fixtures import text_distribution as text
@@ -138,15 +139,15 @@ def by_rival(path: Context, place: int) -> float:
 BUDGET = Budget(10, 20)
 # What policies do to a tree between drafting and verification.
 CUTS: dict[str, Callable[[TokenTree], TokenTree]] = {
-    "likeliest rows": lambda tree: tree.likeliest(4),
-    "likely rows": lambda tree: tree.likeliest(20, 0.4),
+    "likeliest rows": lambda tree: likeliest(tree, 4),
+    "likely rows": lambda tree: likeliest(tree, 20, 0.4),
     "first rows": lambda tree: tree.first_rows(3),
     "first of each": lambda tree: tree.select([0, 1, *tree.children(1)[:1]]),
     "fixed policy": lambda tree: FixedPolicy(3, 0.4).choose([Proposing(tree)], 0, BUDGET).tree,
 }
 CHAIN_CUTS = CUTS | {
-    "chain first": lambda tree: tree.chain_first(3),
-    "likely chain": lambda tree: tree.chain_first(20, 0.4),
+    "chain first": lambda tree: chain_first(tree, 3),
+    "likely chain": lambda tree: chain_first(tree, 20, 0.4),
     "policy of chains": lambda tree: (
         FixedPolicy(3, 0.4, branches=False).choose([Proposing(tree)], 0, BUDGET).tree
     ),

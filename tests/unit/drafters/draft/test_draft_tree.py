@@ -15,6 +15,7 @@ from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
+from edge_spec.core.tree_pruning import likeliest
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.draft_tree import Reader, grow_levels
 from edge_spec.drafters.protocol import Budget
@@ -330,7 +331,7 @@ def test_no_sample_is_verified_without_those_that_were_drawn_before_it() -> None
     tree = shaped(drafter, sampler, budget)
     for num_rows in range(2, len(tree) + 1):
         for min_reach in (0.0, 0.02, 0.1, 0.3):
-            kept = tree.likeliest(num_rows, min_reach)
+            kept = likeliest(tree, num_rows, min_reach)
             for row in range(len(kept)):
                 children = [int(kept.tokens[child]) for child in kept.children(row)]
                 path = kept.tokens[kept.path(row)].tolist()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree_pruning import likeliest
 from edge_spec.core.verify import verify
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
@@ -92,7 +93,7 @@ def test_draft_tokens_are_the_argmax_of_the_round_before(
         assert tree.is_chain and tree.tokens.tolist() == [text[-1], *(known[p] for p in places)]
         # All of it is scored: what it teaches is worth more than its chance.
         assert len(tree) == 1 or tree.required == (True,) * len(tree)
-        assert tree.likeliest(64, 0.99) is tree
+        assert likeliest(tree, 64, 0.99) is tree
         refined = {}
         for place in places:
             path = (*text, *(known[p] for p in places if p <= place))

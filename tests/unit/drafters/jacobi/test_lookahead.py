@@ -15,6 +15,7 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.core.tree_pruning import likeliest
 from edge_spec.core.verify import verify
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
@@ -371,7 +372,7 @@ def test_a_draft_token_of_window_and_pool_counts_as_the_likelier() -> None:
     assert tree.confidence[1] == pytest.approx(max(estimates[0], estimates[3]))
     assert tree.confidence[[2, 3]].tolist() == pytest.approx([estimates[1], estimates[4]])
     assert tree.required == (False, True, True, False)
-    assert tree.likeliest(3).tokens.tolist() == [1, 2, 7]
+    assert likeliest(tree, 3).tokens.tolist() == [1, 2, 7]
 
 
 def test_the_default_window_is_small() -> None:
