@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from json import dumps
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import require_writable
+from edge_spec.cli.output import print_json, require_writable
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.measuring import (
@@ -21,82 +21,97 @@ if TYPE_CHECKING:
         SampledMeasurement,
     )
     from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
-    from edge_spec.diagnostics.bench.report import Document
+    from edge_spec.diagnostics.bench.speedup_report import Document
     from edge_spec.engine.engine import Engine
 
 _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
 
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is answered how often, and what is measured beside it."""
+
+    prompts: Annotated[
+        Path | None,
+        Option("JSON lines with id, category, and prompt or turns; without it, ours.", None),
+    ] = None
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", None, least=1)] = 128
+    repeat: Annotated[int, Option("How often each prompt is answered.", None, least=1)] = 3
+    per_category: Annotated[int | None, Option("Most prompts of a category.", None, least=1)] = None
+    sampled: Annotated[
+        int,
+        Option(
+            "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
+            None,
+            least=0,
+        ),
+    ] = 2
+    out: Annotated[
+        Path | None,
+        Option("A directory for report.md, report.json, chart.svg and chart.png.", None),
+    ] = None
+    peers: Annotated[
+        bool, Option("Measure other libraries that are installed, too.", None, flag="--peers")
+    ] = False
+    peer_model: Annotated[
+        tuple[str, ...],
+        Option(
+            "What a library reads instead; may be repeated.",
+            None,
+            metavar="NAME=PATH",
+            read_as=list[str] | None,
+        ),
+    ] = ()
+    peer_python: Annotated[
+        tuple[str, ...],
+        Option(
+            "The Python that has a library; may be repeated.",
+            None,
+            metavar="NAME=PYTHON",
+            read_as=list[str] | None,
+        ),
+    ] = ()
+
+
 @options.with_groups
 def bench(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON lines with id, category, and prompt or turns; without it, ours."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 128,
-    repeat: Annotated[int, typer.Option(help="How often each prompt is answered.", min=1)] = 3,
-    per_category: Annotated[
-        int | None, typer.Option(help="Most prompts of a category.", min=1)
-    ] = None,
-    sampled: Annotated[
-        int,
-        typer.Option(
-            help="Prompts of a category that are answered as the model's makers sample, too; 0: "
-            "none.",
-            min=0,
-        ),
-    ] = 2,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A directory for report.md, report.json, chart.svg and chart.png."),
-    ] = None,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Measure other libraries that are installed, too.")
-    ] = False,
-    peer_model: Annotated[
-        list[str] | None,
-        typer.Option(help="What a library reads instead; may be repeated.", metavar="NAME=PATH"),
-    ] = None,
-    peer_python: Annotated[
-        list[str] | None,
-        typer.Option(help="The Python that has a library; may be repeated.", metavar="NAME=PYTHON"),
-    ] = None,
     *,
+    asked: BenchOptions,
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.diagnostics.bench.measuring import make_plan
-    from edge_spec.diagnostics.bench.report import document
+    from edge_spec.diagnostics.bench.speedup_report import document
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-    entries = read_prompts(prompts or OWN_PROMPTS, per_category)
-    _require_forgetful(loading.drafter, repeat)
-    if out is not None:
-        require_writable(out)
-    choice = _peer_choice(model, loading, peer_model or (), peer_python or ()) if peers else None
-    if not peers and (peer_model or peer_python):
+    entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
+    _require_forgetful(loading.drafter, asked.repeat)
+    if asked.out is not None:
+        require_writable(asked.out)
+    if not asked.peers and (asked.peer_model or asked.peer_python):
         raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
+    choice = _peer_choice(model, loading, asked) if asked.peers else None
     opened = str(choice.gguf) if choice else model
     with open_engine(opened, loading) as engine:
-        plan = make_plan(engine, entries, max_tokens, repeat)
+        plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
         measured, open_peers = _measure(engine, plan, choice)
         if not measured.tasks:
             raise KeyboardInterrupt
         drawn = None
-        if sampled and not (measured.partial or _remembering(loading.drafter)):
-            drawn = _measure_sampled(engine, plan, sampled)
+        if asked.sampled and not (measured.partial or _remembering(loading.drafter)):
+            drawn = _measure_sampled(engine, plan, asked.sampled)
         settings = _settings(engine, opened, loading) | {
             "model": Path(model).name,
             "weights": choice.weights if choice else engine.parts.name,
-            "prompts": prompts.name if prompts else "edge-spec's own",
-            "max_tokens": max_tokens,
+            "prompts": asked.prompts.name if asked.prompts else "edge-spec's own",
+            "max_tokens": asked.max_tokens,
             "own_loop_cost": None if measured.partial else _own_loop_cost(engine),
         }
         report = document(measured, settings, open_peers, drawn)
-    _print(report, json, out)
+    _print(report, json, asked.out)
     if report["settings"]["partial"]:
         raise KeyboardInterrupt
 
@@ -168,9 +183,7 @@ def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeas
     return SampledMeasurement(measured, count, sampling_text(sampling), source)
 
 
-def _peer_choice(
-    model: str, loading: options.AskedOptions, models: Sequence[str], pythons: Sequence[str]
-) -> PeerChoice:
+def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.core.export import ExportOptions
@@ -179,7 +192,8 @@ def _peer_choice(
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
 
-    chosen = parse_choices("--peer-model", models), parse_choices("--peer-python", pythons)
+    models = parse_choices("--peer-model", asked.peer_model)
+    pythons = parse_choices("--peer-python", asked.peer_python)
     with ProgressBar() as progress:
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
@@ -187,7 +201,7 @@ def _peer_choice(
         stored = StoredModel(source, "gguf", ExportOptions(quantization))
         gguf = gguf_file(stored, progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"
-    return PeerChoice(gguf, weights, *chosen, threads=loading.threads or available_cores())
+    return PeerChoice(gguf, weights, models, pythons, threads=loading.threads or available_cores())
 
 
 def _remembering(drafter: str) -> list[str]:
@@ -208,11 +222,11 @@ def _require_forgetful(drafter: str, repeat: int) -> None:
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
     from edge_spec.diagnostics.bench.chart import draw_chart
-    from edge_spec.diagnostics.bench.report import markdown
+    from edge_spec.diagnostics.bench.speedup_report import markdown
     from edge_spec.diagnostics.report_files import write_report
 
     if as_json:
-        print(dumps(report, ensure_ascii=False))
+        print_json(report)
     elif out is None:
         print(markdown(report), end="")
     if out is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 
 learn = typer.Typer(
     name="learn", help="What chat --learn and serve --learn keep.", no_args_is_help=True
@@ -20,13 +21,11 @@ _Model = Annotated[
 @learn.command()
 def status(model: _Model = None, json: options.Json = False) -> None:
     """Say what is kept of answers, what was learnt, and whether it drafts."""
-    from json import dumps
-
-    from edge_spec.learning.report import learnt_of, told
+    from edge_spec.learning.learning_status import learnt_of, told
 
     found = [each.document() for each in learnt_of(model)]
     if json:
-        print(dumps({"models": found}))
+        print_json({"models": found})
         return
     for line in told(found):
         print(line)
@@ -35,13 +34,11 @@ def status(model: _Model = None, json: options.Json = False) -> None:
 @learn.command()
 def forget(model: _Model = None, json: options.Json = False) -> None:
     """Remove answers that were kept, and all that was learnt from them."""
-    from json import dumps
-
-    from edge_spec.learning.report import learnt_of
+    from edge_spec.learning.learning_status import learnt_of
 
     freed = {each.folder.path.name: each.folder.forget() for each in learnt_of(model)}
     if json:
-        print(dumps({"freed_bytes": freed}))
+        print_json({"freed_bytes": freed})
         return
     total = sum(freed.values()) / 1e6
     print(f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB.")

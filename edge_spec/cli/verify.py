@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import print_json
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from edge_spec.diagnostics.lossless_check import Extent, Proof
     from edge_spec.text.prompt_files import Prompt
 
 
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What is held against plain decoding, and how much of it."""
+
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
+            "without it, ours.",
+            None,
+        ),
+    ] = None
+    count: Annotated[int, Option("Most prompts, from all over the file.", None)] = 20
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 64
+    draws: Annotated[
+        int, Option("Texts drawn for the distribution; 0 leaves sampling out.", None)
+    ] = 1500
+    runs: Annotated[int, Option("How often one request is repeated.", None)] = 3
+    html: Annotated[Path | None, Option("A file for the report as a page.", None)] = None
+
+
 @options.with_groups
 def verify(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with id, category, and prompt or turns, or a .txt with a prompt a "
-            "line; without it, ours."
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option(help="Most prompts, from all over the file.")] = 20,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-    draws: Annotated[
-        int, typer.Option(help="Texts drawn for the distribution; 0 leaves sampling out.")
-    ] = 1500,
-    runs: Annotated[int, typer.Option(help="How often one request is repeated.")] = 3,
-    html: Annotated[Path | None, typer.Option(help="A file for the report as a page.")] = None,
     *,
+    asked: VerifyOptions,
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
@@ -43,26 +54,28 @@ def verify(
     Exit status 1: a text differs that this mode promises to be equal, or what was tried shows
     nothing. Texts that part at near ties, where the mode allows it, are counted and shown as such.
     """
-    from json import dumps
-
     from edge_spec.diagnostics.lossless_check import Extent
-    from edge_spec.diagnostics.lossless_check.report import document, html_page, print_report
+    from edge_spec.diagnostics.lossless_check.lossless_report import (
+        document,
+        html_page,
+        print_report,
+    )
     from edge_spec.storage.atomic import atomic_file
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-    extent = Extent(count, max_tokens, draws, runs)
-    entries = read_prompts(prompts or OWN_PROMPTS)
-    if html is not None:
-        _require_writable(html)
+    extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
+    entries = read_prompts(asked.prompts or OWN_PROMPTS)
+    if asked.html is not None:
+        _require_writable(asked.html)
     report = document(_prove(model, loading, entries, extent), loading.device or "default")
     if json:
-        print(dumps(report, ensure_ascii=False))
+        print_json(report)
     else:
         from rich.console import Console
 
         print_report(report, Console(highlight=False))
-    if html is not None:  # after what was measured has been told
-        with atomic_file(html) as file:
+    if asked.html is not None:  # after what was measured has been told
+        with atomic_file(asked.html) as file:
             file.write_bytes(html_page(report).encode("utf-8", "xmlcharrefreplace"))
     if report["verdict"] not in ("pass", "ties"):
         raise typer.Exit(1)

@@ -4,8 +4,3 @@ The model answers prompts through its own runtime (`answers`), what its layers c
 answers is kept on disk (`features`), and a small network learns from that what the model writes
 next (`training`). How much of it would be accepted is measured on conversations that were held out.
 """
-
-from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.run import Distilled, distill
-
-__all__ = ["DistillRequest", "Distilled", "distill"]

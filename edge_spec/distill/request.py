@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.models.option import Option
 
 KINDS = ("medusa", "eagle3", "draft")
 _MOST_POSITIONS = 8
@@ -14,27 +16,50 @@ _MOST_POSITIONS = 8
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """Raises UsageError for a value out of its range, MissingDependencyError without PyTorch.
+    """What `edge-spec distill` is asked for, and its options.
 
-    num_tokens: of answers. max_tokens: of one. vocabulary: tokens that the drafter scores.
-    positions: draft tokens that it is trained for. epochs: None: what is usual for the kind.
-    layers: of an ordinary draft; None: one for seven of the target's. ray: the address of a
-    cluster.
-    """
+    Raises UsageError for a value out of its range, MissingDependencyError without PyTorch."""
 
-    out: Path
-    kind: str = "medusa"
-    prompts: Path | None = None
-    domain: Path | None = None
-    num_tokens: int = 300_000
-    max_tokens: int = 256
-    vocabulary: int = 4096
-    positions: int = 3
-    epochs: int | None = None
-    layers: int | None = None
-    ray: str | None = None
-    max_cache_bytes: int = 4_000_000_000
-    seed: int = 0
+    out: Annotated[Path, Option("Directory of the drafter.", None)]
+    kind: Annotated[str, Option("medusa, eagle3 or draft.", None)] = "medusa"
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "What the model answers: JSON lines with id, category, and prompt or turns, or a .txt "
+            "with a prompt a line; without it, what the model asks itself.",
+            None,
+        ),
+    ] = None
+    domain: Annotated[
+        Path | None,
+        Option("A text, or a directory of texts, which the model is asked about.", None),
+    ] = None
+    num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
+    vocabulary: Annotated[
+        int, Option("Tokens that the drafter scores: those the model writes most.", None)
+    ] = 4096
+    positions: Annotated[int, Option("Draft tokens of a round that it is trained for.", None)] = 3
+    epochs: Annotated[
+        int | None,
+        Option("Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]", None),
+    ] = None
+    layers: Annotated[
+        int | None, Option("Of an ordinary draft.  [default: one for seven of the model's]", None)
+    ] = None
+    ray: Annotated[
+        str | None,
+        Option(
+            "HOST:PORT of a Ray cluster: its machines write answers and read features.",
+            None,
+            metavar="ADDRESS",
+        ),
+    ] = None
+    max_cache_mb: Annotated[
+        int,
+        Option("MB on the disk for what the model computes of the answers.", None, "--max-cache"),
+    ] = 4000
+    seed: Annotated[int, Option("Of all that is drawn.", None)] = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -53,7 +78,7 @@ class DistillRequest:
             ("vocabulary", self.vocabulary, 2, None),
             ("positions", self.positions, 1, _MOST_POSITIONS),
             ("epochs", 1 if self.epochs is None else self.epochs, 1, None),
-            ("max-cache", self.max_cache_bytes, 1, None),
+            ("max-cache", self.max_cache_mb, 1, None),
             ("seed", self.seed, 0, None),
         ):
             if value < least or (most is not None and value > most):

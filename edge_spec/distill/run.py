@@ -18,6 +18,7 @@ from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer
 from edge_spec.distill.draft_cost import draft_token_s
 from edge_spec.distill.draft_runs import DraftRuns, converted_aside
+from edge_spec.distill.drafter_training import Target, Trials, learn
 from edge_spec.distill.features import (
     Example,
     FeatureRequest,
@@ -27,7 +28,6 @@ from edge_spec.distill.features import (
     require_features,
 )
 from edge_spec.distill.kinds import KINDS
-from edge_spec.distill.learning import Target, Trials, learn
 from edge_spec.distill.prompts import (
     GivenPrompts,
     OwnPrompts,
@@ -35,8 +35,8 @@ from edge_spec.distill.prompts import (
     domain_prompts,
     require_own_prompts,
 )
-from edge_spec.distill.report import document, html_page
 from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.vocabulary import most_written, with_others
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
@@ -49,6 +49,7 @@ from edge_spec.placement.measure import median_seconds, quick_passes
 from edge_spec.storage.atomic import as_storage_error, atomic_directory
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
+_BYTES_OF_MB = 1_000_000
 _PROOF = Extent(num_prompts=8, max_tokens=48, num_draws=0, num_runs=2)
 
 
@@ -196,7 +197,7 @@ class _Work:
     def _wanted(self, weights: TensorRows) -> FeatureRequest:
         kind = KINDS[self.request.kind]
         layers = kind.layers(weights.config)
-        return FeatureRequest(layers, kind.of_answers, self.request.max_cache_bytes)
+        return FeatureRequest(layers, kind.of_answers, self.request.max_cache_mb * _BYTES_OF_MB)
 
     def _opened(self) -> Engine:
         return load_asked(self.model, self.asked, self.progress, keeps_answers=False)

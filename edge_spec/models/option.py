@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import EnumType
 from functools import cache
 from types import MappingProxyType
@@ -47,6 +47,11 @@ class DeclaredOption:
     @property
     def flag(self) -> str:
         return self.option.flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
+
+    @property
+    def is_required(self) -> bool:
+        """Says whether there is no default."""
+        return self.default is MISSING
 
     @property
     def read_as(self) -> Any:

@@ -17,12 +17,13 @@ from edge_spec.cli.main import run
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.heads import EagleHead, MedusaHead
 from edge_spec.core.tree import TokenTree
-from edge_spec.distill import Distilled, DistillRequest, distill
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.conversations import Conversation
+from edge_spec.distill.drafter_training import Drafter
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS
-from edge_spec.distill.learning import Drafter
+from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.run import Distilled, distill
 from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore

@@ -13,12 +13,13 @@ import pytest
 import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.tree import TokenTree
-from edge_spec.distill import DistillRequest, distill
 from edge_spec.distill.conversations import Conversation
+from edge_spec.distill.drafter_training import Drafter
 from edge_spec.distill.features import Example
 from edge_spec.distill.kept_costs import Costs
-from edge_spec.distill.learning import Drafter
 from edge_spec.distill.own_texts import NUM_TOKENS, OwnTexts
+from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.run import distill
 from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
@@ -104,7 +105,9 @@ def distilled(
 ) -> Callable[..., Path]:
     """distilled(name, progress): a draft for tmp_path / "hf", by the same costs each time."""
     costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)
-    monkeypatch.setattr("edge_spec.distill.learning.kept_costs", lambda path, measure: costs)
+    monkeypatch.setattr(
+        "edge_spec.distill.drafter_training.kept_costs", lambda path, measure: costs
+    )
     tiny.write_hf(tiny.build("llama", num_hidden_layers=3), tmp_path / "hf")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"tell me {index}" for index in range(20)))

@@ -139,7 +139,9 @@ def test_the_same_command_makes_the_same_drafter(
 ) -> None:
     pytest.importorskip("torch")
     costs = Costs({1: 1.0, 2: 1.1, 4: 1.3}, 0.1)  # measured ones differ from run to run
-    monkeypatch.setattr("edge_spec.distill.learning.kept_costs", lambda path, measure: costs)
+    monkeypatch.setattr(
+        "edge_spec.distill.drafter_training.kept_costs", lambda path, measure: costs
+    )
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(TASKS.prompts))
     options = ["--kind", "draft", "--prompts", str(prompts), "--tokens", "300", "--max-tokens"]

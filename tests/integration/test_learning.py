@@ -411,7 +411,7 @@ def test_texts_are_the_same_with_a_head_that_was_learnt(
 
 
 def main_status() -> dict[str, Any]:
-    from edge_spec.learning.report import learnt_of
+    from edge_spec.learning.learning_status import learnt_of
 
     (found,) = learnt_of("hf")
     return found.document()

@@ -19,8 +19,8 @@ from edge_spec.diagnostics.device_check.sessions import (
 )
 from edge_spec.diagnostics.device_check.soak import check_soak
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, judged, note, of_error
+from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
 from edge_spec.diagnostics.lossless_check.prove import Extent, prove
-from edge_spec.diagnostics.lossless_check.report import checks, document
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 

@@ -20,7 +20,12 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove, try_exact
-from edge_spec.diagnostics.lossless_check.report import document, html_page, print_report, summary
+from edge_spec.diagnostics.lossless_check.lossless_report import (
+    document,
+    html_page,
+    print_report,
+    summary,
+)
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison
 from edge_spec.drafters.draft.draft import Draft

@@ -25,7 +25,7 @@ from edge_spec.diagnostics.bench.measuring import (
     Task,
 )
 from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
-from edge_spec.diagnostics.bench.report import document, markdown
+from edge_spec.diagnostics.bench.speedup_report import document, markdown
 from edge_spec.errors import MissingDependencyError
 from edge_spec.text.prompt_files import Prompt
 
