@@ -15,7 +15,7 @@ from edge_spec.cli.output import print_json, require_writable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.diagnostics.doctor.diagnose import Report
@@ -142,7 +142,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
     request = DeviceCheckRequest.of(chosen, asked.places, asked.soak_s)
     request.prepare(progress)
 
-    def add(findings: list[Finding]) -> None:
+    def add(findings: Sequence[Finding]) -> None:
         report.findings += findings
         _write(report, model, asked)
 

@@ -124,8 +124,8 @@ def learn(
         folder / f"costs-{digest}.json",
         lambda: Costs(target.costs.measured, _token_s(trainee, folder, digest, trials)),
     )
-    course = _Course(trainee, teacher, costs, folder, digest)
-    history, own = course.run(examples, options, progress, trials.own_examples)
+    training = _PhasedTraining(trainee, teacher, costs, folder, digest)
+    history, own = training.run(examples, options, progress, trials.own_examples)
     held_out = [each.conversation for each in examples if each.conversation.is_held_out]
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     return Learnt(
@@ -138,12 +138,12 @@ def learn(
         num_learnt=sum(each.num_answered for each in learnt),
         num_held_out=sum(each.num_answered for each in held_out),
         num_own=sum(each.conversation.num_answered for each in own),
-        on_policy_from=course.on_policy_from,
+        on_policy_from=training.on_policy_from,
     )
 
 
 @dataclass(eq=False)
-class _Course:
+class _PhasedTraining:
     """Trains on the target's texts, then on the drafter's own beside them."""
 
     trainee: Trainee

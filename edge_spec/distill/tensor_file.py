@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +18,9 @@ _KINDS = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _NOTE = "note"
 _START_BYTES = 8  # the length of the header
+_Training = TypeVar("_Training")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,3 +79,27 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"its header is damaged: {error!r}") from None
     return tensors, note
+
+
+def read_unfinished(
+    path: Path, build: Callable[[dict[str, np.ndarray], Any], _Training]
+) -> _Training | None:
+    """Returns what `build` makes of the arrays and of the note, which is JSON, of an unfinished
+    training; None where there is none, or one that is damaged, which a warning says. build: raises
+    KeyError, TypeError, ValueError."""
+    try:
+        arrays, note = read_tensors(path)
+        return build(arrays, json.loads(note))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("training begins again: %s is damaged (%s)", path, error)
+        return None
+
+
+def group_of(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Returns the arrays "name/...", without that."""
+    prefix = name + "/"
+    return {
+        key.removeprefix(prefix): each for key, each in arrays.items() if key.startswith(prefix)
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.distill.tensor_file import read_tensors, write_tensors
+from edge_spec.distill.tensor_file import group_of, read_unfinished, write_tensors
 from edge_spec.storage.atomic import atomic_file
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,7 @@ class TrainingState:
 
     def group(self, name: str) -> dict[str, np.ndarray]:
         """Returns the arrays "name/...", without that."""
-        prefix = name + "/"
-        return {
-            key.removeprefix(prefix): values
-            for key, values in self.arrays.items()
-            if key.startswith(prefix)
-        }
+        return group_of(self.arrays, name)
 
     def set_group(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays |= {f"{name}/{key}": values for key, values in arrays.items()}
@@ -65,17 +57,13 @@ def save_state(path: Path, state: TrainingState) -> None:
 
 
 def load_state(path: Path) -> TrainingState | None:
-    """None where there is none, or a damaged one, which is told."""
-    try:
-        arrays, note = read_tensors(path)
-        told: dict[str, Any] = json.loads(note)
-        history = [
-            Evaluation(**{**each, "of_position": tuple(each["of_position"])})
-            for each in told["history"]
-        ]
-        return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError, ValueError) as error:
-        _log.warning("training begins again: %s is damaged (%s)", path, error)
-        return None
+    """Returns None where there is none, or a damaged one, which a warning says."""
+    return read_unfinished(path, _state)
+
+
+def _state(arrays: dict[str, np.ndarray], told: Any) -> TrainingState:
+    history = [
+        Evaluation(**{**each, "of_position": tuple(each["of_position"])})
+        for each in told["history"]
+    ]
+    return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))

@@ -20,7 +20,7 @@ from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.learning.conditions import Conditions
 from edge_spec.learning.folder import ForgottenError, LearningFolder, folder_of
 from edge_spec.learning.heads import open_learnt_head
-from edge_spec.learning.sitting import ASSIGNMENT, Assignment, next_task, sit
+from edge_spec.learning.idle_learning import ASSIGNMENT, Assignment, learn_while_idle, next_task
 from edge_spec.learning.texts import LearntText, as_kept
 from edge_spec.learning.trial import Place
 from edge_spec.loader.head import open_tables
@@ -33,7 +33,7 @@ from edge_spec.storage.json_store import DamagedError
 from edge_spec.storage.locks import try_hold
 
 QUIET_S = 8.0  # after an answer, before learning begins
-_MOST_S = 3600.0  # of one sitting, after which it is taken to hang
+_MOST_S = 3600.0  # of one process, after which it is taken to hang
 _LEAST_TOKENS = 8  # of an answer that anything can be learnt from
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,9 @@ class Learner:
         self._release = try_hold(folder.lock)
         self._is_taking = self._release is not None
         self._writer = ThreadPoolExecutor(1, "edge-spec-learn")
-        self._process = IdleProcess(self._sit, self._may_begin, quiet_s=parts.quiet_s, repeats=True)
+        self._process = IdleProcess(
+            self._learn, self._may_begin, quiet_s=parts.quiet_s, repeats=True
+        )
         self._take_chosen()
         if self._release is None:
             _log.warning(
@@ -185,10 +187,11 @@ class Learner:
         may = task is not None and self._parts.conditions.why_not(spent_s) is None
         return may and self._parts.is_idle()
 
-    def _sit(self, lifeline: Lifeline) -> None:
+    def _learn(self, lifeline: Lifeline) -> None:
         assignment = ASSIGNMENT.dump_json(self._parts.assignment()).decode()
         try:
-            isolated(sit, str(self._folder.path), assignment, timeout_s=_MOST_S, lifeline=lifeline)
+            path = str(self._folder.path)
+            isolated(learn_while_idle, path, assignment, timeout_s=_MOST_S, lifeline=lifeline)
         except IsolatedError as error:
             if not lifeline.has_ended:
                 _log.warning(

@@ -25,12 +25,12 @@ from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import StorageError, UnsupportedModelError, UsageError
-from edge_spec.learning import course as course_module
-from edge_spec.learning import sitting as sitting_module
+from edge_spec.learning import head_training as head_training_module
+from edge_spec.learning import idle_learning as idle_learning_module
 from edge_spec.learning.conditions import Conditions
 from edge_spec.learning.folder import ForgottenError, LearningFolder, LearningState, kept_folders
+from edge_spec.learning.idle_learning import Assignment, IdleLearning
 from edge_spec.learning.learner import Learner, LearnerParts, require_learnable, start_learning
-from edge_spec.learning.sitting import Assignment, Sitting
 from edge_spec.learning.texts import LearntText, as_kept
 from edge_spec.learning.trial import Place
 from edge_spec.loader import load_asked
@@ -96,11 +96,15 @@ def anywhere(tmp_path: Path) -> Conditions:
 
 
 @pytest.fixture
-def sitting(folder: LearningFolder, target: Path, tmp_path: Path) -> Callable[..., Sitting]:
-    """sitting(place): what the process does, here."""
+def idle_learning(
+    folder: LearningFolder, target: Path, tmp_path: Path
+) -> Callable[..., IdleLearning]:
+    """idle_learning(place): what the process does, here."""
 
-    def make(place: Place = CHEAP, conditions: Conditions | None = None) -> Sitting:
-        return Sitting(folder, Assignment(str(target), place), conditions or anywhere(tmp_path))
+    def make(place: Place = CHEAP, conditions: Conditions | None = None) -> IdleLearning:
+        return IdleLearning(
+            folder, Assignment(str(target), place), conditions or anywhere(tmp_path)
+        )
 
     return make
 
@@ -115,7 +119,7 @@ def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         found.open()
         for start in range(0, 240, 24):
             found.texts.add(rule.text(start))
-        Sitting(found, Assignment(str(target), CHEAP), anywhere(path)).run()
+        IdleLearning(found, Assignment(str(target), CHEAP), anywhere(path)).run()
     return found.path
 
 
@@ -130,24 +134,28 @@ def ask_more(folder: LearningFolder, rule: Rule) -> None:
 
 
 def judged(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting], place: Place
+    folder: LearningFolder,
+    trained: Path,
+    rule: Rule,
+    idle_learning: Callable[..., IdleLearning],
+    place: Place,
 ) -> LearningState:
     learnt(folder, trained)
     ask_more(folder, rule)
-    made = sitting(place)
+    made = idle_learning(place)
     made._judge()
     return folder.state()
 
 
 def test_a_head_that_pays_on_answers_it_has_not_seen_is_chosen(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
     learnt(folder, trained)
     state = folder.state()
     assert (state.candidate, state.chosen, state.learnt_until) == ("00000010", None, 10)
     assert not folder.training.exists()
     ask_more(folder, rule)
-    made = sitting()
+    made = idle_learning()
     made._judge()
     state = folder.state()
     trial = state.trials[-1]
@@ -158,28 +166,28 @@ def test_a_head_that_pays_on_answers_it_has_not_seen_is_chosen(
 
 
 def test_a_head_that_does_not_pay_never_drafts(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
-    state = judged(folder, trained, rule, sitting, DEAR)
+    state = judged(folder, trained, rule, idle_learning, DEAR)
     assert state.trials[-1].gain < 1.02
     assert state.chosen is None and state.candidate is not None
 
 
 def test_one_that_pays_no_more_stops_drafting(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
-    assert judged(folder, trained, rule, sitting, CHEAP).chosen is not None
+    assert judged(folder, trained, rule, idle_learning, CHEAP).chosen is not None
     ask_more(folder, rule)
-    sitting(DEAR)._judge()
+    idle_learning(DEAR)._judge()
     assert folder.state().chosen is None
 
 
 def test_after_it_was_judged_by_them_answers_are_learnt_from(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
     learnt(folder, trained)
     ask_more(folder, rule)
-    sitting().run()
+    idle_learning().run()
     state = folder.state()
     assert (state.candidate, state.learnt_until) == ("00000014", 14)
     assert state.chosen == "00000010"  # the new one was not measured yet
@@ -189,7 +197,7 @@ def test_after_it_was_judged_by_them_answers_are_learnt_from(
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
 def test_all_that_is_kept_is_for_the_user_alone(
-    folder: LearningFolder, trained: Path, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
     learnt(folder, trained)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -201,55 +209,55 @@ def test_a_kill_while_it_trains_leaves_the_old_head_whole(
     folder: LearningFolder,
     trained: Path,
     rule: Rule,
-    sitting: Callable[..., Sitting],
+    idle_learning: Callable[..., IdleLearning],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = judged(folder, trained, rule, sitting, CHEAP)
-    monkeypatch.setattr(course_module, "KEPT_EVERY_S", -1.0)  # after each step
+    before = judged(folder, trained, rule, idle_learning, CHEAP)
+    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", -1.0)  # after each step
     steps: list[int] = []
 
     class KilledError(BaseException):
         """Ends the process at once."""
 
-    def killed(path: Path, course: Any) -> None:
-        steps.append(course.step)
-        saved(path, course)
+    def killed(path: Path, training: Any) -> None:
+        steps.append(training.step)
+        saved(path, training)
         if len(steps) == 5:
             raise KilledError
 
-    saved = course_module.save_course
-    monkeypatch.setattr(sitting_module, "save_course", killed)
+    saved = head_training_module.save_training
+    monkeypatch.setattr(idle_learning_module, "save_training", killed)
     with pytest.raises(KilledError):
-        sitting()._train()
+        idle_learning()._train()
     state = folder.state()
     assert (state.chosen, state.candidate) == (before.chosen, before.candidate)
-    assert sitting()._heads()  # they can still be opened
-    monkeypatch.setattr(sitting_module, "save_course", saved)
-    monkeypatch.setattr(course_module, "KEPT_EVERY_S", 3600.0)
-    made = sitting()
+    assert idle_learning()._heads()  # they can still be opened
+    monkeypatch.setattr(idle_learning_module, "save_training", saved)
+    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", 3600.0)
+    made = idle_learning()
     assert made._train()  # goes on where it was
     assert folder.state().candidate == "00000014" and steps[-1] == 5
 
 
-@pytest.mark.parametrize("place", ["Drafter", "save_course"])
+@pytest.mark.parametrize("place", ["Drafter", "save_training"])
 def test_a_full_disk_leaves_the_old_head_whole(
     place: str,
     folder: LearningFolder,
     trained: Path,
     rule: Rule,
-    sitting: Callable[..., Sitting],
+    idle_learning: Callable[..., IdleLearning],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = judged(folder, trained, rule, sitting, CHEAP)
+    before = judged(folder, trained, rule, idle_learning, CHEAP)
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    every_s = {"save_course": -1.0}.get(place, 3600.0)  # after the first step, or never
-    monkeypatch.setattr(course_module, "KEPT_EVERY_S", every_s)
-    monkeypatch.setattr(sitting_module, place, full)
+    every_s = {"save_training": -1.0}.get(place, 3600.0)  # after the first step, or never
+    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", every_s)
+    monkeypatch.setattr(idle_learning_module, place, full)
     with pytest.raises(OSError, match=r"(?i)no space"):
-        sitting()._train()
+        idle_learning()._train()
     state = folder.state()
     assert (state.chosen, state.candidate) == (before.chosen, before.candidate)
     assert [each.name for each in (folder.path / "heads").iterdir()] == ["00000010"]
@@ -263,10 +271,10 @@ def test_what_cannot_be_used_is_made_again_from_the_texts(
     rule: Rule,
     target: Path,
     tiny: ModuleType,
-    sitting: Callable[..., Sitting],
+    idle_learning: Callable[..., IdleLearning],
     tmp_path: Path,
 ) -> None:
-    judged(folder, trained, rule, sitting, CHEAP)
+    judged(folder, trained, rule, idle_learning, CHEAP)
     if what == "state":
         path = folder.path / "state.json"
         path.write_bytes(path.read_bytes().replace(b"00000010", b"00000011"))
@@ -278,13 +286,13 @@ def test_what_cannot_be_used_is_made_again_from_the_texts(
     else:
         other = tiny.build("llama", num_hidden_layers=2, hidden_size=32)
         target = Path(tiny.write_hf(other, tmp_path / "other"))
-    made = Sitting(folder, Assignment(str(target), CHEAP), anywhere(tmp_path))
+    made = IdleLearning(folder, Assignment(str(target), CHEAP), anywhere(tmp_path))
     assert made._state == LearningState(1, str(target))
     assert not (folder.path / "heads").exists()
 
 
 def test_a_training_stops_where_the_machine_is_needed(
-    folder: LearningFolder, rule: Rule, sitting: Callable[..., Sitting], tmp_path: Path
+    folder: LearningFolder, rule: Rule, idle_learning: Callable[..., IdleLearning], tmp_path: Path
 ) -> None:
     for start in range(0, 240, 24):
         folder.texts.add(rule.text(start))
@@ -292,7 +300,7 @@ def test_a_training_stops_where_the_machine_is_needed(
     battery.mkdir(parents=True)
     (battery / "type").write_text("Battery")
     (battery / "status").write_text("Full")
-    made = sitting(conditions=Conditions(tmp_path / "sys"))
+    made = idle_learning(conditions=Conditions(tmp_path / "sys"))
     ticks = iter(range(10_000))
 
     def second() -> float:
@@ -306,16 +314,16 @@ def test_a_training_stops_where_the_machine_is_needed(
     made.run()
     assert folder.training.exists() and folder.state().candidate is None
     (battery / "status").write_text("Full")
-    sitting(conditions=Conditions(tmp_path / "sys")).run()
+    idle_learning(conditions=Conditions(tmp_path / "sys")).run()
     assert folder.state().candidate == "00000010"
 
 
 def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
-    folder: LearningFolder, rule: Rule, sitting: Callable[..., Sitting]
+    folder: LearningFolder, rule: Rule, idle_learning: Callable[..., IdleLearning]
 ) -> None:
     for start in range(0, 240, 24):
         folder.texts.add(rule.text(start))
-    made = sitting()
+    made = idle_learning()
     assert folder.forget() > 0
     with pytest.raises(ForgottenError):
         made._put(LearningState(1, "hf"))
@@ -394,7 +402,7 @@ def test_texts_are_the_same_with_a_head_that_was_learnt(
         folder, rule = learner._folder, Rule(target)
         for start in range(0, 240, 24):
             folder.texts.add(rule.text(start))
-        Sitting(folder, Assignment(str(target), CHEAP), anywhere(tmp_path)).run()
+        IdleLearning(folder, Assignment(str(target), CHEAP), anywhere(tmp_path)).run()
         with folder.writing(folder.open()):
             state = folder.state()
             folder.put_state(replace(state, chosen=state.candidate))
@@ -493,7 +501,7 @@ def test_a_damaged_head_does_not_draft_and_is_told(
 def test_an_answer_ends_the_process_that_learns(folder: LearningFolder) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def sit(lifeline: Lifeline) -> None:
+    def waits(lifeline: Lifeline) -> None:
         import sys
 
         with lifeline.start([sys.executable, "-c", "import time; time.sleep(600)"], {}) as process:
@@ -504,7 +512,7 @@ def test_an_answer_ends_the_process_that_learns(folder: LearningFolder) -> None:
     learner = Learner(
         folder, LearnerParts("hf", lambda: Assignment("hf", CHEAP), lambda path: None, quiet_s=0.0)
     )  # type: ignore[arg-type,return-value]
-    learner._process._work = sit
+    learner._process._work = waits
     learner._process._may_begin = lambda: not begun.is_set()
     learner.start()
     learner.pause()
@@ -524,7 +532,7 @@ def test_it_learns_in_a_process_of_its_own(target: Path, rule: Rule, tmp_path: P
             learner._folder.texts.add(rule.text(start))
         assert learner._may_begin()
         with Lifeline() as lifeline:
-            learner._sit(lifeline)
+            learner._learn(lifeline)
         assert learner._folder.state().candidate == "00000010"
         assert not learner._may_begin()  # there is nothing new
 
@@ -535,7 +543,7 @@ def test_a_process_that_fails_is_told_in_one_line(
     asked = Assignment("/no/such/model.gguf", CHEAP)
     learner = Learner(folder, LearnerParts("hf", lambda: asked, lambda path: None))  # type: ignore[arg-type,return-value]
     with pytest.raises(IsolatedError, match="no such file"), Lifeline() as lifeline:
-        learner._sit(lifeline)
+        learner._learn(lifeline)
     assert caplog.text.count("nothing more is learnt from answers of hf: ") == 1
     assert not learner._may_begin()
     learner.close()
@@ -626,10 +634,10 @@ def test_status_and_forget_say_what_there_is(
     folder: LearningFolder,
     trained: Path,
     rule: Rule,
-    sitting: Callable[..., Sitting],
+    idle_learning: Callable[..., IdleLearning],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    judged(folder, trained, rule, sitting, CHEAP)
+    judged(folder, trained, rule, idle_learning, CHEAP)
     assert run(["learn", "status", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["models"]
     assert (told["model"], told["answers"], told["drafts"]) == ("hf", 14, True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def check_memory(request: DeviceCheckRequest) -> Iterator[Finding]:
         after, devices_after = resident_bytes(), request.free_on_devices()
     forecast = _forecast(resolved, options.runtime_options, tokens)
     resident = None if before is None or after is None else max(0, after - before)
-    yield judge_taken("main memory", resident, forecast and forecast.total, tokens)
+    total = None if forecast is None else forecast.total
+    yield judge_taken("main memory", resident, total, tokens)
     for device, free in devices.items():
         expected = None if forecast is None else forecast.on_devices.get(device)
         taken = max(0, free - devices_after.get(device, free))
@@ -84,9 +86,9 @@ def judge_taken(what: str, taken: int | None, forecast: int | None, tokens: int)
     if taken is None:
         return note("memory", f"{what}: the system does not say what is taken")
     found = f"{what}: {format_bytes(taken)} taken with {tokens} tokens"
-    numbers = {"taken_bytes": taken, "tokens": tokens}
+    numbers: dict[str, Any] = {"taken_bytes": taken, "tokens": tokens}
     if forecast is None:
-        return note("memory", f"{found}; the runtime forecasts nothing", **numbers)
+        return note("memory", f"{found}; the runtime forecasts nothing", "", **numbers)
     return judged(
         "memory",
         taken <= _MOST_OVER * forecast + _SLACK_BYTES,

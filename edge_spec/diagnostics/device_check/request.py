@@ -47,7 +47,7 @@ class DeviceCheckRequest:
         target, *drafts = chosen.openings
         names = ("device", "context_length", "source_language", "target_language")
         asked = {name: getattr(places, name) for name in names} | {"runtime": target.runtime}
-        drafting = {}
+        drafting: dict[str, Any] = {}
         if drafts:
             drafting = {"draft": drafts[0].source.model, "draft_runtime": drafts[0].runtime}
             drafting |= {"draft_device": places.draft_device}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge_spec.learning.folder import LearningState
-from edge_spec.learning.sitting import FIRST_TOKENS, Task, next_task
+from edge_spec.learning.idle_learning import FIRST_TOKENS, Task, next_task
 from edge_spec.learning.texts import TextEntry
 from edge_spec.learning.trial import Replayed, best_head
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.learning.course import Course, load_course, save_course
+from edge_spec.learning.head_training import HeadTraining, load_training, save_training
 from edge_spec.learning.texts import LearntText, as_kept
 from edge_spec.learning.training import Examples, Heads, Teacher, bias_name, weight_name
 from edge_spec.testing.scripted import smallest_config
@@ -106,27 +106,27 @@ def yes() -> bool:
 def test_heads_learn_what_follows() -> None:
     teacher = teacher_of()
     learnt, held_out = learnt_and_held_out(teacher)
-    course = Course(Heads.untrained(HIDDEN), 1, is_first=True)
+    training = HeadTraining(Heads.untrained(HIDDEN), 1, is_first=True)
     rows = np.arange(len(held_out))
-    before = course.heads.loss(teacher, held_out, rows)
-    assert course.run(teacher, learnt, held_out, yes, lambda kept: None)
-    after = Heads(course.result()).loss(teacher, held_out, rows)
+    before = training.heads.loss(teacher, held_out, rows)
+    assert training.run(teacher, learnt, held_out, yes, lambda kept: None)
+    after = Heads(training.result()).loss(teacher, held_out, rows)
     assert after < 0.75 * before  # 0.65 here; a step in another direction raises it
 
 
 def test_a_training_that_was_interrupted_is_the_same_one(tmp_path: Path) -> None:
     teacher = teacher_of()
     learnt, held_out = learnt_and_held_out(teacher)
-    whole = Course(Heads.untrained(HIDDEN), 1, is_first=True)
+    whole = HeadTraining(Heads.untrained(HIDDEN), 1, is_first=True)
     whole.run(teacher, learnt, held_out, yes, lambda kept: None)
     asked = iter([True] * 17 + [False])
-    part = Course(Heads.untrained(HIDDEN), 1, is_first=True)
+    part = HeadTraining(Heads.untrained(HIDDEN), 1, is_first=True)
 
-    def keep(course: Course) -> None:
-        save_course(tmp_path / "training", course)
+    def keep(training: HeadTraining) -> None:
+        save_training(tmp_path / "training", training)
 
     assert not part.run(teacher, learnt, held_out, lambda: next(asked), keep)
-    again = load_course(tmp_path / "training", HIDDEN)
+    again = load_training(tmp_path / "training", HIDDEN)
     assert again is not None and again.step == 17
     again.run(teacher, learnt, held_out, yes, keep)
     assert again.step == whole.step
@@ -139,16 +139,18 @@ def test_a_damaged_training_begins_again(
     count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "training"
-    save_course(path, Course(Heads.untrained(HIDDEN), 1, is_first=True))
+    save_training(path, HeadTraining(Heads.untrained(HIDDEN), 1, is_first=True))
     path.write_bytes(path.read_bytes()[:count])
-    assert load_course(path, HIDDEN) is None
+    assert load_training(path, HIDDEN) is None
     assert "begins again" in caplog.text
 
 
 def test_a_training_of_another_width_begins_again(tmp_path: Path) -> None:
-    save_course(tmp_path / "training", Course(Heads.untrained(HIDDEN + 1), 1, is_first=True))
-    assert load_course(tmp_path / "training", HIDDEN) is None
-    assert load_course(tmp_path / "missing", HIDDEN) is None
+    save_training(
+        tmp_path / "training", HeadTraining(Heads.untrained(HIDDEN + 1), 1, is_first=True)
+    )
+    assert load_training(tmp_path / "training", HIDDEN) is None
+    assert load_training(tmp_path / "missing", HIDDEN) is None
 
 
 def test_training_ends_where_what_is_held_out_gets_worse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +158,10 @@ def test_training_ends_where_what_is_held_out_gets_worse(monkeypatch: pytest.Mon
     learnt, held_out = learnt_and_held_out(teacher)
     losses = iter([2.0, 1.0, 3.0, 4.0, 0.5])
     monkeypatch.setattr(Heads, "loss", lambda *given: next(losses))
-    course = Course(Heads.untrained(HIDDEN), 1, is_first=True)
-    assert course.run(teacher, learnt, held_out, yes, lambda kept: None)
+    training = HeadTraining(Heads.untrained(HIDDEN), 1, is_first=True)
+    assert training.run(teacher, learnt, held_out, yes, lambda kept: None)
     assert next(losses) == 0.5  # four epochs were enough
-    assert course.best_loss == 1.0
+    assert training.best_loss == 1.0
     assert not np.array_equal(
-        course.result()[weight_name(0)], course.heads.parameters[weight_name(0)]
+        training.result()[weight_name(0)], training.heads.parameters[weight_name(0)]
     )

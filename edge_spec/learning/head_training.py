@@ -4,7 +4,6 @@ every few seconds, and an interruption costs what came after that."""
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.distill.tensor_file import read_tensors, write_tensors
+from edge_spec.distill.tensor_file import group_of, read_unfinished, write_tensors
 from edge_spec.learning.texts import PRIVATE
 from edge_spec.learning.training import Examples, Heads, Teacher
 from edge_spec.storage.atomic import atomic_file
@@ -26,11 +25,9 @@ _FIRST_RATE, _RATE, _LEAST_RATE = 2e-3, 1e-3, 0.1  # of untrained heads, of othe
 _PATIENCE = 2  # epochs without a lower loss of what is held out
 _LEAST_HELD_OUT = 64  # rows, of which a loss says something
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(eq=False)
-class Course:
+class HeadTraining:
     """until: the number of the first text that it does not learn from. spent: processor seconds,
     told and set back whenever it is kept."""
 
@@ -48,7 +45,7 @@ class Course:
         learnt: Examples,
         held_out: Examples | None,
         may_go_on: Callable[[], bool],
-        keep: Callable[[Course], None],
+        keep: Callable[[HeadTraining], None],
     ) -> bool:
         """Whether it came to its end; else `may_go_on` was false. keep: raises where it may not be
         written, or cannot."""
@@ -92,56 +89,44 @@ class Course:
         return largest * (_LEAST_RATE + (1 - _LEAST_RATE) * share)
 
 
-def save_course(path: Path, course: Course) -> None:
+def save_training(path: Path, training: HeadTraining) -> None:
     """Raises StorageError where there is no space, OSError."""
-    heads = course.heads
+    heads = training.heads
     arrays = {f"parameters/{name}": each for name, each in heads.parameters.items()}
     arrays |= {f"moments/{name}": each for name, each in heads.moments.items()}
-    arrays |= {f"best/{name}": each for name, each in (course.best or {}).items()}
+    arrays |= {f"best/{name}": each for name, each in (training.best or {}).items()}
     note = {
-        "until": course.until,
-        "is_first": course.is_first,
-        "step": course.step,
+        "until": training.until,
+        "is_first": training.is_first,
+        "step": training.step,
         "optimizer_step": heads.step,
-        "best_loss": None if course.best is None else course.best_loss,
-        "worse": course.worse,
+        "best_loss": None if training.best is None else training.best_loss,
+        "worse": training.worse,
     }
     with atomic_file(path, PRIVATE) as work:
         write_tensors(work, arrays, json.dumps(note))
 
 
-def load_course(path: Path, hidden_size: int) -> Course | None:
-    """None where there is none, or none that is whole and of this width, which is told."""
-    try:
-        arrays, note = read_tensors(path)
-        return _course(arrays, json.loads(note), hidden_size)
-    except FileNotFoundError:
-        return None
-    except (KeyError, TypeError, ValueError) as error:
-        _log.warning("training begins again: %s is damaged (%s)", path, error)
-        return None
+def load_training(path: Path, hidden_size: int) -> HeadTraining | None:
+    """Returns None where there is none, or none that is whole and of this width, which a warning
+    says."""
 
+    def build(arrays: dict[str, np.ndarray], said: Any) -> HeadTraining:
+        moments = group_of(arrays, "moments")
+        heads = Heads(group_of(arrays, "parameters"), moments, int(said["optimizer_step"]))
+        require_shapes(heads.parameters, hidden_size)
+        loss = said["best_loss"]
+        return HeadTraining(
+            heads,
+            int(said["until"]),
+            bool(said["is_first"]),
+            int(said["step"]),
+            group_of(arrays, "best") or None,
+            math.inf if loss is None else float(loss),
+            int(said["worse"]),
+        )
 
-def _course(arrays: dict[str, np.ndarray], told: Any, hidden_size: int) -> Course:
-    """Raises KeyError, TypeError, ValueError."""
-
-    def group(name: str) -> dict[str, np.ndarray]:
-        prefix = f"{name}/"
-        return {key[len(prefix) :]: each for key, each in arrays.items() if key.startswith(prefix)}
-
-    heads = Heads(group("parameters"), group("moments"), int(told["optimizer_step"]))
-    require_shapes(heads.parameters, hidden_size)
-    best = group("best") or None
-    loss = told["best_loss"]
-    return Course(
-        heads,
-        int(told["until"]),
-        bool(told["is_first"]),
-        int(told["step"]),
-        best,
-        math.inf if loss is None else float(loss),
-        int(told["worse"]),
-    )
+    return read_unfinished(path, build)
 
 
 def require_shapes(parameters: dict[str, np.ndarray], hidden_size: int) -> None:

@@ -23,8 +23,13 @@ from edge_spec.drafters.heads.blas_threads import one_blas_thread
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.learning.conditions import Conditions
-from edge_spec.learning.course import Course, load_course, require_shapes, save_course
 from edge_spec.learning.folder import ForgottenError, LearningFolder, LearningState, Trial
+from edge_spec.learning.head_training import (
+    HeadTraining,
+    load_training,
+    require_shapes,
+    save_training,
+)
 from edge_spec.learning.heads import open_learnt_head
 from edge_spec.learning.texts import LearntText, TextEntry
 from edge_spec.learning.training import Heads, Teacher
@@ -82,16 +87,16 @@ def next_task(
     return None
 
 
-def sit(folder: str, assignment: str) -> dict[str, str | None]:
+def learn_while_idle(folder: str, assignment: str) -> dict[str, str | None]:
     """Does what there is to do. Raises an EdgeSpecError, OSError; ForgottenError is no failure."""
     give_way(LOWEST)
     asked = ASSIGNMENT.validate_json(assignment)
     with suppress(ForgottenError):
-        Sitting(LearningFolder(Path(folder)), asked, Conditions()).run()
+        IdleLearning(LearningFolder(Path(folder)), asked, Conditions()).run()
     return {}
 
 
-class Sitting:
+class IdleLearning:
     """Raises an EdgeSpecError, OSError, ForgottenError."""
 
     def __init__(
@@ -185,9 +190,9 @@ class Sitting:
     def _train(self) -> bool:
         """Whether it came to its end."""
         entries = self._folder.texts.entries()
-        course = load_course(self._folder.training, self._config.hidden_size)
-        course = course or self._new_course(entries[-1].number + 1)
-        entries = [each for each in entries if each.number < course.until]
+        training = load_training(self._folder.training, self._config.hidden_size)
+        training = training or self._new_training(entries[-1].number + 1)
+        entries = [each for each in entries if each.number < training.until]
         held = [each for each in entries if each.number % _HELD_OUT == _HELD_OUT - 1]
         texts = self._read([each for each in entries if each not in held])
         if not texts:  # nothing of them can be read
@@ -196,7 +201,7 @@ class Sitting:
             return False
         held_out = self._read(held)
         teacher = self._teacher([*texts, *held_out])
-        if not course.run(
+        if not training.run(
             teacher,
             teacher.examples(texts),
             teacher.examples(held_out) if held_out else None,
@@ -204,18 +209,18 @@ class Sitting:
             self._keep,
         ):
             return False
-        self._put_head(course, teacher, _tokens(entries))
+        self._put_head(training, teacher, _tokens(entries))
         return True
 
-    def _new_course(self, until: int) -> Course:
+    def _new_training(self, until: int) -> HeadTraining:
         """From the newest head on."""
         candidate = self._state.candidate
         if candidate is None:
-            return Course(Heads.untrained(self._config.hidden_size), until, is_first=True)
+            return HeadTraining(Heads.untrained(self._config.hidden_size), until, is_first=True)
         tensors, _ = read_tensors(self._folder.head(candidate) / "model.safetensors")
         parameters = {name: each for name, each in tensors.items() if ".linear." in name}
         require_shapes(parameters, self._config.hidden_size)
-        return Course(Heads(parameters), until, is_first=False)
+        return HeadTraining(Heads(parameters), until, is_first=False)
 
     def _teacher(self, texts: Sequence[LearntText]) -> Teacher:
         conversations = [
@@ -228,17 +233,17 @@ class Sitting:
         output = StoredTables(self._weights).output_rows(ids).astype(np.float32, copy=False)
         return Teacher(config, np.ascontiguousarray(output), ids)
 
-    def _put_head(self, course: Course, teacher: Teacher, num_tokens: int) -> None:
+    def _put_head(self, training: HeadTraining, teacher: Teacher, num_tokens: int) -> None:
         """The new head, then the state that names it: a kill between the two leaves the old one."""
-        name = f"{course.until:08}"
+        name = f"{training.until:08}"
         ids = teacher.token_ids
         tensors = {
-            **course.result(),
+            **training.result(),
             "lm_head.weight": teacher.output.astype(np.float16),
             "d2t": ids - np.arange(len(ids)),
         }
         config = {
-            "medusa_num_heads": course.heads.count,
+            "medusa_num_heads": training.heads.count,
             "medusa_num_layers": 1,
             "hidden_size": self._config.hidden_size,
             "vocab_size": self._config.vocab_size,
@@ -250,17 +255,17 @@ class Sitting:
                 replace(
                     self._state,
                     candidate=name,
-                    learnt_until=course.until,
-                    judged_until=course.until,
+                    learnt_until=training.until,
+                    judged_until=training.until,
                     learnt_tokens=num_tokens,
                 )
             )
             self._folder.put_state(self._state)
             self._folder.training.unlink(missing_ok=True)
 
-    def _keep(self, course: Course) -> None:
+    def _keep(self, training: HeadTraining) -> None:
         with self._folder.writing(self._id):
-            save_course(self._folder.training, course)
+            save_training(self._folder.training, training)
             self._state = self._with_time(self._state)
             self._folder.put_state(self._state)
 
