@@ -3,6 +3,7 @@ is damaged or no longer the file's."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -127,9 +128,9 @@ def unsealed(path: Path) -> None:
 
 def of_another(path: Path) -> None:
     """A whole and sealed one, which stands under the wrong name."""
-    other = path.with_name(f"{'0' * 64}{path.suffix}")
-    kept_tokenizer._keep(other, json.dumps({"version": "1.0"}).encode())
-    other.replace(path)
+    body = json.dumps({"version": "1.0"}).encode()
+    sealed = hashlib.sha256(b"0" * 64 + b"\n" + body).hexdigest()
+    path.write_bytes(sealed.encode() + b"\n" + body)
 
 
 @pytest.mark.parametrize("damage", [cut, flipped, emptied, unsealed, of_another])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,9 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
 def test_bos_comes_first_and_only_once(
     runtime: str, tiny: ModuleType, gguf: Callable[..., Path]
 ) -> None:
-    published = runtimes.open_model_info(gguf("llama"))
-    opened = runtimes.load_runtime(runtime)
     bos = tiny.TOKENS.index("<|endoftext|>")
-    tokenizer = type(opened.open_tokenizer(published))(opened._library(), published.path, bos)
+    beginning: Any = SimpleNamespace(path=gguf("llama"), bos_id=bos, adds_bos=True)
+    tokenizer = runtimes.load_runtime(runtime).open_tokenizer(beginning)
     assert tokenizer.encode("a") == [bos, tiny.TOKENS.index("a")]
     assert tokenizer.encode("<|endoftext|>a") == [bos, tiny.TOKENS.index("a")]
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edge_spec import Grammar, SamplingParams, load
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
@@ -77,6 +76,7 @@ def test_the_bundled_draft_draft_tokens_and_the_text_stays_the_same(pair: Path) 
     assert answers[0] == answers[1]
 
 
+@pytest.mark.usefixtures("fixed_policy")
 def test_the_draft_keeps_to_the_form_of_the_answer(pair: Path) -> None:
     """Draft and target choose among the same tokens; greedy and seeded text is the plain one, and
     what a draft sampled on its own fits the form too."""
@@ -93,7 +93,6 @@ def test_the_draft_keeps_to_the_form_of_the_answer(pair: Path) -> None:
             )
     assert answers[0] == answers[1]
     with load(str(pair), runtime="ort", drafter="draft-model", threads=1) as llm:
-        llm._drafting.speculation = replace(llm._drafting.speculation, policy=FixedPolicy())
         for _ in range(20):
             result = llm.generate(
                 "the", max_tokens=60, grammar=grammar, sampling=SamplingParams(temperature=1.0)

@@ -6,8 +6,11 @@ import json
 from queue import Queue
 from typing import Any
 
+import pytest
+
 from edge_spec.apps.sidecar.conversation import Job, SidecarConversation
 from edge_spec.apps.sidecar.sidecar import Sidecar
+from edge_spec.errors import UsageError
 from edge_spec.testing import Fault, FaultKind, FaultyModel
 
 
@@ -67,4 +70,5 @@ def test_a_sidecar_that_was_asked_nothing_frees_its_model(
     engine = make_engine(remembers_all())
     sidecar = Sidecar(engine, lambda message: None)
     sidecar.handle(b'{"jsonrpc": "2.0", "id": 1, "method": "shutdown"}')
-    assert engine._closed
+    with pytest.raises(UsageError, match="closed"):
+        engine.generate([1])
