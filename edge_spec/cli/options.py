@@ -32,23 +32,37 @@ if TYPE_CHECKING:
     from edge_spec.core.sampling import SamplingParams
 
 _SAMPLING = "Sampling"
-_OF_MAKERS = "[default: as the model's makers state]"
+_HELP = {
+    # Small models repeat themselves; an answer without a limit may fill the whole context.
+    "max_tokens": "Most tokens of an answer.",
+    "temperature": "How freely tokens are drawn; 0 takes the likeliest one.",
+    "top_k": "Draw among this many likeliest tokens; 0 keeps all.",
+    "top_p": "Draw among the likeliest tokens that have this share together; 1 keeps all.",
+    "min_p": "Leave out tokens below this share of the likeliest one's; 0 keeps all.",
+    "repetition_penalty": "Above 1, what was written becomes less likely; 1 leaves it.",
+    "seed": "Begins the random draws; without it, each run draws otherwise.",
+}
+
+
+def _option(name: str) -> Option:
+    return Option(_HELP[name], _SAMPLING)
+
+
+def _of_makers(name: str) -> Option:
+    return Option(f"{_HELP[name]}  [default: as the model's makers state]", _SAMPLING)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """Says how the next token is chosen, and how long an answer may be."""
 
-    # Small models repeat themselves; an answer without a limit may fill the whole context.
-    max_tokens: Annotated[int, Option("Most tokens of an answer.", _SAMPLING)] = 512
-    temperature: Annotated[float, Option("0 takes the likeliest token.", _SAMPLING)] = 0.0
-    top_k: Annotated[int, Option("0 keeps all tokens.", _SAMPLING)] = 0
-    top_p: Annotated[float, Option("1 keeps all tokens.", _SAMPLING)] = 1.0
-    min_p: Annotated[float, Option("0 keeps all tokens.", _SAMPLING)] = 0.0
-    repetition_penalty: Annotated[float, Option("1 leaves repetitions as they are.", _SAMPLING)] = (
-        1.0
-    )
-    seed: Annotated[int | None, Option("Of the random draws.", _SAMPLING)] = None
+    max_tokens: Annotated[int, _option("max_tokens")] = 512
+    temperature: Annotated[float, _option("temperature")] = 0.0
+    top_k: Annotated[int, _option("top_k")] = 0
+    top_p: Annotated[float, _option("top_p")] = 1.0
+    min_p: Annotated[float, _option("min_p")] = 0.0
+    repetition_penalty: Annotated[float, _option("repetition_penalty")] = 1.0
+    seed: Annotated[int | None, _option("seed")] = None
 
     def params(self) -> SamplingParams:
         """Raises UsageError for a value out of its range."""
@@ -63,18 +77,13 @@ class ChatSamplingOptions:
     """Says how the next token of a conversation is chosen, and how long an answer may be. None: as
     the model's makers state, else as edge-spec does."""
 
-    max_tokens: Annotated[int, Option("Most tokens of an answer.", _SAMPLING)] = 512
-    temperature: Annotated[
-        float | None,
-        Option(f"0 takes the likeliest token.  {_OF_MAKERS}", _SAMPLING),
-    ] = None
-    top_k: Annotated[int | None, Option(f"0 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
-    top_p: Annotated[float | None, Option(f"1 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
-    min_p: Annotated[float | None, Option(f"0 keeps all tokens.  {_OF_MAKERS}", _SAMPLING)] = None
-    repetition_penalty: Annotated[
-        float | None, Option(f"1 leaves repetitions as they are.  {_OF_MAKERS}", _SAMPLING)
-    ] = None
-    seed: Annotated[int | None, Option("Of the random draws.", _SAMPLING)] = None
+    max_tokens: Annotated[int, _option("max_tokens")] = 512
+    temperature: Annotated[float | None, _of_makers("temperature")] = None
+    top_k: Annotated[int | None, _of_makers("top_k")] = None
+    top_p: Annotated[float | None, _of_makers("top_p")] = None
+    min_p: Annotated[float | None, _of_makers("min_p")] = None
+    repetition_penalty: Annotated[float | None, _of_makers("repetition_penalty")] = None
+    seed: Annotated[int | None, _option("seed")] = None
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ServerSettings:
     host: Annotated[str, Option("The address; others than loopback need a key.", _SERVER)] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Option("0 takes a free one.", _SERVER)] = 8080
+    port: Annotated[int, Option("The port; 0 takes a free one.", _SERVER)] = 8080
     api_key: Annotated[
         str | None, Option("What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY")
     ] = field(default=None, repr=False)

@@ -84,13 +84,14 @@ class AskedPlace:
         ),
     ] = None
     kv_type: Annotated[
-        str | None, Option("Of the cache: f16, f32, q8_0, q4_0.", LLAMACPP, runtimes=_LLAMACPP)
+        str | None,
+        Option("How the cache is stored: f16, f32, q8_0, q4_0.", LLAMACPP, runtimes=_LLAMACPP),
     ] = None
     mmap: Annotated[
         bool | None, Option("Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP)
     ] = None
     flash_attention: Annotated[
-        bool | None, Option("On unless turned off.", LLAMACPP, runtimes=_LLAMACPP)
+        bool | None, Option("Attend in blocks; on unless turned off.", LLAMACPP, runtimes=_LLAMACPP)
     ] = None
     rpc: Annotated[
         Sequence[str],
@@ -221,7 +222,7 @@ class AskedDecoding:
     source_language: Annotated[
         str | None,
         Option(
-            "Of what a translator of many languages reads, as its vocabulary names it.",
+            "The language that a translator of many languages reads, as its vocabulary names it.",
             metavar="NAME",
             more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
         ),
@@ -229,7 +230,7 @@ class AskedDecoding:
     target_language: Annotated[
         str | None,
         Option(
-            "Of what it writes, such as fra_Latn.",
+            "The language that it writes, such as fra_Latn.",
             metavar="NAME",
             more="Without it, the one that the model's files force; where they force none, it is "
             "asked for.",
