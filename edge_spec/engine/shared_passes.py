@@ -8,6 +8,16 @@ other, so rows of others would save little there (measured: a token takes 1.2 to
 
 No text depends on who else is there: where texts are promised to be bit-identical, passes are
 shared only if that was measured to change no bit, and prompts are divided only likewise.
+
+On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
+(runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all move
+into one cache (runtimes/llamacpp/joint.py). ik_llama.cpp takes turns: of 74 rows of two
+conversations in one cache, 39 were those of caches of their own, and 5 with flash attention. So do
+models with a sliding window on llama.cpp, whose sequences cannot be moved whole.
+
+A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
+dearer. Rows are dealt out over all of them by what they are likely to bring
+(control/row_dealing.py), and beginnings that prompts share are read once (prompt_sharing.py).
 """
 
 from __future__ import annotations
