@@ -27,7 +27,8 @@ from edge_spec.control.backoff import (
 from edge_spec.control.baseline import Baseline
 from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, cut, limited
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, limited
+from edge_spec.control.row_choice import plan_rows
 from edge_spec.control.tree_shape import KeptShape
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.outliers import without_outlier
@@ -35,9 +36,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
-# A draft token is the likeliest of several, so on average its chance is overestimated a little (the
-# winner's curse). What another value does: benchmarks/simulate.py.
-_CAUTION = 1.2
 _UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 # What other shares do: benchmarks/head_policy.py --checked.
@@ -218,7 +216,7 @@ class AdaptivePolicy:
         self, name: str, tree: TokenTree, reach: list[float], limits: Budget
     ) -> _Candidate | None:
         """The best plan with a drafter's tree, where there is one."""
-        plan = self._plan(tree, reach, limits)
+        plan = plan_rows(tree, reach, limits, self.costs, self._token_s)
         if plan is None:
             return None
         # What all that were asked have taken is spent, whoever drafts.
@@ -226,34 +224,6 @@ class AdaptivePolicy:
         expected = sum(plan.values) or sum(reach_of(self._calibration_of(name), plan.tree))
         seconds = self.costs.at(len(plan.tree)) + self._around_s + spent_s
         return _Candidate(name, tree, reach, plan, expected / seconds)
-
-    def _plan(self, tree: TokenTree, reach: list[float], limits: Budget) -> RoundPlan | None:
-        """Plans the number of likeliest rows that is worth most; None where that is none."""
-        if len(tree) == 1:
-            return None
-        if tree.draft_probs or not (tree.is_chain or limits.branches):
-            # Whether a sampled row is kept must not depend on what comes after it, which depends
-            # on its token: a bound that is the same for all rows is blind to that.
-            return cut(tree, limits, self._worth(0.0))
-        if not tree.is_chain:
-            reach = [1.0, *sorted(reach[1:], reverse=True)]
-        num_rows = self._best_rows(reach[: limits.num_rows])
-        if tree.is_chain and not tree.required:  # most rounds
-            if num_rows == 1:
-                return None
-            return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
-        return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
-
-    def _best_rows(self, reach: Sequence[float]) -> int:
-        """Steps in t(k) are real: a fourth row may be cheaper than a third."""
-        best, most, tokens = 1, 0.0, -1.0
-        rate = _CAUTION / self._token_s
-        for row, more_s in enumerate(self.costs.further(len(reach))):
-            tokens += reach[row]
-            won = tokens - rate * more_s
-            if won > most:
-                best, most = row + 1, won
-        return best
 
     def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
         """Asks for one draft token where it is not known what that takes, and for few where nothing

@@ -6,13 +6,20 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Model, Session
 from edge_spec.core.tree import TokenTree
+from edge_spec.exactness.branch_probe import (
+    BRANCH_ROUNDS,
+    BRANCH_ROWS,
+    BRANCHES,
+    PROBES,
+    margin_change,
+    measure_branch,
+)
 
 MARGIN_WIDTHS = (1, 8)  # enough to measure the noise
 USUAL_WIDTHS = tuple(range(1, 17))
@@ -23,24 +30,10 @@ _COMPARED_TOKENS = 16  # that the usual widths score; wider ones score more
 _LEAST_COMPARED = 4
 _COMPARED_VALUES = 1 << 18  # of the residual stream before each layer, over all compared tokens
 _PROMPT_TOKENS = 16
-_TOP_TOKENS = 32
-_BRANCH_ROWS, _BRANCH_ROUNDS = 8, 4
 # In logits: where activations are rounded and no more than this was seen, none was rounded the
 # other way yet. (On ARM64 16 tokens of a random model of 2 layers changed by 3e-6 at most, and the
 # 12th of another text by 0.2. The demo model's 30 layers show it in every few tokens.)
 _ROUNDED_NOISE = 1e-3
-
-
-class _Branching(NamedTuple):
-    """A tree of _BRANCH_ROWS rows, and the rows of it that are a chain and kept."""
-
-    parents: tuple[int, ...]
-    kept: tuple[int, ...]
-
-
-# The kept rows go on after three rows of another branch, or come before rows that are not kept.
-_BRANCHES = _Branching((-1, 0, 1, 2, 0, 4, 5, 6), (0, 4, 5, 6, 7))
-_PROBES = _Branching((-1, 0, 1, 2, 0, 4, 1, 6), (0, 1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ def measure_batch_invariance(
     nothing of its own.
 
     Takes about as long as 12 plain steps for MARGIN_WIDTHS and as 90 for USUAL_WIDTHS, and two to
-    eighteen passes of up to _BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
+    eighteen passes of up to BRANCH_ROWS rows; where plain steps differ from wider passes, 16 more
     for padded ones. Twice that and a prefill where the runtime takes other kernels for longer
     texts. A large model takes a third of it or less (`_num_compared`).
     """
@@ -93,18 +86,20 @@ def measure_batch_invariance(
     scores = []
     branch_margins, branch_invariant = [0.0], model.capabilities.trees
     probe_invariant = branch_invariant
+    vocab_size = model.config.vocab_size
+    num_rounds = BRANCH_ROUNDS // 2 if is_large(model.config) else BRANCH_ROUNDS
     for prompt_tokens in _prompts(model, widths[-1]):
         room = model.config.context_length - prompt_tokens
-        is_short = room < _BRANCH_ROUNDS * _BRANCH_ROWS
-        if is_short or model.capabilities.max_rows < _BRANCH_ROWS:
+        is_short = room < BRANCH_ROUNDS * BRANCH_ROWS
+        if is_short or model.capabilities.max_rows < BRANCH_ROWS:
             branch_invariant = probe_invariant = False  # not known
         with closing(model.open_session()) as session:
             scores.append(_score_widths(model, session, prompt_tokens, widths))
             if branch_invariant:
-                margin, branch_invariant = _measure_branch(model, session, prompt_tokens, _BRANCHES)
+                margin, branch_invariant = measure_branch(session, vocab_size, num_rounds, BRANCHES)
                 branch_margins.append(margin)
             if probe_invariant:
-                _, probe_invariant = _measure_branch(model, session, prompt_tokens, _PROBES)
+                _, probe_invariant = measure_branch(session, vocab_size, num_rounds, PROBES)
     margin = max((each.margin for each in scores), default=0.0)
     invariant = _invariant(model, scores, widths)
     return BatchInvariance(
@@ -200,7 +195,7 @@ def _score_widths(
         for start in range(0, compared - width + 1, width):
             part = tokens[start : start + width]
             logits = session.forward(TokenTree.chain(part[0], part[1:])).logits
-            margin = max(margin, _margin_change(logits, widest[start : start + width]))
+            margin = max(margin, margin_change(logits, widest[start : start + width]))
             found += _digests(logits)
             session.commit(range(width))
         digests[width] = found
@@ -257,56 +252,3 @@ def _digests(logits: np.ndarray) -> list[bytes]:
 def _agree(first: Sequence[bytes], second: Sequence[bytes]) -> bool:
     """Compares the beginnings that both have."""
     return all(one == other for one, other in zip(first, second, strict=False))
-
-
-def _measure_branch(
-    model: Model, session: Session, prompt_tokens: int, branching: _Branching
-) -> tuple[float, bool]:
-    """The largest change of a margin between the kept rows of a tree and the same tokens as a
-    chain, and whether they were bit-identical; as they are scored and after they were committed.
-
-    Several rounds unless the first one tells: a cache may place tokens in the holes that rejected
-    rows leave, and order matters from then on. session: holds the prompt, before and after.
-    """
-    num_rounds = _BRANCH_ROUNDS // 2 if is_large(model.config) else _BRANCH_ROUNDS
-    drawn = np.random.default_rng(1).integers(0, model.config.vocab_size, num_rounds * _BRANCH_ROWS)
-    rounds = drawn.reshape(-1, _BRANCH_ROWS).astype(np.int32)
-    margin, identical = 0.0, True
-    for count in (1, len(rounds)):
-        if identical:
-            branched, chained = (
-                _score_rounds(session, prompt_tokens, rounds[:count], branching, branches)
-                for branches in (True, False)
-            )
-            margin = _margin_change(branched, chained)
-            identical = bool(np.array_equal(branched, chained))
-    return margin, identical
-
-
-def _score_rounds(
-    session: Session,
-    prompt_tokens: int,
-    rounds: np.ndarray,
-    branching: _Branching,
-    branches: bool,
-) -> np.ndarray:
-    """The logits of the kept rows, as a tree or as a chain."""
-    parents, path = np.array(branching.parents, np.int32), list(branching.kept)
-    rows = []
-    for tokens in rounds:
-        chain = TokenTree.chain(int(tokens[0]), tokens[path[1:]].tolist())
-        tree = TokenTree(tokens, parents, np.ones(_BRANCH_ROWS, np.float32))
-        kept = path if branches else list(range(len(path)))
-        rows.append(session.forward(tree if branches else chain).logits[kept].copy())
-        session.commit(kept)
-    session.rollback(prompt_tokens)
-    return np.concatenate(rows)
-
-
-def _margin_change(logits: np.ndarray, expected: np.ndarray) -> float:
-    """The largest change, over rows, of a likely token's distance to the most likely one."""
-    count = min(_TOP_TOKENS, expected.shape[1])
-    top = np.argpartition(expected, -count, axis=1)[:, -count:]
-    change = np.take_along_axis(logits - expected, top, axis=1)
-    best = np.take_along_axis(logits - expected, expected.argmax(axis=1)[:, None], axis=1)
-    return float(np.abs(change - best).max())
