@@ -1,4 +1,4 @@
-"""What no model can have, of which nothing of a model's size is made before."""
+"""Refuses what no model can have before anything of a model's size is made."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _layers_problem(config: ModelConfig) -> str | None:
 
 
 def _may_attend(config: ModelConfig, layer: int) -> bool:
-    """Whether a layer's source is one before it, or itself, of its kind, with keys of its own."""
+    """Says whether a layer's source is itself or one before it, of its kind, with its own keys."""
     source = config.kv_sources[layer]
     return (
         0 <= source <= layer

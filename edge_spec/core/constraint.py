@@ -1,4 +1,4 @@
-"""What an answer may be: a constraint says which tokens may come next."""
+"""Describes what an answer may be: a constraint says which tokens may come next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Constraint(Protocol):
         may not, since nothing after it is ever written."""
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may be written, one after the other, after the output."""
+        """Says how many of `tokens` may be written, one after the other, after the output."""
 
     def forced(self) -> list[int]:
         """Tokens that spell what has to come next; they need not be the ones that are written."""

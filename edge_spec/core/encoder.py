@@ -1,4 +1,4 @@
-"""What an encoder-decoder has beside its decoder, as part of a model's description."""
+"""Describes what an encoder-decoder has beside its decoder, as part of a model's description."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Encoder:
-    """What an encoder-decoder has beside its decoder: layers that read the source, which every
+    """Says what an encoder-decoder has beside its decoder: layers that read the source, which every
     layer of the decoder attends to. Heads, MLPs and embeddings are of the decoder's sizes."""
 
     num_layers: int

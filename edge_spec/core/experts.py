@@ -1,4 +1,4 @@
-"""What a mixture of experts has for itself, as part of a model's description."""
+"""Describes what a mixture of experts has for itself, as part of a model's description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ LEAST_SUM = 1e-6  # is added to what normalized sigmoids of experts add up to
 
 @dataclass(frozen=True)
 class Experts:
-    """How a mixture of experts weighs what its experts add, and what these have for themselves."""
+    """Says how a mixture of experts weighs what its experts add, and what these have for
+    themselves."""
 
     normalized: bool = True  # the weights of those that a token takes add up to 1
     biases: bool = False  # of the router and of all matrices

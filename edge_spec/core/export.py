@@ -1,4 +1,4 @@
-"""What an exporter is: it writes one format of a model."""
+"""Describes what an exporter is: it writes one format of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_spec.errors import UsageError
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to write. `quantization` names are the format's own; None is its default.
+    """Says what to write. `quantization` names are the format's own; None is its default.
 
     From `compute` on, an exporter refuses what it does not know (`require_only`).
     """
@@ -41,7 +41,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and how far it is from its source, on the packaged text."""
+    """Says what was written and how far it is from its source, on the packaged text."""
 
     path: Path
     num_bytes: int
@@ -64,7 +64,7 @@ class ReadingExporter(Protocol):
     """An exporter with a reader of its own, for models that `open_checkpoint` refuses."""
 
     def open_source(self, path: Path) -> Any:
-        """What `export` takes. Raises ModelFileError, UnsupportedModelError."""
+        """Returns what `export` takes. Raises ModelFileError, UnsupportedModelError."""
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class StreamsLayers(Protocol):
         sequences: Sequence[Sequence[int]],
         observe: Observe | None = None,
     ) -> LayerStream:
-        """Embeds the sequences, each of which sees only itself. `observe` is told what a matrix is
+        """Embeds the sequences, each of which sees only itself. `observe` hears what a matrix is
         multiplied with before it is read from `source`.
 
         Raises ContextFullError for a sequence that is too long.

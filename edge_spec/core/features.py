@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_spec.errors import SessionError
 
-# Is told of prefilled tokens: the position of the first, and [tokens, features, hidden_size]
+# Hears of prefilled tokens: the position of the first, and [tokens, features, hidden_size]
 # float32, valid until it returns.
 OnPrefilled = Callable[[int, np.ndarray], None]
 
@@ -25,17 +25,17 @@ class GivesFeatures(Protocol):
 
     @property
     def collects(self) -> bool:
-        """Whether its passes return features now."""
+        """Says whether its passes return features now."""
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """From now on each `forward` fills `Forward.features`, and each `prefill` tells
+        """Makes each `forward` from now on fill `Forward.features`, and each `prefill` tell
         `on_prefilled`. layers: ids from 0 to num_layers, ascending; none: no features any more,
         which is how a session begins. Raises UnsupportedModelError where the library does not give
         them for this model, ValueError for other ids."""
 
 
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
-    """What every such session checks. Raises ValueError."""
+    """Checks what every such session has to. Raises ValueError."""
     if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
         raise ValueError(f"features {list(layers)} are not in ascending order")
     if layers and layers[-1] > num_layers:
@@ -48,7 +48,7 @@ def collects(session: object) -> bool:
 
 
 def require_none_collects(sessions: Iterable[object]) -> None:
-    """What a pass that several share checks. Raises SessionError."""
+    """Checks what a pass that several share has to. Raises SessionError."""
     if any(map(collects, sessions)):
         raise SessionError(
             "a conversation whose features are collected shares no pass",

@@ -85,8 +85,8 @@ class BindsCaches(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """What independent heads say of their tokens. The likeliest ones are told apart, so that nobody
-    has to look for them: in falling order, with their shares of e to the logits."""
+    """Holds what independent heads say of tokens. The likeliest ones are listed apart, so that
+    nobody has to look for them: in falling order, with their shares of e to the logits."""
 
     logits: np.ndarray  # [heads, scored tokens] float32
     likeliest: np.ndarray  # [heads, some] int64, of the scored tokens
@@ -129,8 +129,8 @@ class BindsBlocks(Protocol):
 
 
 class HeadBackend(Protocol):
-    """What computes a head's steps in the place of numpy, which does as the formulas are written.
-    matrices: all of the head's."""
+    """Computes a head's steps in the place of numpy, which does as the formulas are
+    written. matrices: all of the head's."""
 
     def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches:
         """See BindsCaches."""
@@ -167,7 +167,7 @@ class EagleHead:
     2025). It reads token i + 1 beside the target's features of token i.
 
     config: of its layers; vocab_size and context_length are the target's. tensors: float32, which
-    may be read anew whenever they are asked for; matrices [out, in], by these names, those in
+    may be read again whenever they are asked for; matrices [out, in], by these names, those in
     brackets only where it has them:
 
         fc.weight [fc.bias]    what makes its input of features, or of embedding and feature
@@ -228,10 +228,10 @@ class MedusaHead:
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
 
     def __str__(self) -> str:
-        told = f"Medusa with {self.num_heads} heads"
+        described = f"Medusa with {self.num_heads} heads"
         if self.token_ids is None:
-            return told
-        return f"{told}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
+            return described
+        return f"{described}, scores {len(self.token_ids)} of {self.vocab_size} tokens"
 
 
 @dataclass(frozen=True, eq=False)

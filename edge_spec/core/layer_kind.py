@@ -1,4 +1,4 @@
-"""What layers of one model have for themselves, where they are not all alike."""
+"""Describes what layers of one model have for themselves, where they are not all alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_CONVOLUTION = 64
 
 
 class HeadSizes(NamedTuple):
-    """Of the attention of a layer."""
+    """Gives the sizes of a layer's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -32,7 +32,7 @@ class HeadSizes(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """How the heads of some layers are rotated: by which frequencies, and how many elements."""
+    """Says how the heads of some layers are rotated: by which frequencies, how many elements."""
 
     rope: Rope
     size: int
@@ -44,7 +44,7 @@ class Rotation(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What the attention of some layers has for itself, or what these have in its place."""
+    """Says what the attention of some layers has for itself, or what these have in its place."""
 
     rope: Rope | None  # None: nothing is rotated (NoPE)
     window: int | None = None  # the last positions that a row sees, itself one; None: all
@@ -90,8 +90,8 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class LayerEmbeddings:
-    """What each layer adds of the token itself: of a table with an embedding for each layer, and of
-    what one matrix makes of the token's own embedding (Google 2025, Gemma 3n)."""
+    """Says what each layer adds of the token itself: of a table with an embedding for each layer,
+    and of what one matrix makes of the token's own embedding (Google 2025, Gemma 3n)."""
 
     size: int  # of the embedding of one layer
     scale: float  # of what the table has,

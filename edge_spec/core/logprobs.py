@@ -1,4 +1,4 @@
-"""How likely the model itself found what was written."""
+"""Describes how likely the model itself found what was written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Score(NamedTuple):
-    """How likely a token was by the model itself, before penalties and grammar."""
+    """Says how likely a token was by the model itself, before penalties and grammar."""
 
     logprob: float  # natural logarithm
     alternatives: tuple[tuple[int, float], ...]  # the likeliest tokens, the likeliest first

@@ -77,8 +77,8 @@ class RoundStats:
     num_sharing: int = 1  # conversations in that pass
 
     def as_charged(self) -> RoundStats:
-        """As if the pass had been this conversation's alone: what one more row takes is then taken
-        from all who share it, and is worth it only at the rate of all of them."""
+        """Charges as if the pass had been this conversation's alone: what one more row takes is
+        then taken from all who share it, and is worth it only at the rate of all of them."""
         if self.charged_s is None or self.forward_s <= 0:
             return self
         # Outside of passes threads wait for each other, too: in the same proportion.
@@ -115,7 +115,7 @@ class PlainRate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None until a few plain rounds were measured."""
+        """Returns None until a few plain rounds were measured."""
         if len(self._seconds) < _MIN_PLAIN_ROUNDS:
             return None
         seconds = median(self._seconds)
@@ -214,7 +214,7 @@ class Stats:
 
     @property
     def fastest_plain_per_second(self) -> float | None:
-        """Of the fastest plain steps there are, padded or not."""
+        """Gives the rate of the fastest plain steps there are, padded or not."""
         return self.plain_per_second and self.plain_per_second * self.plain_cost
 
     @property

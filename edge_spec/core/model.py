@@ -1,4 +1,4 @@
-"""What a runtime offers: a `Runtime` opens a `Model`, a `Model` opens `Session`s."""
+"""Describes what a runtime offers: a `Runtime` opens a `Model`, a `Model` opens `Session`s."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_TYPES: tuple[str, ...] = get_args(StateType)
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a model's sessions can do; checked when an engine is built, never mid-generation."""
+    """Says what a model's sessions can do; checked when an engine is built, not in a generation."""
 
     max_rows: int  # rows that one forward accepts
     trees: bool  # whether rows may branch
@@ -93,7 +93,7 @@ class HasWays(Protocol):
 
     @property
     def ways(self) -> Sequence[str]:
-        """What they are called, the fastest first; one where the user has chosen."""
+        """Names them, the fastest first; one where the user has chosen."""
 
     @property
     def likeliest_way(self) -> str:
@@ -166,7 +166,7 @@ class Interruptible(Protocol):
 
 
 def require_room(length: int, rows: int, context_length: int) -> None:
-    """What every session checks before it scores. Raises ContextFullError."""
+    """Checks that a session has room for rows. Raises ContextFullError."""
     if length + rows > context_length:
         raise ContextFullError(
             f"{length + rows} tokens do not fit the context of {context_length}",
@@ -175,7 +175,7 @@ def require_room(length: int, rows: int, context_length: int) -> None:
 
 
 def require_rollback(current: int, length: int) -> None:
-    """What every session checks before it forgets. Raises ValueError."""
+    """Checks that a session can forget so far back. Raises ValueError."""
     if not 0 <= length <= current:
         raise ValueError(f"cannot roll back from {current} to {length} tokens")
 
@@ -186,7 +186,7 @@ def require_state(
     length: int,
     context_length: int,
 ) -> None:
-    """What a session checks before it is restored. expected: shape and type of each array. Raises
+    """Checks a state before it is restored. expected: shape and type of each array. Raises
     ValueError."""
     if not 0 <= length <= context_length:
         raise ValueError(f"{length} tokens for a context of {context_length}")
@@ -214,7 +214,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How to load a model. None leaves the choice to the runtime."""
+    """Says how to load a model. None leaves the choice to the runtime."""
 
     threads: int | None = None
     providers: tuple[str, ...] = ()  # devices in order of preference, such as "cuda", "cpu"

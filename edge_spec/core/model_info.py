@@ -40,7 +40,7 @@ class SharesTables(Protocol):
 
 
 class ModelInfo(Protocol):
-    """What a published model says of itself, known before its weights are read."""
+    """Holds what a published model says of itself, known before its weights are read."""
 
     path: Path
     config: ModelConfig
@@ -52,15 +52,15 @@ class ModelInfo(Protocol):
 
     @property
     def weight_types(self) -> frozenset[str]:
-        """How the file stores weights, in ggml's names, such as "Q4_0"."""
+        """Says how the file stores weights, in ggml's names, such as "Q4_0"."""
 
     def tokenizer_json(self) -> str:
         """The tokenizer in the format of the `tokenizers` library."""
 
 
 def is_plain(source: ModelInfo) -> bool:
-    """Whether a model was read whole and has nothing that Llama does not have: every library runs
-    it, and every exporter writes it."""
+    """Says whether a model was read whole and has nothing that Llama does not have: every library
+    runs it, and every exporter writes it."""
     return isinstance(source, TensorRows) and not source.config.features()
 
 

@@ -1,4 +1,4 @@
-"""What a model can tell of the devices that compute its parts."""
+"""Describes what a model can tell of the devices that compute its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which rows stand before the rows of a pass in their paths: what a short convolution takes in.
+"""Finds which rows stand before the rows of a pass in their paths: what a short convolution
+takes in.
 
 Rows of a tree stand side by side in the cache, so that the one before a row in its path is not the
 one before it in the cache.

@@ -1,4 +1,4 @@
-"""How the makers of a model mean its answers to be drawn, and what is asked instead."""
+"""Describes how the makers of a model mean its answers to be drawn, and what is asked instead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHOWN = MappingProxyType(
 
 @dataclass(frozen=True)
 class RecommendedSampling:
-    """What a model's makers state of answers in a conversation; None: nothing of this value."""
+    """Holds what a model's makers state of answers in a conversation; None: nothing of it."""
 
     temperature: float | None = None  # 0: its likeliest token each time
     top_k: int | None = None

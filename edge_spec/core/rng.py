@@ -26,7 +26,7 @@ class Draws:
 
 
 class Purpose(IntEnum):
-    """What random numbers are for; each has a stream of its own."""
+    """Says what random numbers are for; each has a stream of its own."""
 
     POSITION = 0  # the target's own choices
     ACCEPTANCE = 1  # whether a sampled draft token is accepted

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies differ from theta ** (-2i / rotary_dim).
+    """Says how the rotary frequencies differ from theta ** (-2i / rotary_dim).
 
     `linear` divides all of them by `factor`; `llama3` divides only the slow ones and blends in
     between (Llama 3.1, "The Llama 3 Herd of Models", 2024, section 3.4.2); `factors` divides each
@@ -27,7 +27,7 @@ class RopeScaling:
     magnitude: float = 1.0
 
     def divisors(self, frequencies: np.ndarray) -> np.ndarray:
-        """What each of the unscaled frequencies is divided by."""
+        """Returns what each of the unscaled frequencies is divided by."""
         if self.kind == "linear":
             return np.full_like(frequencies, self.factor)
         if self.kind == "factors":

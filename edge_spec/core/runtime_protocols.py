@@ -1,4 +1,4 @@
-"""What a runtime may do beside opening models: each of these is optional."""
+"""Describes what a runtime may do beside opening models: each of these is optional."""
 
 from __future__ import annotations
 

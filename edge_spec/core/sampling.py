@@ -22,7 +22,7 @@ _NO_BIAS: Mapping[int, float] = {}
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. Raises UsageError for a value out of its range.
+    """Says how the next token is chosen. Raises UsageError for a value out of its range.
 
     Temperature 0 takes the most probable token. Otherwise logits are processed in this order:
     bias, penalties, temperature, top-k, top-p, min-p.
@@ -63,7 +63,7 @@ class SamplingParams:
 
     @property
     def raw(self) -> bool:
-        """Whether logits can be used as the model gave them."""
+        """Says whether logits can be used as the model gave them."""
         return not (self.penalized or self.logit_bias)
 
 
@@ -158,7 +158,7 @@ class Sampler:
 
     @property
     def prefers_by_logits(self) -> bool:
-        """Whether `preference` is e to the logits as they are, whatever was written before."""
+        """Says whether `preference` is e to the logits as they are, whatever was written."""
         return self._raw and self.params.greedy
 
     def preference(self, logits: np.ndarray, path: Sequence[int]) -> np.ndarray:

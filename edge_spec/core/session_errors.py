@@ -1,4 +1,4 @@
-"""What a target that fails becomes: an error that says so."""
+"""Turns the failure of a target into an error that says so."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 class TranslatedErrors:
     """Turns what the target's runtime raises within the block into a SessionError, or a
-    DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `told`, pass as they are.
+    DeviceMemoryError where memory ran out; an EdgeSpecError, and what is `known`, pass as they are.
     """
 
-    def __init__(self, *told: type[Exception]) -> None:
-        self._told: tuple[type[Exception], ...] = (EdgeSpecError, *told)
+    def __init__(self, *known: type[Exception]) -> None:
+        self._known: tuple[type[Exception], ...] = (EdgeSpecError, *known)
 
     def __enter__(self) -> None:
         pass
@@ -32,7 +32,7 @@ class TranslatedErrors:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, self._told):
+        if not isinstance(error, Exception) or isinstance(error, self._known):
             return
         if isinstance(error, MemoryError):
             raise DeviceMemoryError(

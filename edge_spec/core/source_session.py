@@ -91,7 +91,7 @@ class SourceSession:
             self._has_ended = False
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the decoder's is, and "source" [tokens] int32, which is encoded again."""
+        """Returns the decoder's state, and "source" [tokens] int32, which is encoded again."""
         return {**self._decoder.state(), SOURCE: np.array(self._source, np.int32)}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
@@ -108,7 +108,7 @@ class SourceSession:
         self._decoder.close()
 
     def _encode(self) -> None:
-        """Before a pass of the decoder."""
+        """Encodes the source before a pass of the decoder."""
         if self._encoded != self._source:
             self._encoded = None  # whatever becomes of the pass
             self._decoder.attend_to(self._source or [self._description.start_id])

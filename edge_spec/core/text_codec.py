@@ -1,4 +1,4 @@
-"""What turns text into tokens and back."""
+"""Turns text into tokens and back."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _CERTAIN = np.ones(1, np.float32)
 
 
 class Siblings(StrEnum):
-    """How the sampled children of one row were drawn, and so how they are verified."""
+    """Says how the sampled children of one row were drawn, and so how they are verified."""
 
     WITHOUT_REPLACEMENT = "without-replacement"  # Chen et al. 2024, Sequoia
     WITH_REPLACEMENT = "with-replacement"  # Miao et al. 2024, SpecInfer
@@ -123,7 +123,7 @@ class TokenTree:
         return children
 
     def is_sampled(self, row: int) -> bool:
-        """Whether a child of `row` was sampled."""
+        """Says whether a child of `row` was sampled."""
         if not self.draft_probs:
             return False
         return any(self.draft_probs[child] is not None for child in self.children(row))
@@ -226,7 +226,7 @@ class TokenTree:
 
     @property
     def leading_chain(self) -> int:
-        """How many rows, from row 0 on, are each the child of the one before it."""
+        """Counts the rows, from row 0 on, that are each the child of the one before it."""
         if self.is_chain:
             return len(self)
         return int(np.flatnonzero(self.parents != np.arange(-1, len(self) - 1))[0])

@@ -1,4 +1,4 @@
-"""Which rows of a tree are scored, where not all of them fit or pay."""
+"""Chooses the rows of a tree that are scored, where not all of them fit or pay."""
 
 from __future__ import annotations
 

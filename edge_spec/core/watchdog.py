@@ -2,7 +2,7 @@
 always, the target's where a time-out was asked for.
 
 A pass that hangs in a library cannot be interrupted from outside. It is left alone: whoever waits
-for it is told after a limit, and its session is not used again. Its memory stays taken until the
+for it is informed after a limit, and its session is not used again. Its memory stays taken until the
 pass ends, if it ever does: a session that was closed meanwhile is put away then.
 """
 
@@ -96,7 +96,7 @@ class WatchedSession:
 
     @property
     def hangs(self) -> bool:
-        """Whether a pass was given up and has not ended since, or its session is being closed."""
+        """Says whether a pass was given up and has not ended, or its session is being closed."""
         return self._worker.given_up is not None and self._worker.is_busy
 
     @property
@@ -168,7 +168,7 @@ class _Featured(_Restorable):
         return collects(self._session)
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
-        """Is told of prefilled tokens by another thread, while `prefill` waits for it."""
+        """Hears of prefilled tokens by another thread, while `prefill` waits for it."""
         assert isinstance(self._session, GivesFeatures)
         self._worker.require_idle()
         self._session.collect_features(layers, on_prefilled)
@@ -206,8 +206,8 @@ class _Worker:
         return self._num_ended != self._num_begun
 
     def call(self, work: Callable[[], _Result], limit_s: float) -> _Result:
-        """What it returns, or raises. Raises HungError where it takes longer than `limit_s`, and
-        from then on."""
+        """Returns, or raises, what the work does. Raises HungError where it takes longer than
+        `limit_s`, and from then on."""
         self.require_idle()
         if self._thread is None:
             self._thread = Thread(target=self._run, name="edge-spec-pass", daemon=True)

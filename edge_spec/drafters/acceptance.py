@@ -1,5 +1,4 @@
-"""How likely a draft token is to be right, learnt from outcomes: the confidence of every
-drafter."""
+"""Learns from outcomes how likely a draft token is to be right: every drafter's confidence."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ LONG_WEIGHT = 8.0  # recent outcomes that all others together count for
 
 
 class OutcomeRate:
-    """How often something was right, beginning with a prior. Whenever MEMORY outcomes were seen,
-    all of them count half from then on."""
+    """Counts how often something was right, beginning with a prior. Whenever MEMORY outcomes were
+    seen, all of them count half from then on."""
 
     def __init__(self, prior: float, prior_weight: float) -> None:
         self.seen = prior_weight
@@ -56,7 +55,7 @@ class LearntAcceptance:
         self._update(kind)
 
     def begin_text(self) -> None:
-        """What was recent belongs to another text."""
+        """Forgets what was recent: it belongs to another text."""
         kinds = range(len(self._long))
         self._recent_seen = [0.0 for _ in kinds]
         self._recent_right = [0.0 for _ in kinds]

@@ -1,4 +1,4 @@
-"""Which prompts belong together: what a drafter learnt from one text stays out of another."""
+"""Says which prompts belong together: what is learnt from one text stays out of others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 
 def continues(earlier: Sequence[int], prompt: Sequence[int]) -> bool:
-    """Whether a prompt goes on where an earlier one stood: the next turn of the same chat, or the
-    same question again. A system message that two chats share does not make them one."""
+    """Says whether a prompt goes on where an earlier one stood: the next turn of the same chat, or
+    the same question again. A system message that two chats share does not make them one."""
     return 0 < len(earlier) <= len(prompt) and tuple(prompt[: len(earlier)]) == tuple(earlier)
 
 

@@ -1,4 +1,4 @@
-"""How drafters are made: what they may build on, and the entry points of this package's own.
+"""Makes drafters: what they may build on, and the entry points of this package's own.
 
 An entry point of the group `edge_spec.drafters` is a function that takes a `DrafterContext` and
 returns a `Drafter`; `declares` says what it makes. A class with `traits` of its own, called with
@@ -188,9 +188,9 @@ def missing_head(name: str) -> UsageError:
 
 
 def traits_of(chosen: str) -> dict[str, DrafterTraits]:
-    """What each of the drafters declares whose names are joined by commas. One that declares
-    nothing, or is not installed, costs and needs nothing; "auto" and "none" are no drafters.
-    Raises MissingDependencyError for one that cannot be loaded."""
+    """Returns what each of the drafters declares whose names are joined by commas. One that
+    declares nothing, or is not installed, costs and needs nothing; "auto" and "none" are no
+    drafters. Raises MissingDependencyError for one that cannot be loaded."""
     names = [name.strip() for name in chosen.split(",")]
     if names in (["auto"], ["none"]):
         return {}
@@ -203,13 +203,13 @@ def traits_of(chosen: str) -> dict[str, DrafterTraits]:
 
 
 def remembers(chosen: str) -> bool:
-    """Whether one of these keeps answers for later runs. Raises as `traits_of` does."""
+    """Says whether one of these keeps answers for later runs. Raises as `traits_of` does."""
     return any(traits.remembers for traits in traits_of(chosen).values())
 
 
 def installed_traits() -> dict[str, DrafterTraits]:
-    """What all installed drafters declare, by name. One that cannot be loaded is left out, which is
-    logged; who asks for it by name is told why."""
+    """Returns what all installed drafters declare, by name. One that cannot be loaded is left out,
+    which is logged; who asks for it by name reads why."""
     found = {}
     for name, point in sorted(entry_points.installed("drafters").items()):
         try:

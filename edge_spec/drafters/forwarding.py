@@ -15,8 +15,8 @@ _MEMBERS = {
     for name, member in vars(Drafter).items()
     if not name.startswith("_") and (callable(member) or isinstance(member, property))
 }
-# Calls that return nothing, and say the same to all.
-_TOLD = (
+# Calls that return nothing, and go to all.
+_CALLED = (
     *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin", "observe"),
     *("extend_draft", "rollback_draft", "close"),
 )
@@ -47,7 +47,7 @@ class DrafterWrapper(Drafter):
 
 
 class DrafterGroup(Drafter):
-    """Several drafters, which are all told the same."""
+    """Several drafters, which all hear the same."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
@@ -85,5 +85,5 @@ def _to_all(name: str) -> Callable[..., None]:
 for _name, _member in _MEMBERS.items():
     _call = _passed_on(_name)
     setattr(DrafterWrapper, _name, property(_call) if isinstance(_member, property) else _call)
-for _name in _TOLD:
+for _name in _CALLED:
     setattr(DrafterGroup, _name, _to_all(_name))

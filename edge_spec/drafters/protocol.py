@@ -1,4 +1,4 @@
-"""What a drafter is: anything that drafts tokens cheaply."""
+"""Defines a drafter: anything that drafts tokens cheaply."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TextCounts(NamedTuple):
 
 
 class Cost(Enum):
-    """What it takes to make draft tokens."""
+    """Says what it takes to make draft tokens."""
 
     LOOKUP = "lookup"  # next to nothing: they are found in texts and tables
     PASS = "pass"  # passes of a model, or of a part of one
@@ -46,7 +46,7 @@ class Cost(Enum):
 
 @dataclass(frozen=True)
 class DrafterTraits:
-    """What a drafter costs and needs. Nothing else is known of it before it is made."""
+    """Says what a drafter costs and needs. Nothing else is known of it before it is made."""
 
     cost: Cost = Cost.LOOKUP
     samples: bool = False  # it may propose tokens that were sampled
@@ -75,12 +75,12 @@ class DrafterTraits:
 
     @property
     def shares_tree(self) -> bool:
-        """Whether its draft tokens may be joined to those of others. Samples may not; and a draft
-        model's are looked at by themselves, to see how good the pair is."""
+        """Says whether its draft tokens may be joined to those of others. Samples may not; and a
+        draft model's are looked at by themselves, to see how good the pair is."""
         return not (self.samples or self.draft_model)
 
     def uses(self, option: str) -> bool:
-        """Whether this option of `LoadOptions` is for such a drafter."""
+        """Says whether this option of `LoadOptions` is for such a drafter."""
         needs = {"draft": self.draft_model, "head": bool(self.head), "corpora": self.corpora}
         return option in self.options or needs.get(option, False)
 
@@ -141,12 +141,12 @@ class Drafter:
 
     @property
     def anticipates(self) -> bool:
-        """Whether there is something to go on from in this round."""
+        """Says whether there is something to go on from in this round."""
         return False
 
     @property
     def was_ready(self) -> bool:
-        """Whether the last proposal began with a draft token that was made meanwhile."""
+        """Says whether the last proposal began with a draft token that was made meanwhile."""
         return False
 
     def anticipate(self, stopped: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""What several drafters keep, in one mapping."""
+"""Joins what several drafters keep in one mapping."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edge_spec.drafters.protocol import Drafter
 
 
 def state_dicts(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """What the drafters keep of their conversation, such as a pool of n-grams, each under its own
-    name."""
+    """Returns what the drafters keep of their conversation, such as a pool of n-grams, each under
+    its own name."""
     state: dict[str, np.ndarray] = {}
     for drafter in drafters:
         state |= named(drafter.name, drafter.state_dict())
@@ -23,15 +23,15 @@ def named(name: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def part_of(state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """What was `named` so."""
+    """Returns what was `named` so."""
     prefix = f"{name}/"
     own = {each: array for each, array in state.items() if each.startswith(prefix)}
     return {each.removeprefix(prefix): array for each, array in own.items()}
 
 
 def load_state_dicts(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray]) -> None:
-    """For drafters of the names that the snapshot was taken of. Raises KeyError or ValueError for
-    others; one that it holds nothing of begins again."""
+    """Restores drafters of the names that the snapshot was taken of. Raises KeyError or ValueError
+    for others; one that it holds nothing of begins again."""
     known = {drafter.name for drafter in drafters}
     unknown = {name.partition("/")[0] for name in state if "/" in name} - known
     if unknown:
@@ -43,7 +43,7 @@ def load_state_dicts(drafters: Sequence[Drafter], state: Mapping[str, np.ndarray
 
 
 def stats_of(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
-    """How often their draft tokens were right, of all texts."""
+    """Counts how often their draft tokens were right, over all texts."""
     stats: dict[str, np.ndarray] = {}
     for drafter in drafters:
         stats |= drafter.stats()

@@ -31,8 +31,8 @@ Expand = Callable[[State], Iterable[Candidate[State]]]
 
 
 class Growth:
-    """What one drafter proposed in one round, and the kind of each row's draft token; None for rows
-    that it learns nothing from."""
+    """Holds what a drafter proposed in a round, and the kind of each row's draft token; None for
+    rows that it learns nothing from."""
 
     def __init__(self, tree: TokenTree, kinds: Sequence[int | None]) -> None:
         self.tree = tree

@@ -1,4 +1,4 @@
-"""Which draft tokens become text. Public: `verify`."""
+"""Decides which draft tokens become text. Public: `verify`."""
 
 from edge_spec.core.verify.walk import verify
 

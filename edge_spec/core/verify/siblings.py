@@ -111,7 +111,7 @@ def _smallest_rho(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 
 def _difference(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """What is left of a distribution, normalized; itself where rounding has left nothing."""
+    """Normalizes what is left of a distribution; returns it where rounding has left nothing."""
     left = probabilities - taken
     np.maximum(left, 0, out=left)
     mass = left.sum()

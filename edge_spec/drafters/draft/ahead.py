@@ -1,4 +1,4 @@
-"""What a draft has read ahead of a text, so that it goes on while the target verifies.
+"""Keeps what a draft has read ahead of a text, so that it goes on while the target verifies.
 
 Drafting and verifying at the same time, on devices of their own, for the outcomes that are likely
 (Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161; Liu et al. 2024, PEARL,
@@ -42,8 +42,8 @@ Ranks = Sequence[tuple[int, int]]  # token and kind of what may follow, the like
 
 
 class Reading:
-    """What the draft says after a path: its draft token, and what is likeliest there, which is
-    looked for when it is first asked for: not while a target waits for draft tokens."""
+    """Holds what the draft says after a path: its draft token, and what is likeliest there, which
+    is looked for when it is first asked for: not while a target waits for draft tokens."""
 
     def __init__(self, candidate: AheadChoice, rank: Callable[[], Ranks]) -> None:
         self.candidate = candidate

@@ -35,8 +35,8 @@ _NO_SCORES = Forward(np.empty((0, 0), np.float32))
 
 
 class _OpenEnds:
-    """What is left of the draft's confidence in the last token of a draft token, which what follows
-    may join: the draft token "inter" is one token, and so is "interest"."""
+    """Learns what is left of the draft's confidence in the last token that it drafts, which what
+    follows may join: the draft token "inter" is one token, and so is "interest"."""
 
     def __init__(self) -> None:
         self._rate = OutcomeRate(_OPEN_END, _PRIOR_WEIGHT)
@@ -83,7 +83,7 @@ class _Drafted(NamedTuple):
 class CrossTokenizerDrafter(Drafter):
     """Another drafter, which reads and drafts in the draft's ids, for a target with others.
 
-    inner: is told of rounds in its own ids, without scores. What it drafts is cut before its
+    inner: hears of rounds in its own ids, without scores. What it drafts is cut before its
     special tokens. `text_counts` adds up over all generations.
     """
 
@@ -155,7 +155,7 @@ class CrossTokenizerDrafter(Drafter):
         self._inner.close()
 
     def _draft_text(self, count: int, min_reach: float) -> _Drafted | None:
-        """What the draft writes in `count` of its ids; None where that is no text."""
+        """Returns what the draft writes in `count` of its ids; None where that is no text."""
         self._text.read()
         text = self._text
         last = text.open_ids or text.ids
@@ -188,7 +188,7 @@ class CrossTokenizerDrafter(Drafter):
         self._told = len(text.ids), list(text.open_ids)
 
     def _new_ids(self, num_settled: int, others: list[int]) -> list[int] | None:
-        """What follows the ids that inner read; None where they are no longer the text's."""
+        """Returns what follows the ids that inner read; None where they are not the text's now."""
         since = self._text.ids[num_settled:] + self._text.open_ids
         return since[len(others) :] if since[: len(others)] == others else None
 
@@ -220,7 +220,7 @@ class CrossTokenizerDrafter(Drafter):
 
 
 def _confidence_of(candidate: _Drafted, pieces: Sequence[str]) -> list[float]:
-    """Of each target token: the product over the draft's tokens that begin in it.
+    """Returns for each target token the product over the draft's tokens that begin in it.
 
     A token that only goes on with what was begun before it is as certain as that. Of tokens that
     share a character the first has the whole chance.

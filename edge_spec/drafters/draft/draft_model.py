@@ -106,7 +106,7 @@ class DraftModelDrafter(Drafter):
         self._forget()
 
     def reopen(self) -> bool:
-        """Not with a level below, which may be what has failed."""
+        """Refuses where there is a level below, which may be what has failed."""
         if self._reopened is None or not self._level.is_empty:
             return False
         self._text = self._text.reopened(self._reopened())
@@ -170,7 +170,7 @@ class DraftModelDrafter(Drafter):
             self._acceptance.load_stats(stats[self.name])
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What was learnt, the draft's cache, and the state of the level below."""
+        """Returns what was learnt, the draft's cache, and the state of the level below."""
         return {
             "acceptance": self._acceptance.snapshot(),
             **named("text", self._text.snapshot()),
@@ -203,7 +203,7 @@ class DraftModelDrafter(Drafter):
         self._level.rollback_draft(keep)
 
     def _chain(self, pending: int, count: int, min_reach: float) -> Growth:
-        """What the draft writes, after what it has written while the target scored."""
+        """Returns what the draft writes, after what it has written while the target scored."""
         line = Line(count, min_reach, self._acceptance)
         if self._ahead is not None:
             self._take_over(line, self._ahead)
@@ -229,7 +229,7 @@ class DraftModelDrafter(Drafter):
             self._was_ready = True
 
     def _write(self, line: Line) -> None:
-        """By one pass; the level below drafts for the draft as it drafts for the target."""
+        """Reads one pass; the level below drafts for the draft as it drafts for the target."""
         ahead = self._level.chain(self._text.last, line.room - 1)
         ahead = self._readable_rows(ahead)
         logits = self._text.score(ahead)
@@ -267,7 +267,7 @@ class DraftModelDrafter(Drafter):
         return grow(*given, root, self._expand)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
-        """What may follow the text and these draft tokens."""
+        """Returns what may follow the text and these draft tokens."""
         if self._ahead is None:
             return self._chooser.likeliest(self._score(path), path)
         reading = self._ahead.get(path)

@@ -46,7 +46,7 @@ class Rows:
         return tuple(path[::-1])
 
     def select(self, rows: Sequence[int]) -> TokenTree:
-        """What the draft has to read: these rows, which contain the parents of each."""
+        """Returns what the draft has to read: these rows, which contain the parents of each."""
         return TokenTree(
             np.array(self.tokens, np.int32),
             np.array(self.parents, np.int32),
@@ -69,7 +69,7 @@ class Rows:
 
 
 class Reader(NamedTuple):
-    """How the draft reads a tree. max_rows: of one pass; width: those of one level."""
+    """Reads a tree with the draft. max_rows: of one pass; width: those of one level."""
 
     score: Score
     width: int
@@ -84,10 +84,11 @@ def grow_levels(
     reader: Reader,
     expand: Callable[[np.ndarray, Path], list[Candidate[Path]]],
 ) -> Growth:
-    """At each level the likeliest rows of the level before it are written on (Li et al. 2024,
-    EAGLE-2: expand), and the likeliest of all rows are proposed (rerank).
+    """Writes on the likeliest rows of each level (Li et al. 2024, EAGLE-2: expand), and the
+    likeliest of all rows are proposed (rerank).
 
-    expand: what may follow a row by its logits, the likeliest first."""
+    expand: what may follow a row by its logits, the likeliest first.
+    """
     rows = Rows(pending)
     read: list[int] = []
     level = [0]

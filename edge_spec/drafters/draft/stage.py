@@ -1,4 +1,5 @@
-"""What drafts for a draft, so that it reads several tokens a pass: the next level of a cascade."""
+"""Describes what drafts for a draft, so that it reads several tokens a pass: the next level of a
+cascade."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ class SyncedSession:
 
     @property
     def room(self) -> int:
-        """How many rows fit the context after all tokens but the last."""
+        """Counts the rows that fit the context after all tokens but the last."""
         return self.context_length - len(self._tokens) + 1
 
     @property
     def max_rows(self) -> int:
-        """Of a tree that `score` takes now."""
+        """Counts the rows of a tree that `score` takes now."""
         return min(self.room, self._max_rows)
 
     def score(self, tree: TokenTree) -> np.ndarray:
@@ -108,8 +108,8 @@ class SyncedSession:
         self._held += [self._scored[row] for row in kept]
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """What the cache holds of the text; nothing where the session cannot tell it, or shares its
-        cache."""
+        """Returns what the cache holds of the text; nothing where the session cannot tell it, or
+        shares its cache."""
         if self._shared or not isinstance(self._session, Restorable):
             return {}
         self.retract()

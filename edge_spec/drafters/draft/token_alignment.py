@@ -35,7 +35,7 @@ class PartCodec:
         self.middle = "" if codec.encode("\na")[-len(letter) :] == letter else "\n"
 
     def after(self, head: str, part: str) -> list[int]:
-        """What `part` becomes after `head`, where nothing joins the two; otherwise alone."""
+        """Encodes `part` as after `head`, where nothing joins the two; otherwise alone."""
         known = self._heads.get(head)
         if known is None:
             known = self._heads[head] = self._codec.encode(head)
@@ -45,7 +45,8 @@ class PartCodec:
         return ids[len(known) :]
 
     def stream(self, inside: bool = True) -> TextPieces:
-        """Of a text's beginning, or `inside` a text, where no leading space is left out."""
+        """Opens a stream of a text's beginning, or `inside` a text, where no leading space is left
+        out."""
         stream = self._codec.stream()
         for token in self._anchor if inside else ():
             stream.push(token)
@@ -59,7 +60,7 @@ class PartCodec:
         return [stream.push(token) for token in tokens]
 
     def is_marker(self, token: int) -> bool:
-        """Whether the token has no text at all, as special tokens have none."""
+        """Says whether the token has no text at all, as special tokens have none."""
         known = self._markers.get(token)
         if known is None:
             stream = self.stream()
@@ -219,7 +220,7 @@ class TokenAlignment:
                 yield offset, start + of_target[offset], first_id + of_draft[offset]
 
     def _is_stable(self, text: str, offset: int, num_tokens: int, num_ids: int) -> bool:
-        """Whether both tokenizers make of what follows alone what they made of it in the text."""
+        """Says whether both tokenizers make of what follows alone what they made in the text."""
         rest = text[offset:]
         end = len(self.tokens) - len(self._unfinished())
         return (
@@ -229,7 +230,7 @@ class TokenAlignment:
 
 
 def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Counts the tokens that both begin with."""
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

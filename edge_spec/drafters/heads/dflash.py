@@ -91,7 +91,7 @@ class DFlashDrafter(IndependentDrafter):
         return found
 
     def _make_room(self, count: int) -> None:
-        """For more entries. A text of twice the window is cut to it."""
+        """Makes room for more entries. A text of twice the window is cut to it."""
         surplus = self._end - self._first - WINDOW
         if surplus > WINDOW:
             self._cache = self._cache[..., surplus:, :].copy()

@@ -68,7 +68,7 @@ class DFlashNetwork:
 
 
 class DFlashFormulas:
-    """What drafts where there is no backend, and what its steps are compared with."""
+    """Drafts where there is no backend; the steps of backends are compared with it."""
 
     def __init__(self, head: DFlashHead, products: FloatProducts) -> None:
         self._num_layers = head.config.num_layers

@@ -183,7 +183,8 @@ class EagleSession:
     def _reached(
         self, sees: np.ndarray, slots: np.ndarray, positions: np.ndarray
     ) -> np.ndarray | None:
-        """What rows see, with themselves, within the window; None where that is all there is."""
+        """Returns what rows see, with themselves, within the window; None where that is all there
+        is."""
         text, width = self.length - self._base, sees.shape[1]
         sees[np.arange(len(slots)), slots] = True
         if width > self._window:

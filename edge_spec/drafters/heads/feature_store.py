@@ -1,4 +1,4 @@
-"""What a head knows of its target: one row of features for each token of the text."""
+"""Keeps what a head knows of its target: one row of features for each token of the text."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from edge_spec.drafters.heads.layers import HeadLayers, attend
 
 
 class EagleFormulas:
-    """What drafts where there is no backend, and what its steps are compared with."""
+    """Drafts where there is no backend; the steps of backends are compared with it."""
 
     def __init__(self, head: EagleHead, products: FloatProducts) -> None:
         self.num_layers = head.config.num_layers
@@ -33,7 +33,7 @@ class EagleFormulas:
         return self._products("fc", self._layers.normed(np.concatenate(parts, axis=1), "fc_norm"))
 
     def enter(self, embedded: np.ndarray, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the first layer adds to, [rows, hidden_size], and what its attention reads."""
+        """Returns what the first layer adds to, [rows, hidden_size], and its attention reads."""
         if self._head.joins_embedding:
             embedded = self._layers.normed(embedded, "embed_norm")
             features = self._layers.normed(features, "state_norm")
@@ -44,7 +44,8 @@ class EagleFormulas:
         return normed if self._head.adds_to_normed else features, np.concatenate(beside, axis=1)
 
     def goes_on_from(self, stream: np.ndarray) -> np.ndarray:
-        """What takes the place of features [rows, hidden_size] that the target has not computed."""
+        """Returns what takes the place of features [rows, hidden_size] that the target has not
+        computed."""
         return self._layers.normed(stream, "norm") if self._head.returns_normed else stream
 
     def logits(self, stream: np.ndarray) -> np.ndarray:

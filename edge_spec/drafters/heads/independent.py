@@ -36,7 +36,7 @@ class IndependentHeads(Protocol):
 
     @property
     def shares_output(self) -> bool:
-        """Whether those of all heads are scored in one go."""
+        """Says whether those of all heads are scored in one go."""
 
     @property
     def reported_acceptance(self) -> Sequence[float]:
@@ -91,7 +91,7 @@ class IndependentDrafter(Drafter):
 
     @property
     def _is_ready(self) -> bool:
-        """Whether heads have what they draft from."""
+        """Says whether heads have what they draft from."""
         raise NotImplementedError
 
     def _ask(self, heads: Sequence[int]) -> HeadScores:

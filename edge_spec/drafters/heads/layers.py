@@ -1,5 +1,5 @@
-"""What the layers of trained heads compute of whatever they read: their formulas are those of
-Llama and Qwen3, in float32."""
+"""Computes what the layers of trained heads do of whatever they read: their formulas are
+those of Llama and Qwen3, in float32."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HeadLayers:
         self._magnitude = 1.0 if scaling is None else scaling.magnitude
 
     def heads(self, read: np.ndarray, layer: int, positions: np.ndarray) -> Heads:
-        """Of what attention reads, [rows, in]."""
+        """Makes the heads of what attention reads, [rows, in]."""
         config, prefix = self._config, f"layers.{layer}."
         found = self._split(self._products(prefix + "qkv", read))
         ends = np.cumsum([config.num_heads, config.num_kv_heads, config.num_kv_heads])
@@ -109,7 +109,7 @@ def layer_matrices(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, 
 
 
 def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatrix:
-    """Of the head's tensors, whose rows follow each other."""
+    """Joins tensors of the head, whose rows follow each other."""
     parts = tuple(partial(tensors.__getitem__, name + ".weight") for name in names)
     biases = [tensors[name + ".bias"] for name in names if name + ".bias" in tensors]
     return HeadMatrix(parts, np.concatenate(biases) if biases else None)

@@ -36,8 +36,8 @@ class MedusaNetwork:
         )
 
     def scores(self, state: np.ndarray, heads: Sequence[int]) -> HeadScores:
-        """Of these heads in rising order, the likeliest tokens by their ids of the target. state:
-        [hidden_size] after the target's final norm."""
+        """Returns the likeliest tokens of these heads, in rising order, by their ids of the target.
+        state: [hidden_size] after the target's final norm."""
         found = self._step(state, heads)
         if self._token_ids is None:
             return found
@@ -92,7 +92,7 @@ def _matrices(head: MedusaHead) -> dict[str, HeadMatrix]:
 
 
 class MedusaDrafter(IndependentDrafter):
-    """Drafts nothing in an answer's first round, before which no state was told."""
+    """Drafts nothing in an answer's first round, before which no state is known."""
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, hidden_states=True, head="medusa")
 

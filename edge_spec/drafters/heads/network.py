@@ -54,7 +54,7 @@ class EagleNetwork:
 
     @property
     def features_size(self) -> int:
-        """Of all features of a token beside each other."""
+        """Counts the numbers of all features of a token beside each other."""
         return len(self.feature_layers) * self._head.feature_size
 
     def embed(self, tokens: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ class EagleNetwork:
 
 
 def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:
-    """What a head multiplies with; matrices that read the same are one."""
+    """Returns what a head multiplies with; matrices that read the same are one."""
     matrices = {"fc": own_matrix(head.tensors, ["fc"])}
     for layer in range(head.config.num_layers):
         matrices |= layer_matrices(head.tensors, f"layers.{layer}.")

@@ -30,7 +30,7 @@ class TargetFeatures:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the feature of the token before the pending one is known; it is not after a
+        """Says whether the feature of the token before the pending one is known; it is not after a
         snapshot, until the target's next pass."""
         return self.store.has(len(self.text) - 2)
 

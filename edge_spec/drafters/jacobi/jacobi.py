@@ -25,7 +25,7 @@ DEFAULT_BLOCK = (
 
 
 class _Drafted(IntEnum):
-    """How a draft token came about."""
+    """Says how a draft token came about."""
 
     FILLED = 0
     REFINED = 1  # by an argmax that changed it

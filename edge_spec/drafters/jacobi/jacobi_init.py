@@ -10,7 +10,7 @@ from edge_spec.errors import UsageError
 
 
 class JacobiInit(StrEnum):
-    """How they are made."""
+    """Says how the first draft tokens are made."""
 
     RANDOM = "random"  # any token of the text, as Fu et al. 2024 do
     REPEAT_LAST = "repeat-last"

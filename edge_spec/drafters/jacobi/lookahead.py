@@ -50,7 +50,7 @@ class WindowSize:
 
     @property
     def num_rows(self) -> int:
-        """Of one pass at most, the pending token included."""
+        """Counts the rows of one pass at most, the pending token included."""
         return (self.ngram - 1) * (self.width + self.draft_tokens)
 
     @classmethod
@@ -67,7 +67,7 @@ class WindowSize:
 
     @classmethod
     def within(cls, num_rows: int) -> WindowSize:
-        """What a pass of so many rows has room for, half of it for the window."""
+        """Returns what a pass of so many rows has room for, half of it for the window."""
         ngram = 2 if num_rows < 8 else 3 if num_rows < 24 else 4 if num_rows < 48 else 5
         columns = max(2, num_rows // (ngram - 1))
         return cls(columns // 2, ngram, columns - columns // 2)
@@ -194,7 +194,7 @@ class LookaheadDrafter(Drafter):
 
 
 def _follow(tree: TokenTree, row: int | None, tokens: Sequence[int]) -> int | None:
-    """Where `tokens` lead from a row, None where that was not scored."""
+    """Returns the row that `tokens` lead to, None where that was not scored."""
     for token in tokens:
         if row is None:
             return None

@@ -10,8 +10,8 @@ MAX_FIRST_TOKENS = 16384
 
 
 class NgramPool:
-    """For each first token the latest `per_token` n-grams of `ngram` tokens; of first tokens, the
-    latest MAX_FIRST_TOKENS. What was seen least lately is forgotten."""
+    """Keeps for each first token the latest `per_token` n-grams of `ngram` tokens; of first tokens,
+    the latest MAX_FIRST_TOKENS. What was seen least lately is forgotten."""
 
     def __init__(self, ngram: int, per_token: int) -> None:
         self._ngram = ngram
@@ -47,7 +47,7 @@ class NgramPool:
         self._read = tokens[max(0, len(tokens) - self._ngram + 1) :]
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What followed a token, each ngram - 1 tokens long, the latest first."""
+        """Returns what followed a token, each ngram - 1 tokens long, the latest first."""
         return self._pool.get(token, [])[::-1]
 
     def snapshot(self) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Fills the row that a plain step takes anyway, where passes are padded to widths whose rows agree
 and no other drafter knows a token.
 
-What the target says after a wrong draft token is a guess at what follows the right one: Jacobi
-iteration over a block of one (Santilli et al. 2023). A guess that is wrong again makes the next
-one, so that the row is never idle. It is right one time in twelve.
+What the target says after a wrong token is drafted for what follows the right one: Jacobi iteration
+over a block of one (Santilli et al. 2023). One that is wrong again makes the next one, so that the
+row is never idle. It is right one time in twelve.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Growth, nothing
 
-_SEEDED, _ITERATED = range(2)  # how a guess came about
+_SEEDED, _ITERATED = range(2)  # how it came about
 _PRIORS = (0.01, 0.09)  # measured over greedy texts of a 135M chat model
 
 
@@ -27,12 +27,12 @@ class SpareRowDrafter(Drafter):
     traits = DrafterTraits()
 
     def __init__(self) -> None:
-        self._guess: int | None = None  # at what follows the pending token
+        self._known: int | None = None  # what may follow the pending token
         self._acceptance = LearntAcceptance(_PRIORS)
         self._growth = nothing(0)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._guess = None
+        self._known = None
         self._growth = nothing(prompt[-1])
         self._acceptance.begin_text()
 
@@ -40,8 +40,8 @@ class SpareRowDrafter(Drafter):
         if budget.free_rows < 2 or min(budget.num_draft_tokens, budget.num_rows - 1) < 1:
             self._growth = nothing(pending)
             return self._growth.tree
-        # Without a guess any token does: what the target says after it is the next one.
-        kind, token = _ITERATED, self._guess
+        # Without one any token does: what the target says after it is the next one.
+        kind, token = _ITERATED, self._known
         if token is None:
             kind, token = _SEEDED, pending
         chain = TokenTree.chain(pending, [token], [self._acceptance.estimate(kind)], self.name)
@@ -52,4 +52,4 @@ class SpareRowDrafter(Drafter):
         self._growth.teach(self._acceptance, verdict.tokens)
         wrong = len(verdict.accepted_rows) + 1  # of a chain
         known = tree.is_chain and wrong < len(tree)
-        self._guess = int(out.logits[wrong].argmax()) if known else None
+        self._known = int(out.logits[wrong].argmax()) if known else None

@@ -69,7 +69,7 @@ class KeptAnswers:
 
     @property
     def indexes(self) -> Sequence[CorpusIndex]:
-        """What was written before this answer."""
+        """Returns what was written before this answer."""
         return tuple(self._indexes.values())
 
     def begin(self, prompt: Sequence[int]) -> None:

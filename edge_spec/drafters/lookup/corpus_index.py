@@ -109,7 +109,7 @@ class CorpusIndex:
         return list(found.items())
 
     def _first_place(self, sought: bytes) -> int | None:
-        """Of the suffixes that begin with `sought`."""
+        """Finds the first place of the suffixes that begin with `sought`."""
         read = self._reader(0, len(sought) // TOKEN_BYTES)
         place = bisect_left(self._suffixes, sought, key=read)
         if place < self.num_tokens and read(self._suffixes[place]) == sought:

@@ -160,7 +160,7 @@ def _documents(
 
 
 def _read_text(path: Path, max_bytes: int) -> str | None:
-    """None for what is not UTF-8 text. Raises OSError, and UsageError for a longer text."""
+    """Reads UTF-8 text; None for others. Raises OSError, and UsageError for a longer text."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
         try:  # spares reading all of a large file that is no text

@@ -25,7 +25,7 @@ from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
 # in texts that repeat one token for ever.
 _COUNTED_SUFFIXES = 16
-_CONTINUATIONS = 8  # most that are told of one match: a common word is followed by hundreds
+_CONTINUATIONS = 8  # most that are returned of one match: a common word is followed by hundreds
 
 
 class SuffixMatch(NamedTuple):
@@ -63,8 +63,9 @@ class SuffixIndex:
         self.is_whole = True
 
     def continuations(self, match: SuffixMatch) -> list[Continuation]:
-        """What followed the occurrences of a match, the likeliest first: most often, then most
-        lately. Where the match ends only at the text's end, the text is taken to repeat itself."""
+        """Returns what followed the occurrences of a match, the likeliest first: most often, then
+        most lately. Where the match ends only at the text's end, the text is taken to repeat
+        itself."""
         length, state = match
         if length and not self._next[state]:
             state = self._link[state]
