@@ -2,7 +2,7 @@
 always, the target's where a time-out was asked for.
 
 A pass that hangs in a library cannot be interrupted from outside. It is left alone: whoever waits
-for it is informed after a limit, and its session is not used again. Its memory stays taken until the
+for it hears so after a limit, and its session is not used again. Its memory stays taken until the
 pass ends, if it ever does: a session that was closed meanwhile is put away then.
 """
 
