@@ -11,7 +11,6 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.learner_hooks import TakesAnswers
 from edge_spec.engine.passes import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
-from edge_spec.engine.prompt_sharing import PromptSharing
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.pair_history import PairHistory
@@ -45,7 +44,7 @@ class TargetComponents:
     identity: str = ""  # changes with the model's files
     computing: str = ""  # changes with whatever may change a bit of the cache
     passes: Passes = field(default_factory=OwnPasses)  # of all conversations on the model
-    sharing: PromptSharing = field(default_factory=PromptSharing)  # likewise
+    prompts: PromptCache = field(default_factory=PromptCache)  # likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,6 @@ class Upkeep:
     history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
-    prompts: PromptCache | None = None  # where long prompts are kept, if they are
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
 
 

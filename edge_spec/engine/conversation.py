@@ -8,8 +8,9 @@ from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.metrics import PlainRate
 from edge_spec.core.session_errors import roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache, PromptReading
-from edge_spec.engine.prompt_sharing import PromptSharing, SharedReading
+from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.prompt_files import PREFILL_TOKENS
+from edge_spec.engine.prompt_reading import PromptReading
 
 
 class Conversation:
@@ -26,13 +27,10 @@ class Conversation:
         plain_rate: PlainRate,
         load: Concurrency,
         prompts: PromptCache | None = None,
-        sharing: PromptSharing | None = None,
     ) -> None:
-        """prompts: where long prompts are kept, if they are. sharing: with other conversations on
-        the model."""
+        """prompts: of all conversations on the model."""
         self.load = load
-        self.sharing = sharing or PromptSharing()
-        self.prompts = prompts
+        self.prompts = prompts or PromptCache()
         self.num_whole = 0
         self.decoder = decoder
         self.plain_rate = plain_rate
@@ -64,32 +62,14 @@ class Conversation:
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
 
-    def recall_shared(self, reading: SharedReading, cancelled: Callable[[], bool]) -> None:
-        """Takes up what other conversations read of the prompt; may wait for one. Follows
-        `reuse`."""
+    def recall(self, reading: PromptReading, cancelled: Callable[[], bool]) -> None:
+        """Takes up what is kept of the prompt, or what other conversations read of it; may wait for
+        one. Follows `reuse`."""
         try:
-            recalled = reading.recall(self.decoder.target, self.num_whole, cancelled)
+            self.num_whole = reading.recall(self.decoder.target, self.num_whole, cancelled)
         except BaseException:  # an interrupt, too: what the cache holds is not known
             self.failed = True
             raise
-        if recalled is not None:
-            self.num_whole = recalled
-
-    def recall(self, reading: PromptReading) -> None:
-        """Takes up what is kept of the prompt, or goes back to where it can be. Follows `reuse`."""
-        target = self.decoder.target
-        try:
-            recalled = reading.recall(target)
-        except BaseException:  # an interrupt, too: what the cache holds is not known
-            self.failed = True
-            raise
-        if recalled:
-            self.num_whole = recalled
-            return
-        place = reading.place_to_take(target.length, self.num_whole)
-        if place < target.length:
-            self.cut(place)
-        reading.take(target, self.num_whole)
 
     def cut(self, length: int) -> int:
         """Rolls back to `length` tokens, or to none where a sliding window has forgotten what would

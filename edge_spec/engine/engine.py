@@ -56,13 +56,12 @@ class Engine(Answering):
             PlainRate(parts.min_rows),
             parts.speculation_factory.load,
             parts.prompts,
-            parts.sharing,
         )
         self._running: Generation | None = None
         self._answering = False
         self._closed = False
         self._models.acquire()
-        parts.sharing.join()
+        parts.prompts.join()
 
     def __enter__(self) -> Engine:
         return self
@@ -83,9 +82,7 @@ class Engine(Answering):
         self._closed = True
         with ExitStack() as rest:  # is done, last one first, whatever is raised before
             rest.callback(self._models.release)
-            rest.callback(self.parts.sharing.leave)
-            if self.parts.prompts is not None:
-                rest.callback(self.parts.prompts.flush)
+            rest.callback(self.parts.prompts.leave)
             for draft in self.parts.drafts:
                 rest.callback(draft.close_session)
             rest.callback(close_quietly, self._session)

@@ -15,8 +15,8 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS
-from edge_spec.engine.prompt_sharing import SharedReading
+from edge_spec.engine.prompt_files import PREFILL_TOKENS
+from edge_spec.engine.prompt_reading import PromptReading, begin_reading
 from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
 from edge_spec.engine.token_origin import DecodedToken
 from edge_spec.text.tokenizer import StopCutter
@@ -67,8 +67,7 @@ class Generation(Iterator[Chunk]):
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
-        prompts = conversation.prompts
-        self._reading = None if prompts is None else prompts.begin(request.prompt)
+        self._reading: PromptReading | None = None
 
     def __next__(self) -> Chunk:
         with self._conversation.load.entered():
@@ -145,17 +144,16 @@ class Generation(Iterator[Chunk]):
 
     def _prefill(self) -> bool:
         """Brings the cache to the prompt without its last token; False if cancelled."""
-        with self._conversation.sharing.begin(self._request.prompt) as shared:
-            return self._read(shared)
+        prompt = self._request.prompt
+        with begin_reading(self._conversation.prompts, prompt) as self._reading:
+            return self._read(self._reading)
 
-    def _read(self, shared: SharedReading) -> bool:
+    def _read(self, reading: PromptReading) -> bool:
         conversation, prompt, stats = self._conversation, self._request.prompt, self.result.stats
         target = conversation.decoder.target
         stats.prompt_n = len(prompt)
         conversation.reuse(prompt)
-        conversation.recall_shared(shared, lambda: self._cancelled)
-        if self._reading is not None:
-            conversation.recall(self._reading)
+        conversation.recall(reading, lambda: self._cancelled)
         stats.cached_n = target.length
         is_long = len(prompt) - 1 - target.length > LONG_TOKENS
         with conversation.decoder.preparing(prompt):
@@ -165,9 +163,7 @@ class Generation(Iterator[Chunk]):
                     return False
                 end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
                 conversation.read(prompt, end)
-                shared.take(target, conversation.num_whole)
-                if self._reading is not None:
-                    self._reading.take(target, conversation.num_whole)
+                reading.take(target, conversation.num_whole)
                 if is_long and self.progress is not None:
                     self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3

@@ -1,240 +1,206 @@
-"""Keeps on disk what the target's cache holds after the beginning of a long prompt, so that a
-prompt that begins like it is read from there on.
+"""The beginnings that prompts have in common are read once: by the conversations on one model while
+there are several, and from one process to the next where they are kept on disk.
 
 A prompt is read in passes of PREFILL_TOKENS from its beginning, and a state is kept only where one
 of these passes ended, with nothing but such passes before it. Who takes it up goes on with the very
-passes that reading the whole prompt would have had: the logits are the same bit for bit.
+passes that reading the whole prompt would have had: the logits are the same bit for bit. Each
+conversation has a copy of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from threading import Lock
+from collections.abc import Callable, Sequence
+from threading import Condition
 
 import numpy as np
 
-from edge_spec.core.model import Restorable, Session
-from edge_spec.core.session_errors import TranslatedErrors, translate_errors
-from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
-from edge_spec.errors import SnapshotError
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.engine.prompt_files import PREFILL_TOKENS, KeptPrompt, PromptFiles
 
-PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
-SUFFIX = ".prompt"
-MAX_BYTES = 4_000_000_000  # of all prompts in a directory
-TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share
-_MAX_SEEN = 10_000  # beginnings that are remembered
-_MAX_WAITING_BYTES = 500_000_000  # of the states that wait for the disk
-
-_log = logging.getLogger(__name__)
+MAX_BYTES = 256_000_000  # of all states in memory
+_LOOK_S = 0.05  # between two looks at whether who waits was cancelled
 
 
-@dataclass(frozen=True)
-class _Taken:
-    path: Path
-    tokens: np.ndarray  # [length] int32
-    state: Mapping[str, np.ndarray]
+class Reading:
+    """One prompt while it is read, as other conversations see it. It is changed under the lock of
+    the cache.
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.state.values())
+    length: tokens that its conversation holds. num_whole: of them, that whole passes have written.
+    wanted: lengths at which its state is kept for others. tried: readings it has waited for.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.tokens = np.array(prompt, np.int32)
+        self.length = self.num_whole = 0
+        self.is_waiting = False
+        self.wanted: set[int] = set()
+        self.tried: list[Reading] = []
+
+    def may_give(self, other: Reading, held: int, can_cut: bool) -> bool:
+        """Tells whether the other one, which holds `held` tokens, gains by waiting for this one.
+        can_cut: whether the beginning of a state is of use."""
+        if self is other or self.is_waiting or self in other.tried:
+            return False
+        shared = self._shared(other)
+        is_ahead = self.num_whole == self.length >= held
+        place = self._place(shared)
+        return is_ahead and shared > held and place > 0 and (can_cut or place == shared)
+
+    def want(self, other: Reading) -> int:
+        """Returns the length at which this one keeps what the other one can use."""
+        place = self._place(self._shared(other))
+        self.wanted.add(place)
+        return place
+
+    def _shared(self, other: Reading) -> int:
+        """Returns how many tokens both begin with, by whole passes, of which both read more."""
+        return whole_passes(_common(self.tokens[:-1], other.tokens[:-1]))
+
+    def _place(self, shared: int) -> int:
+        """Returns the next length from `shared` on that it has not reached yet; 0 where it reads no
+        more whole passes."""
+        place = max(shared, self.length + PREFILL_TOKENS)
+        return place if place < len(self.tokens) else 0
 
 
 class PromptCache:
-    """The kept prompts of one model, as one engine and its forks compute them. Any thread may call.
+    """Knows what the conversations on one model have read, and what they read now. Any thread may
+    call."""
 
-    key: changes with whatever may change a bit of a state. max_bytes: of all prompts in the
-    directory, of other models too; those that were used last stay.
-    """
-
-    def __init__(self, directory: Path, key: str, max_bytes: int = MAX_BYTES) -> None:
-        self._directory = directory
-        self._key = key
+    def __init__(self, files: PromptFiles | None = None, max_bytes: int = MAX_BYTES) -> None:
+        """files: where prompts are kept beyond the process, if they are. max_bytes: of the states
+        in memory; those that were used last stay."""
+        self.files = files
         self._max_bytes = max_bytes
-        self._seen: dict[Path, None] = {}  # beginnings of the prompts of this process
-        self._lock = Lock()
-        self._writer = ThreadPoolExecutor(1, "prompt-cache")
-        self._writing: Future[None] | None = None  # the last of them
-        self._waiting_bytes = 0
+        self._changed = Condition()
+        self._num_conversations = 0
+        self._kept: list[KeptPrompt] = []  # the one that was used last is last
+        self._readings: list[Reading] = []  # that go on now, the first one first
+        self._can_cut = True  # whether the beginning of a state is of use
 
-    def begin(self, prompt: Sequence[int]) -> PromptReading:
-        """Returns the reading of a prompt, which is about to begin."""
-        return PromptReading(self, prompt)
+    def join(self) -> None:
+        """Counts a conversation that is opened."""
+        with self._changed:
+            self._num_conversations += 1
 
-    def paths(self, prompt: Sequence[int]) -> dict[int, Path]:
-        """Returns, by length, where the states after its whole passes are kept, or would be."""
-        tokens = np.array(prompt, "<i4")
-        digest = hashlib.sha256(self._key.encode())
-        found = {}
-        for length in range(PREFILL_TOKENS, len(prompt), PREFILL_TOKENS):
-            digest.update(tokens[length - PREFILL_TOKENS : length].tobytes())
-            found[length] = self._directory / f"{digest.hexdigest()}{SUFFIX}"
-        return found
+    def leave(self) -> None:
+        """Counts one that is closed; returns when its prompts are on disk."""
+        with self._changed:
+            self._num_conversations -= 1
+            if not self.is_shared:
+                self._kept.clear()
+        if self.files is not None:
+            self.files.flush()
 
-    def shared(self, paths: Mapping[int, Path]) -> int:
-        """Returns the longest of these beginnings that an earlier prompt of this process had; 0 for
-        none. All of them are seen from now on."""
-        with self._lock:
-            longest = max(
-                (length for length, path in paths.items() if path in self._seen), default=0
+    @property
+    def is_shared(self) -> bool:
+        """True while there are several conversations."""
+        return self._num_conversations > 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states that are in memory now."""
+        with self._changed:
+            return sum(each.num_bytes for each in self._kept)
+
+    def add(self, reading: Reading) -> None:
+        """Lets others wait for a reading."""
+        with self._changed:
+            self._readings.append(reading)
+
+    def remove(self, reading: Reading) -> None:
+        """Ends a reading for those that wait for it."""
+        with self._changed:
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self._changed.notify_all()
+
+    def longest(self, tokens: np.ndarray) -> tuple[KeptPrompt, int] | None:
+        """Returns what begins like these tokens for longest, and how many tokens long: whole passes
+        that leave at least one token to read. It counts as used."""
+        with self._changed:
+            found = [(self._usable(each, tokens[:-1]), each) for each in self._kept]
+            length, kept = max(found, key=lambda each: each[0], default=(0, None))
+            if kept is None or not length:
+                return None
+            self._kept.remove(kept)
+            self._kept.append(kept)
+            return kept, length
+
+    def has(self, tokens: np.ndarray) -> bool:
+        """Tells whether what is in memory is of use for all of these."""
+        with self._changed:
+            return any(self._usable(each, tokens) == len(tokens) for each in self._kept)
+
+    def _usable(self, kept: KeptPrompt, tokens: np.ndarray) -> int:
+        """Returns how many of these tokens it is of use for."""
+        common = _common(kept.tokens, tokens)
+        return whole_passes(common) if self._can_cut or common == len(kept.tokens) else 0
+
+    def cut_in_vain(self) -> None:
+        """Takes each state for texts that begin with all of its tokens from now on: a sliding
+        window has forgotten what going on within them needs."""
+        with self._changed:
+            self._can_cut = False
+
+    def keep(self, new: KeptPrompt) -> None:
+        """Keeps a state in memory; those that are a beginning of it are dropped."""
+        with self._changed:
+            if not self.is_shared or new.num_bytes > self._max_bytes:
+                return
+            self._kept = [
+                *(each for each in self._kept if self._usable(new, each.tokens) < len(each.tokens)),
+                new,
+            ]
+            left = sum(each.num_bytes for each in self._kept)
+            while left > self._max_bytes:
+                left -= self._kept.pop(0).num_bytes
+
+    def wait(self, reading: Reading, held: int, cancelled: Callable[[], bool]) -> bool:
+        """Waits while another conversation reads more of the same beginning than the `held` tokens:
+        until it has kept them, has ended, or this one is cancelled. Returns whether it has waited.
+
+        Nobody waits for one that waits, so some conversation always reads."""
+        with self._changed:
+            source = next(
+                (each for each in self._readings if each.may_give(reading, held, self._can_cut)),
+                None,
             )
-            self._seen.update(dict.fromkeys(paths.values()))
-            for path in list(self._seen)[:-_MAX_SEEN]:
-                del self._seen[path]
-        return longest
-
-    def read(self, path: Path, tokens: Sequence[int]) -> Mapping[str, np.ndarray] | None:
-        """Returns the state after these tokens; None where it is not kept. A damaged file is
-        removed, which one line says."""
-        if not path.is_file():
-            return None
-        try:
-            snapshot = read_snapshot(path)
-            if snapshot.description.fingerprint != self._key or snapshot.tokens.tolist() != tokens:
-                raise SnapshotError(f"{path} is of another prompt", remedy="It is read again.")
-        except SnapshotError as error:
-            self.forget(path, error)
-            return None
-        with suppress(OSError):
-            os.utime(path)  # the least recently used one goes first
-        return snapshot.cache
-
-    def forget(self, path: Path, why: Exception) -> None:
-        _log.warning("a kept prompt cannot be used and is read again: %s", why)
-        with suppress(OSError):
-            path.unlink()
-
-    def write(self, taken: Sequence[_Taken]) -> None:
-        """Writes states in another thread, one after the other. Where the disk is so slow that too
-        many bytes would wait for it, these are not kept."""
-        size = sum(each.num_bytes for each in taken)
-        with self._lock:
-            if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
-                return
-            self._waiting_bytes += size
-            self._writing = self._writer.submit(self._write_waiting, taken, size)
-
-    def flush(self) -> None:
-        """Returns when everything is written."""
-        with self._lock:
-            writing = self._writing
-        error = None if writing is None else writing.exception()
-        if isinstance(error, Exception):
-            tell_unkept(self._directory, error)
-
-    def _write_waiting(self, taken: Sequence[_Taken], size: int) -> None:
-        try:
-            self._write(taken)
-        finally:
-            with self._lock:
-                self._waiting_bytes -= size
-
-    def _write(self, taken: Sequence[_Taken]) -> None:
-        for each in taken:
-            if each.num_bytes > self._max_bytes or each.path.is_file():
-                continue
-            description = Description(
-                model="",
-                fingerprint=self._key,
-                computing="",
-                drafts=(),
-                exact=False,
-                noise=0.0,
-                plain_s=(),
-                learnt={},
-                note=None,
-            )
+            if source is None:
+                return False
+            place = source.want(reading)
+            reading.is_waiting = True
             try:
-                write_snapshot(each.path, Snapshot(description, each.tokens, each.state, {}))
-            except SnapshotError as error:
-                tell_unkept(each.path, error)
-                return
-        self._evict()
+                while source in self._readings and source.length < place and not cancelled():
+                    self._changed.wait(_LOOK_S)
+            finally:
+                reading.is_waiting = False
+                reading.tried.append(source)
+            return True
 
-    def _evict(self) -> None:
-        """Removes those that were not used for longest, until the others fit."""
-        found = []
-        for path in self._directory.glob(f"*{SUFFIX}"):
-            with suppress(OSError):  # another process has removed it
-                stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if left <= self._max_bytes:
-                return
-            with suppress(OSError):
-                path.unlink()
-                left -= size
+    def advance(self, reading: Reading, length: int, num_whole: int) -> bool:
+        """Notes that a reading has `length` tokens, `num_whole` of them by whole passes. Returns
+        whether others want this state; then `reach` says when they can have it."""
+        with self._changed:
+            reading.num_whole = num_whole
+            wanted = length == num_whole and length in reading.wanted
+            if not wanted:  # else it may be taken before anybody looks for it
+                self.reach(reading, length)
+            return wanted
+
+    def reach(self, reading: Reading, length: int) -> None:
+        """Notes that what is wanted at `length` was kept, or cannot be."""
+        with self._changed:
+            reading.length = length
+            self._changed.notify_all()
 
 
-class PromptReading:
-    """One prompt while it is read: what of it is kept already, and what of it will be."""
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Returns how many tokens both begin with."""
+    most = min(len(one), len(other))
+    differs = np.flatnonzero(one[:most] != other[:most])
+    return int(differs[0]) if len(differs) else most
 
-    def __init__(self, cache: PromptCache, prompt: Sequence[int]) -> None:
-        self._cache = cache
-        self._prompt = list(prompt)
-        self._paths = cache.paths(prompt)
-        self._shared = cache.shared(self._paths)
-        self._wanted: set[int] = set()
-        self._taken: list[_Taken] = []
 
-    def recall(self, target: Session) -> int:
-        """Gives the target the longest kept beginning, where that is longer than what it holds;
-        returns its length, else 0. Raises SessionError."""
-        if not isinstance(target, Restorable):
-            return 0
-        recalled = self._recall(target, target.length)
-        last = (len(self._prompt) - 1 - TAIL_TOKENS) // PREFILL_TOKENS * PREFILL_TOKENS
-        lengths = {self._shared, last} & self._paths.keys()
-        self._wanted = {length for length in lengths if not self._paths[length].is_file()}
-        return recalled
-
-    def _recall(self, target: Restorable, held: int) -> int:
-        for length, path in sorted(self._paths.items(), reverse=True):
-            if length <= held:
-                break
-            state = self._cache.read(path, self._prompt[:length])
-            if state is None:
-                continue
-            try:
-                with TranslatedErrors(ValueError):
-                    target.restore(state, length)
-            except ValueError as error:
-                self._cache.forget(path, error)
-                continue
-            return length
-        return 0
-
-    def place_to_take(self, length: int, num_whole: int) -> int:
-        """Returns how many of the `length` tokens that the target holds it should keep, so that
-        what is shared with an earlier prompt can be taken. At most one pass is then read again."""
-        shared = self._shared
-        if shared in self._wanted and shared <= num_whole and length - shared < PREFILL_TOKENS:
-            return shared
-        return length
-
-    def take(self, target: Session, num_whole: int) -> None:
-        """Keeps the target's state where it is wanted, between passes. num_whole: tokens at the
-        beginning that whole passes have written."""
-        length = target.length
-        if length != num_whole or length not in self._wanted or not isinstance(target, Restorable):
-            return
-        self._wanted.discard(length)
-        with translate_errors:
-            state = target.state()
-        if state:
-            tokens = np.array(self._prompt[:length], np.int32)
-            self._taken.append(_Taken(self._paths[length], tokens, state))
-
-    def finish(self) -> None:
-        """Writes what was taken, after the answer."""
-        if self._taken:
-            self._cache.write(self._taken)
-            self._taken = []
+def whole_passes(length: int) -> int:
+    """Returns how many of `length` tokens whole passes read."""
+    return max(0, length) // PREFILL_TOKENS * PREFILL_TOKENS

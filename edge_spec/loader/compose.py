@@ -16,7 +16,8 @@ from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.learner_hooks import TakesAnswers
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS, PromptCache
+from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.prompt_files import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import widths_for
@@ -84,7 +85,7 @@ def compose_engine(
         identity=placed.source.identity,
         computing=_computing(key, models.target),
     )
-    parts = replace(parts, prompts=_prompts(placed, parts))
+    parts = replace(parts, prompts=PromptCache(_prompt_files(placed, parts)))
     works: list[IdleWork] = []
     runtime = target.runtime.name
     measuring = measure_when_idle(placed.source, placed.options, runtime) if measures else None
@@ -121,7 +122,7 @@ def _speculation_factory(models: OpenModels, options: LoadOptions) -> Speculatio
     )
 
 
-def _prompts(placed: PlacedModels, parts: EngineComponents) -> PromptCache | None:
+def _prompt_files(placed: PlacedModels, parts: EngineComponents) -> PromptFiles | None:
     directory = placed.options.prompt_directory
     if directory is None:
         return None
@@ -130,7 +131,7 @@ def _prompts(placed: PlacedModels, parts: EngineComponents) -> PromptCache | Non
     build = library_build(parts.runtime)
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
-    return PromptCache(directory, hashlib.sha256(described.encode()).hexdigest())
+    return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())
 
 
 def _computing(key: ProfileKey, target: Model) -> str:

@@ -16,9 +16,9 @@ import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.model import Restorable
-from edge_spec.engine import prompt_cache
+from edge_spec.engine import prompt_files
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS, SUFFIX
+from edge_spec.engine.prompt_files import PREFILL_TOKENS, SUFFIX
 from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.snapshot_file import Snapshot, read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
@@ -185,7 +185,7 @@ def test_four_conversations_read_their_common_beginning_once(
         monkeypatch.setattr(ReferenceSession, "prefill", counting)
         for number, each in enumerate(engines):
             answer(each, system + tokens(number, 40))
-            prompts = engine._conversation.prompts
+            prompts = engine.parts.prompts.files
             assert prompts is not None
             prompts.flush()
     beginning, prompt = 2 * PREFILL_TOKENS, 640 - 1  # the last token is scored
@@ -272,10 +272,10 @@ def test_prompts_wait_for_a_slow_disk_up_to_a_bound(
     num_kept: int,
 ) -> None:
     if bound is not None:
-        monkeypatch.setattr(prompt_cache, "_MAX_WAITING_BYTES", bound)
+        monkeypatch.setattr(prompt_files, "_MAX_WAITING_BYTES", bound)
     disk = Event()
     with reference(tmp_path) as engine:
-        cache = engine.parts.prompts
+        cache = engine.parts.prompts.files
         assert cache is not None
         cache._writer.submit(disk.wait)
         for seed in range(2):
@@ -292,7 +292,7 @@ def test_prompts_wait_for_a_slow_disk_up_to_a_bound(
 def test_those_that_were_not_used_for_longest_go_first(reference: Open, tmp_path: Path) -> None:
     prompts = [tokens(seed, 400) for seed in range(4)]
     with reference(tmp_path) as engine:
-        cache = engine.parts.prompts
+        cache = engine.parts.prompts.files
         assert cache is not None
 
         def read(number: int) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.lookup.corpus_file import check_index
-from edge_spec.engine.prompt_cache import SUFFIX as PROMPT_SUFFIX
+from edge_spec.engine.prompt_files import SUFFIX as PROMPT_SUFFIX
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.memory import format_bytes

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.engine.prompt_cache import PREFILL_TOKENS
-from edge_spec.engine.prompt_sharing import PromptSharing, SharedReading
+from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.prompt_files import PREFILL_TOKENS
+from edge_spec.engine.prompt_reading import PromptReading, begin_reading
 from edge_spec.errors import SessionError
 from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 
@@ -32,16 +33,16 @@ def model() -> ScriptedModel:
 
 
 @pytest.fixture
-def sharing() -> PromptSharing:
+def sharing() -> PromptCache:
     """Of two conversations."""
-    sharing = PromptSharing()
+    sharing = PromptCache()
     sharing.join()
     sharing.join()
     return sharing
 
 
 def read(
-    reading: SharedReading, session: ScriptedSession, end: int | None = None, num_whole: int = 0
+    reading: PromptReading, session: ScriptedSession, end: int | None = None, num_whole: int = 0
 ) -> int:
     """Passes over its prompt, up to `end`; returns how many tokens they had."""
     start = session.length
@@ -56,10 +57,10 @@ def read(
     return session.length - start
 
 
-def answer(sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) -> int:
+def answer(sharing: PromptCache, session: ScriptedSession, tokens: list[int]) -> int:
     """How many tokens of the prompt were read."""
-    with sharing.begin(tokens) as reading:
-        count = read(reading, session, num_whole=reading.recall(session, 0) or 0)
+    with begin_reading(sharing, tokens) as reading:
+        count = read(reading, session, num_whole=reading.recall(session, 0))
     assert session.committed == tokens[:-1]
     return count
 
@@ -67,15 +68,13 @@ def answer(sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) 
 class Waiting:
     """A conversation that another thread begins; the block is entered once it waits."""
 
-    def __init__(self, sharing: PromptSharing, session: ScriptedSession, tokens: list[int]) -> None:
+    def __init__(self, sharing: PromptCache, session: ScriptedSession, tokens: list[int]) -> None:
         self._waits = Event()
         self.cancelled = False
         self._threads = ThreadPoolExecutor(1)
         self.recalled = self._threads.submit(self._recall, sharing, session, tokens)
 
-    def _recall(
-        self, sharing: PromptSharing, session: ScriptedSession, tokens: list[int]
-    ) -> int | None:
+    def _recall(self, sharing: PromptCache, session: ScriptedSession, tokens: list[int]) -> int:
         asked = 0
 
         def cancelled() -> bool:
@@ -85,7 +84,7 @@ class Waiting:
                 self._waits.set()
             return self.cancelled
 
-        with sharing.begin(tokens) as reading:
+        with begin_reading(sharing, tokens) as reading:
             return reading.recall(session, 0, cancelled)
 
     def __enter__(self) -> Waiting:
@@ -98,7 +97,7 @@ class Waiting:
 
 @pytest.mark.parametrize("count", [50, 300, 900])
 def test_the_second_reads_what_differs(
-    sharing: PromptSharing, model: ScriptedModel, count: int
+    sharing: PromptCache, model: ScriptedModel, count: int
 ) -> None:
     """Also where the first one went on for long after what they share."""
     assert answer(sharing, model.open_session(), prompt(1, count)) == 600 + count - 1
@@ -106,7 +105,7 @@ def test_the_second_reads_what_differs(
 
 
 def test_one_conversation_alone_keeps_nothing(model: ScriptedModel) -> None:
-    sharing = PromptSharing()
+    sharing = PromptCache()
     sharing.join()
     answer(sharing, model.open_session(), prompt(1))
     assert sharing.num_bytes == 0
@@ -118,7 +117,7 @@ def test_one_conversation_alone_keeps_nothing(model: ScriptedModel) -> None:
 
 
 def test_what_is_the_beginning_of_another_one_is_dropped(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     answer(sharing, model.open_session(), prompt(1))
     answer(sharing, model.open_session(), prompt(1, 500))
@@ -128,7 +127,7 @@ def test_what_is_the_beginning_of_another_one_is_dropped(
 
 
 def test_those_that_were_not_used_for_longest_go_first(model: ScriptedModel) -> None:
-    sharing = PromptSharing(max_bytes=2 * STATE_BYTES)
+    sharing = PromptCache(max_bytes=2 * STATE_BYTES)
     sharing.join()
     sharing.join()
     texts = [[1000 * number + at for at in range(640)] for number in range(4)]
@@ -142,10 +141,10 @@ def test_those_that_were_not_used_for_longest_go_first(model: ScriptedModel) -> 
 
 
 def test_one_that_comes_meanwhile_waits_for_what_they_share(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     first, second = model.open_session(), model.open_session()
-    with sharing.begin(prompt(1, 900)) as reading:
+    with begin_reading(sharing, prompt(1, 900)) as reading:
         reading.recall(first, 0)
         read(reading, first, PREFILL_TOKENS)
         with Waiting(sharing, second, prompt(2)) as waiting:
@@ -157,12 +156,12 @@ def test_one_that_comes_meanwhile_waits_for_what_they_share(
 
 @pytest.mark.parametrize("how", ["ends", "fails", "too large"])
 def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> None:
-    sharing = PromptSharing(max_bytes=STATE_BYTES - (how == "too large"))
+    sharing = PromptCache(max_bytes=STATE_BYTES - (how == "too large"))
     sharing.join()
     sharing.join()
     first, second = model.open_session(), model.open_session()
     with ExitStack() as rest:
-        reading = rest.enter_context(sharing.begin(prompt(1)))
+        reading = rest.enter_context(begin_reading(sharing, prompt(1)))
         reading.recall(first, 0)
         waiting = rest.enter_context(Waiting(sharing, second, prompt(2)))
         if how == "ends":
@@ -173,7 +172,7 @@ def test_who_waited_in_vain_reads_by_itself(model: ScriptedModel, how: str) -> N
                 read(reading, first)
         else:
             read(reading, first)
-        assert waiting.recalled.result(30) is None
+        assert waiting.recalled.result(30) == 0
     assert second.length == 0
     assert answer(sharing, second, prompt(2)) == 649
 
@@ -182,20 +181,20 @@ def _failing() -> dict[str, np.ndarray]:
     raise RuntimeError("disk on fire")
 
 
-def test_who_waits_can_be_cancelled(sharing: PromptSharing, model: ScriptedModel) -> None:
-    with sharing.begin(prompt(1)) as reading:
+def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) -> None:
+    with begin_reading(sharing, prompt(1)) as reading:
         reading.recall(model.open_session(), 0)
         with Waiting(sharing, model.open_session(), prompt(2)) as waiting:
             waiting.cancelled = True
-            assert waiting.recalled.result(30) is None
+            assert waiting.recalled.result(30) == 0
 
 
 def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     """The others then wait for it."""
     sessions = [model.open_session() for _ in range(3)]
-    with ThreadPoolExecutor(2) as threads, sharing.begin(prompt(0)) as reading:
+    with ThreadPoolExecutor(2) as threads, begin_reading(sharing, prompt(0)) as reading:
         reading.recall(sessions[0], 0)
         with Waiting(sharing, model.open_session(), prompt(9)) as waiting:
             counts = [
@@ -210,7 +209,7 @@ def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
 
 @pytest.mark.parametrize("held", [20, 38])  # up to a sixteenth of what is to be read
 def test_a_little_is_read_again_so_that_others_can_have_it(
-    sharing: PromptSharing, model: ScriptedModel, held: int
+    sharing: PromptCache, model: ScriptedModel, held: int
 ) -> None:
     """What a slot of a server holds: the beginning that the chat template gives any prompt."""
     session = model.open_session()
@@ -220,7 +219,7 @@ def test_a_little_is_read_again_so_that_others_can_have_it(
 
 
 def test_a_prompt_of_which_nothing_can_be_kept_is_not_read_again(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     session = model.open_session()
     session.prefill(BEGINNING[:10])
@@ -229,12 +228,12 @@ def test_a_prompt_of_which_nothing_can_be_kept_is_not_read_again(
 
 @pytest.mark.parametrize("held", [50, 300, PREFILL_TOKENS + 40])
 def test_what_was_not_read_in_whole_passes_is_for_nobody_else(
-    sharing: PromptSharing, model: ScriptedModel, held: int
+    sharing: PromptCache, model: ScriptedModel, held: int
 ) -> None:
     """As after an answer: its rows may have been scored in a tree."""
     session = model.open_session()
     session.prefill(BEGINNING[:held])
-    with sharing.begin(prompt(1)) as reading:
+    with begin_reading(sharing, prompt(1)) as reading:
         reading.recall(session, 0)
         assert answer(sharing, model.open_session(), prompt(2)) == 649  # and has not waited
         read(reading, session)
@@ -251,7 +250,7 @@ class Forgetful(ScriptedSession):
 
 
 def test_a_sliding_window_that_has_forgotten_is_read_from_the_beginning(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     assert answer(sharing, Forgetful(model), prompt(1, 900)) == 1499
     assert answer(sharing, Forgetful(model), prompt(2)) == 649
@@ -264,9 +263,7 @@ class Choosy(ScriptedSession):
         raise ValueError("no state of mine")
 
 
-def test_a_state_that_is_refused_is_read_again(
-    sharing: PromptSharing, model: ScriptedModel
-) -> None:
+def test_a_state_that_is_refused_is_read_again(sharing: PromptCache, model: ScriptedModel) -> None:
     answer(sharing, model.open_session(), prompt(1))
     assert answer(sharing, Choosy(model), prompt(2)) == 649
 
@@ -281,14 +278,14 @@ class Collecting(ScriptedSession):
 
 
 def test_whose_features_are_collected_reads_by_itself(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     answer(sharing, model.open_session(), prompt(1))
     assert answer(sharing, Collecting(model), prompt(2)) == 649
 
 
 def test_short_prompts_and_other_ones_share_nothing(
-    sharing: PromptSharing, model: ScriptedModel
+    sharing: PromptCache, model: ScriptedModel
 ) -> None:
     for tokens in (prompt(1)[:PREFILL_TOKENS], [5, *prompt(1)]):
         answer(sharing, model.open_session(), tokens)
