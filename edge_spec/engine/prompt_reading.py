@@ -79,9 +79,7 @@ class PromptReading(Reading):
             self._files.write(self._taken)
             self._taken = {}
 
-    def _recall_shared(
-        self, target: Restorable, num_whole: int, cancelled: Callable[[], bool]
-    ) -> int:
+    def _recall_shared(self, target: Session, num_whole: int, cancelled: Callable[[], bool]) -> int:
         self.length, self.num_whole = target.length, num_whole
         recalled = self._take_over(target)
         # A little that others cannot have is given up, so that they can have what is read now.
@@ -96,7 +94,7 @@ class PromptReading(Reading):
             self.wanted.add(self._last)
         return num_whole if recalled is None else recalled
 
-    def _recall_file(self, files: PromptFiles, target: Restorable, num_whole: int) -> int:
+    def _recall_file(self, files: PromptFiles, target: Session, num_whole: int) -> int:
         recalled = self._restore_file(files, target)
         wanted = {self._met, self._last} & self._paths.keys()
         self._to_write = {length for length in wanted if not self._paths[length].is_file()}
@@ -109,7 +107,7 @@ class PromptReading(Reading):
         self.take(target, num_whole)
         return num_whole
 
-    def _restore_file(self, files: PromptFiles, target: Restorable) -> int:
+    def _restore_file(self, files: PromptFiles, target: Session) -> int:
         """Returns the length of the longest kept beginning, which the target then holds; 0 where
         none is longer than what it holds."""
         for length, path in sorted(self._paths.items(), reverse=True):
@@ -118,6 +116,7 @@ class PromptReading(Reading):
             state = files.read(path, self.tokens[:length].tolist())
             if state is None:
                 continue
+            assert isinstance(target, Restorable)
             try:
                 with TranslatedErrors(ValueError):
                     target.restore(state, length)
@@ -132,11 +131,12 @@ class PromptReading(Reading):
         """The length after which it is kept for those that come later."""
         return whole_passes(len(self.tokens) - 1 - _TAIL_TOKENS)
 
-    def _take_over(self, target: Restorable) -> int | None:
+    def _take_over(self, target: Session) -> int | None:
         found = self._cache.longest(self.tokens)
         if found is None or found[1] <= target.length:
             return None
         kept, length = found
+        assert isinstance(target, Restorable)
         with suppress(ValueError):
             with TranslatedErrors(ValueError):
                 target.restore(kept.state, len(kept.tokens))
