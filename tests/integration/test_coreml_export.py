@@ -32,6 +32,7 @@ from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.layout import read_layout
 from edge_spec.runtimes.static.session import StaticSession
 from fixtures import families, tolerance
+from fixtures.axes import each_first
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, signatures_of_program
 from fixtures.silence import quiet
 
@@ -67,8 +68,10 @@ def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> Stati
     return StaticSession(NumpyProgram(signatures, program.functions.__getitem__), layout, CONTEXT)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("variant", ["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"])
+@pytest.mark.parametrize(
+    ("variant", "recipe"),
+    each_first(["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"], list(RECIPES)),
+)
 def test_the_graph_scores_as_the_reference_does(
     variant: str,
     recipe: str,

@@ -74,7 +74,7 @@ def test_a_file_with_an_unproved_vocabulary_runs(
     )
 
     def load(runtime: str) -> None:
-        options = LoadOptions(runtime=runtime)
+        options = LoadOptions(runtime=runtime, threads=1)
         with load_engine(str(path), options, lambda what, fraction: None) as engine:
             result = engine.chat("the thin man", max_tokens=8)
             assert result.text == "".join(token.text for token in result.tokens)
