@@ -1,25 +1,70 @@
-"""An export replaces a bundle whole, and is otherwise as if it had not been tried."""
+"""An export replaces a bundle or a file whole, and is otherwise as if it had not been tried."""
 
 from __future__ import annotations
 
+import logging
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from gguf.constants import LlamaFileType
 
-from edge_spec.core.export import ExportOptions
+from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.errors import ExportError, UnsupportedModelError, UsageError
+from edge_spec.errors import (
+    ExportError,
+    MissingDependencyError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx import OnnxExporter, export
+from edge_spec.exporters.gguf import GgufExporter, kquants
+from edge_spec.exporters.gguf import export as gguf_export
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.onnx import export as onnx_export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
 from edge_spec.storage import atomic as storage
+from edge_spec.storage.abandoned import is_work
 from edge_spec.storage.atomic import sha256_file
 
 Checkpoints = Callable[..., StoredCheckpoint]
+
+
+class Format(NamedTuple):
+    exporter: Any
+    out: str
+    exact: str  # a quantization
+    small: str
+    interrupts: tuple[tuple[int, bool], ...]  # at which report, and whether something was there
+    stages: int  # of a small one's progress
+
+
+# ONNX: twice while converting, twice of the reference and four times of the bundle: each has two
+# layers, and 128 tokens take four passes. GGUF: for each of 21 tensors, then of the comparison for
+# each of the source's two layers, and four times for what was written; llama.cpp, in a process that
+# then has to end, tells of its tensors one by one as well.
+FORMATS = {
+    "onnx": Format(
+        OnnxExporter(), "out", "fp32", "int4", ((1, False), (3, True), (5, False), (8, True)), 2
+    ),
+    "gguf": Format(
+        GgufExporter(),
+        "out.gguf",
+        "F32",
+        "Q4_0",
+        ((1, False), (5, True), (22, False), (27, True)),
+        2,
+    ),
+    "llama.cpp": Format(
+        GgufExporter(), "out.gguf", "F32", "Q4_K_M", ((3, True), (22, False), (30, True)), 3
+    ),
+}
 
 
 def silent(what: str, fraction: float) -> None:
@@ -32,68 +77,185 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Format:
+    if request.param == "llama.cpp":
+        pytest.importorskip("llama_cpp")
+    return FORMATS[request.param]
+
+
 def write(
-    checkpoint: StoredCheckpoint, out: Path, quantization: str = "fp32", progress: Progress = silent
-) -> None:
-    OnnxExporter().export(checkpoint, out, ExportOptions(quantization), progress)
+    form: str | Format,
+    checkpoint: StoredCheckpoint,
+    out: Path,
+    quantization: str | None = None,
+    progress: Progress = silent,
+    check: bool = False,
+) -> ExportReport:
+    chosen = FORMATS[form] if isinstance(form, str) else form
+    options = ExportOptions(quantization or chosen.exact, check=check)
+    report: ExportReport = chosen.exporter.export(checkpoint, out, options, progress)
+    return report
 
 
 def contents(directory: Path) -> dict[str, bytes]:
+    """With hidden and temporary files, were there any."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def test_progress_runs_from_little_to_all(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def refused(form: str, checkpoint: StoredCheckpoint, out: Path, message: str) -> None:
+    before = contents(out.parent)
+    with pytest.raises(UsageError, match=message):
+        write(form, checkpoint, out)
+    assert contents(out.parent) == before
+
+
+# All formats.
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "existing"),
+    [(name, *each) for name, form in FORMATS.items() for each in form.interrupts],
+)
+def test_an_interrupt_leaves_everything_as_it_was(
+    name: str, after: int, existing: bool, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    if name == "llama.cpp":
+        pytest.importorskip("llama_cpp")
+    interrupted(FORMATS[name], checkpoint(), tmp_path, after, existing)
+
+
+def interrupted(
+    form: Format, checkpoint: StoredCheckpoint, folder: Path, after: int, existing: bool
+) -> None:
+    if existing:
+        write(form, checkpoint, folder / form.out)
+    before, told = contents(folder), []
+
+    def interrupt(what: str, fraction: float) -> None:
+        told.append(what)
+        if len(told) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(form, checkpoint, folder / form.out, form.small, interrupt, check=True)
+    assert len(told) == after
+    assert contents(folder) == before
+    assert [path.name for path in folder.iterdir()] == ([form.out] if existing else [])
+
+
+def test_progress_runs_from_little_to_all(
+    form: Format, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Converting, quantizing by llama.cpp, and comparing."""
     told: dict[str, list[float]] = {}
-    write(checkpoint(), tmp_path / "out", "fp32", lambda w, f: told.setdefault(w, []).append(f))
-    assert len(told) == 2  # converting and comparing
+
+    def listen(what: str, fraction: float) -> None:
+        told.setdefault(what, []).append(fraction)
+
+    write(form, checkpoint(), tmp_path / form.out, form.small, listen, check=True)
+    assert len(told) == form.stages
     for fractions in told.values():
         assert fractions == sorted(fractions)
         assert 0 < fractions[0] < fractions[-1] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("existing", [False, True])
-def test_an_interrupt_leaves_everything_as_it_was(
+@pytest.mark.parametrize(("name", "existing"), [("onnx", True), ("onnx", False), ("gguf", True)])
+def test_a_result_beyond_its_bound_is_not_kept(
+    name: str,
     existing: bool,
-    after: int,
     checkpoint: Checkpoints,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Progress is told twice while converting, twice of the reference and four times of the
-    bundle: each has two layers, and 128 tokens take four passes."""
-    out = tmp_path / "out"
+    form = FORMATS[name]
     if existing:
-        write(checkpoint(), out, "int8")
+        write(form, checkpoint(), tmp_path / form.out)
     before = contents(tmp_path)
-    num_told = 0
-
-    def interrupt(what: str, fraction: float) -> None:
-        nonlocal num_told
-        num_told += 1
-        if num_told == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write(checkpoint(), out, "int4", interrupt)
-    assert num_told == after
-    assert contents(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_result_beyond_its_bound_is_not_kept(
-    existing: bool, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if existing:
-        write(checkpoint(), tmp_path / "out")
-    before = contents(tmp_path)
-    monkeypatch.setattr(export, "QUANTIZATIONS", {"int4": export.BlockQuantization(4, 1e-9)})
+    strict = gguf_export.GgufQuantization(LlamaFileType.MOSTLY_Q4_0, gguf_export.Kind.Q4_0, 1e-9)
+    monkeypatch.setattr(gguf_export, "QUANTIZATIONS", MappingProxyType({"Q4_0": strict}))
+    bound = onnx_export.BlockQuantization(4, 1e-9)
+    monkeypatch.setattr(onnx_export, "QUANTIZATIONS", {"int4": bound})
     with pytest.raises(ExportError, match=r"KL divergence 0\.\d+, allowed 1e-09") as caught:
-        write(checkpoint(), tmp_path / "out", "int4")
-    assert "--quant int8" in str(caught.value)
+        write(form, checkpoint(), tmp_path / form.out, form.small, check=True)
+    assert "--quant " + {"onnx": "int8", "gguf": "Q8_0"}[name] in str(caught.value)
     assert contents(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == existing
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "known"),
+    [
+        *(("onnx", each, "int4, int8, fp16, fp32") for each in ("q4_k_m", "INT4", " ")),
+        *(("gguf", each, "F32, F16, BF16, Q8_0, ") for each in ("int4", "Q4", " ")),
+        ("gguf", "Q4_7", "Q4_K_M"),
+    ],
+)
+def test_an_unknown_quantization_names_the_known_ones(
+    name: str, quantization: str, known: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        write(name, checkpoint(), tmp_path / "out", quantization)
+    assert repr(quantization) in str(caught.value) and known in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "says"),
+    [
+        *(("onnx", size, "32, 64, 128") for size in (0, 16, 48, -32, 256)),
+        ("gguf", 32, "GGUF formats fix their block sizes"),
+    ],
+)
+def test_a_block_size_that_is_not_offered_is_refused(
+    name: str, block_size: int, says: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    form = FORMATS[name]
+    with pytest.raises(UsageError, match=says) as caught:
+        options = ExportOptions(form.small, block_size)
+        form.exporter.export(checkpoint(), tmp_path / "out", options, silent)
+    assert name == "gguf" or str(block_size) in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+# What the user has at the place of a bundle, or of a file: text by name, and why it is kept.
+KEPT: list[tuple[str, str, dict[str, str], str]] = [
+    ("onnx", "out", {"out/thesis.tex": "years of work"}, "is not a bundle"),
+    ("onnx", "out", {"out": "years of work"}, "is not a bundle"),
+    *(  # web applications and browser extensions have a manifest.json as well
+        ("onnx", "out", {"out/manifest.json": text, "out/index.html": "work"}, "is not a bundle")
+        for text in ("{}", '{"name": "my web application"}', "")
+    ),
+    *(
+        ("gguf", "out.gguf", {"out.gguf": text}, "is not a GGUF file")
+        for text in ("years of work", "GGU", "ggUF")
+    ),
+    ("gguf", "out", {"out/thesis.tex": "work"}, "is a directory.*the name of a file"),
+    ("gguf", "typo/out.gguf", {}, "there is no directory"),
+]
+
+
+@pytest.mark.parametrize(("name", "out", "files", "why"), KEPT)
+def test_what_is_no_bundle_and_no_model_is_not_replaced(
+    name: str, out: str, files: dict[str, str], why: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    refused(name, checkpoint(), tmp_path / out, why)
+
+
+def test_the_manifest_names_the_file_it_was_made_from(
+    gguf: Callable[..., Path], checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    write("onnx", open_checkpoint(gguf()), tmp_path / "from-file")
+    write("onnx", checkpoint(), tmp_path / "from-directory")
+    assert open_bundle(tmp_path / "from-file").manifest.source_sha256 == sha256_file(gguf())
+    assert open_bundle(tmp_path / "from-directory").manifest.source_sha256 is None
+
+
+# Bundles.
 
 
 def test_a_result_that_is_no_number_is_not_kept(tiny: ModuleType, tmp_path: Path) -> None:
@@ -101,14 +263,14 @@ def test_a_result_that_is_no_number_is_not_kept(tiny: ModuleType, tmp_path: Path
     model.weights["model.norm.weight"][0] = np.nan
     source = open_checkpoint(tiny.write_hf(model, tmp_path / "model"))
     with np.errstate(all="ignore"), pytest.raises(ExportError, match="nan"):
-        write(source, tmp_path / "out")
+        write("onnx", source, tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_bundle_is_replaced_by_the_next(checkpoint: Checkpoints, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     for quantization in ("fp32", "int4"):
-        write(checkpoint(), out, quantization)
+        write("onnx", checkpoint(), out, quantization)
         assert open_bundle(out).manifest.quantization.startswith(quantization)
     assert [path.name for path in out.parent.iterdir()] == ["b"]
 
@@ -117,7 +279,7 @@ def test_a_bundle_survives_when_the_next_cannot_take_its_place(
     checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    write(checkpoint(), out)
+    write("onnx", checkpoint(), out)
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
@@ -128,49 +290,18 @@ def test_a_bundle_survives_when_the_next_cannot_take_its_place(
     monkeypatch.setattr(Path, "rename", failing)
     monkeypatch.setattr(storage, "swapped", lambda work, final: False)
     with pytest.raises(OSError, match="no space left"):
-        write(checkpoint(), out, "int4")
+        write("onnx", checkpoint(), out, "int4")
     assert open_bundle(out).manifest.quantization == "fp32"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def refused(checkpoint: StoredCheckpoint, out: Path) -> None:
-    before = contents(out.parent)
-    with pytest.raises(UsageError, match="is not a bundle"):
-        write(checkpoint, out)
-    assert contents(out.parent) == before
-
-
-def test_a_directory_of_other_files_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "thesis.tex").write_text("years of work")
-    refused(checkpoint(), out)
-
-
-def test_a_file_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("years of work")
-    refused(checkpoint(), tmp_path / "out")
-
-
-@pytest.mark.parametrize("manifest", ["{}", '{"name": "my web application"}', ""])
-def test_a_directory_with_another_kind_of_manifest_is_refused(
-    manifest: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """Web applications and browser extensions have a manifest.json as well."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "manifest.json").write_text(manifest)
-    (out / "index.html").write_text("years of work")
-    refused(checkpoint(), out)
 
 
 def test_what_the_user_put_into_a_bundle_is_not_lost(
     checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    write(checkpoint(), out)
+    write("onnx", checkpoint(), out)
     (out / "notes.txt").write_text("years of work")
-    refused(checkpoint(), out)
+    refused("onnx", checkpoint(), out, "is not a bundle")
 
 
 @pytest.mark.parametrize("current", [False, True])
@@ -180,32 +311,9 @@ def test_an_empty_directory_is_used(
     (tmp_path / "out").mkdir()
     if current:
         monkeypatch.chdir(tmp_path / "out")
-    write(checkpoint(), Path() if current else tmp_path / "out")
+    write("onnx", checkpoint(), Path() if current else tmp_path / "out")
     assert open_bundle(tmp_path / "out").manifest.name == "llama"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("quantization", ["q4_k_m", "INT4", " "])
-def test_an_unknown_quantization_names_the_known_ones(
-    quantization: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        write(checkpoint(), tmp_path / "out", quantization)
-    assert repr(quantization) in str(caught.value)
-    assert "int4, int8, fp16, fp32" in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("block_size", [0, 16, 48, -32, 256])
-def test_a_block_size_that_is_not_offered_names_those_that_are(
-    block_size: int, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    options = ExportOptions("int4", block_size)
-    with pytest.raises(UsageError) as caught:
-        OnnxExporter().export(checkpoint(), tmp_path / "out", options, silent)
-    assert str(block_size) in str(caught.value)
-    assert "32, 64, 128" in str(caught.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_width_that_does_not_fit_integer_blocks_is_refused_for_them_alone(
@@ -213,8 +321,8 @@ def test_a_width_that_does_not_fit_integer_blocks_is_refused_for_them_alone(
 ) -> None:
     source = open_checkpoint(tiny.write_hf(tiny.build(hidden_size=48), tmp_path / "model"))
     with pytest.raises(UnsupportedModelError, match=r"hidden size of 48.*--quant fp16"):
-        write(source, tmp_path / "out", "int4")
-    write(source, tmp_path / "out", "fp32")
+        write("onnx", source, tmp_path / "out", "int4")
+    write("onnx", source, tmp_path / "out", "fp32")
 
 
 def test_a_head_size_that_onnxruntime_does_not_take_is_refused(
@@ -223,20 +331,168 @@ def test_a_head_size_that_onnxruntime_does_not_take_is_refused(
     """Its GroupQueryAttention rotates multiples of 16 only."""
     source = open_checkpoint(tiny.write_hf(tiny.build("qwen3", head_dim=24), tmp_path / "model"))
     with pytest.raises(UnsupportedModelError, match=r"24.*--runtime reference"):
-        write(source, tmp_path / "out")
+        write("onnx", source, tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("head_dim", [16, 48, 80])
 def test_other_head_sizes_are_exported(head_dim: int, tiny: ModuleType, tmp_path: Path) -> None:
     model = tiny.build("qwen3", head_dim=head_dim)
-    write(open_checkpoint(tiny.write_hf(model, tmp_path / "model")), tmp_path / "out")
+    write("onnx", open_checkpoint(tiny.write_hf(model, tmp_path / "model")), tmp_path / "out")
 
 
-def test_the_manifest_names_the_file_it_was_made_from(
-    gguf: Callable[..., Path], checkpoint: Checkpoints, tmp_path: Path
+# GGUF files, and what llama.cpp does for them.
+
+
+def test_the_default_is_q4_0(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    report = GgufExporter().export(
+        checkpoint(), tmp_path / "out.gguf", ExportOptions(check=False), silent
+    )
+    assert GgufFile(report.path).metadata["general.file_type"] == LlamaFileType.MOSTLY_Q4_0
+    assert report.num_bytes == report.path.stat().st_size
+    assert report.parity == {}
+
+
+@pytest.mark.parametrize("quantization", ["q8_0", "Q8_0", "bF16"])
+def test_the_case_of_a_name_does_not_matter(
+    quantization: str, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    write(open_checkpoint(gguf()), tmp_path / "from-file")
-    write(checkpoint(), tmp_path / "from-directory")
-    assert open_bundle(tmp_path / "from-file").manifest.source_sha256 == sha256_file(gguf())
-    assert open_bundle(tmp_path / "from-directory").manifest.source_sha256 is None
+    write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
+    kind = open_checkpoint(tmp_path / "out.gguf").tensors["model.embed_tokens.weight"].kind
+    assert kind.name == quantization.upper()
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_model_itself_is_never_replaced(
+    link: bool, gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf("llama").read_bytes())
+    out = path
+    if link:
+        out = tmp_path / "link.gguf"
+        out.symlink_to(path)
+    refused("gguf", open_checkpoint(path), out, "is the model itself")
+
+
+@pytest.mark.parametrize("existing", [b"", b"GGUF and anything"])
+def test_a_gguf_file_or_an_empty_one_is_replaced(
+    existing: bytes, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.gguf").write_bytes(existing)
+    monkeypatch.chdir(tmp_path)
+    write("gguf", checkpoint(), Path("out.gguf"))
+    assert open_checkpoint(tmp_path / "out.gguf").config.num_layers == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_result_is_compared_with_the_source(
+    installed: bool, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By llama.cpp where it is installed, which rounds the cache, otherwise by the reference."""
+    if installed:
+        pytest.importorskip("llama_cpp")
+    else:
+        monkeypatch.setattr(gguf_export, "find_spec", lambda name: None)
+    parity = write("gguf", checkpoint(), tmp_path / "out.gguf", "F32", check=True).parity
+    assert set(parity) >= {"kl_divergence", "max_logit_difference", "perplexity"}
+    assert parity["kl_divergence"] < 1e-3
+    assert (parity["max_logit_difference"] > 1e-3) == installed
+
+
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_K_M"])
+def test_without_llama_cpp_only_what_needs_it_is_refused(
+    quantization: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kquants, "find_spec", lambda name: None)
+    if quantization == "Q4_0":
+        write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
+        return
+    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[llamacpp\]"'):
+        write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_llama_cpp_says_goes_to_the_log_alone(
+    checkpoint: Checkpoints,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("llama_cpp")
+    with caplog.at_level(logging.DEBUG, "edge_spec.llama.cpp"):
+        write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+    assert capfd.readouterr() == ("", "")
+    assert "blk.1.ffn_down.weight" in caplog.text
+
+
+def test_a_failure_of_llama_cpp_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "in.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ExportError, match=r"could not quantize.*failed") as caught:
+        kquants.quantize(
+            tmp_path / "in.gguf", tmp_path / "out.gguf", LlamaFileType.MOSTLY_Q6_K, silent
+        )
+    assert "--quant Q4_0" in str(caught.value)
+
+
+def test_a_file_that_llama_cpp_left_incomplete_is_not_kept(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not notice a full disk."""
+    pytest.importorskip("llama_cpp")
+    quantize = kquants.quantize
+
+    def cut(source: Path, target: Path, file_type: LlamaFileType, progress: Progress) -> None:
+        quantize(source, target, file_type, progress)
+        target.write_bytes(target.read_bytes()[:-1000])
+
+    monkeypatch.setattr(kquants, "quantize", cut)
+    with pytest.raises(Exception, match="damaged"):
+        write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_of_llama_cpp_would_leave_is_known_as_unfinished_work(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    folders: list[Path] = []
+
+    def refuse(source: Path, target: Path, file_type: LlamaFileType, progress: Progress) -> None:
+        assert source.parent == target.parent and is_work(source.parent)
+        folders.append(source.parent)
+        raise ExportError("refused", remedy="")
+
+    monkeypatch.setattr(kquants, "quantize", refuse)
+    with pytest.raises(ExportError, match="refused"):
+        write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+    assert not list(tmp_path.iterdir()) and not any(folder.exists() for folder in folders)
+
+
+def test_a_library_beside_the_user_is_not_taken_for_llama_cpp(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "llama_cpp.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "ctypes.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
+
+
+def test_no_process_is_left(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    started: list[subprocess.Popen[str]] = []
+
+    class Watched(subprocess.Popen[str]):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    interrupted(FORMATS["llama.cpp"], checkpoint(), tmp_path, 24, existing=False)
+    assert len(started) == 1
+    assert started[0].returncode not in (None, 0)
