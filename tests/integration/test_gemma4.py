@@ -67,9 +67,14 @@ def test_what_config_json_leaves_out_is_what_transformers_has() -> None:
 def test_sizes_of_full_layers_are_read_as_they_were_stated_before_transformers_5(
     name: str, family: Callable[[str], StoredCheckpoint], tmp_path: Path
 ) -> None:
-    stated = {key: families.CONFIGS[name].get(key) for key in ("global_head_dim",)}
-    stated["num_global_key_value_heads"] = 1
-    directory = families.write_hf(name, tmp_path / "model", per_layer_config=None, **stated)
+    (size,) = {each["head_dim"] for each in families.load(name).config["per_layer_config"].values()}
+    directory = families.write_hf(
+        name,
+        tmp_path / "model",
+        per_layer_config=None,
+        global_head_dim=size,
+        num_global_key_value_heads=1,
+    )
     assert open_checkpoint(directory).config == family(name).config
 
 
