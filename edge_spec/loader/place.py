@@ -110,7 +110,7 @@ def _reads_header(source: Source, candidates: RuntimeCandidates) -> bool:
     """Says whether the header of the target's GGUF file is read in any case."""
     if source.is_demo or source.formats is not None or not source.path.is_file():
         return False
-    return candidates.resolutions[0].reads_header
+    return candidates.resolution(candidates.names[0]).reads_header
 
 
 def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -> None:

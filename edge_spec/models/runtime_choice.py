@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edge_spec.core.entry_points import EXTRAS
 from edge_spec.errors import (
@@ -22,15 +22,26 @@ _MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that i
 
 @dataclass(frozen=True)
 class RuntimeCandidates:
-    """How each runtime that may be asked would run a model, in the order in which they are asked.
+    """The runtimes that may run a model, in the order in which they are asked.
 
+    Each is loaded when it is looked at first, and once: a library may take long to import.
     is_bound: there is one alone, which was asked for by name or is bound by the model's format.
-    refusals: of installed runtimes that cannot be loaded.
     """
 
-    resolutions: tuple[Resolution, ...]
+    source: Source
+    names: tuple[str, ...]
+    options: ConversionOptions
+    providers: tuple[str, ...] = ()
     is_bound: bool = False
-    refusals: tuple[Refusal, ...] = ()
+    _loaded: dict[str, Resolution] = field(default_factory=dict, repr=False, compare=False)
+
+    def resolution(self, name: str) -> Resolution:
+        """Returns how this runtime would run the model. Raises MissingDependencyError where its
+        library cannot be loaded."""
+        if name not in self._loaded:
+            found = resolution_on(self.source, name, self.options, self.providers)
+            self._loaded[name] = found
+        return self._loaded[name]
 
     def choose(self) -> Resolution:
         """Returns the first that can run the model. Nothing is converted, and weights stay unread.
@@ -39,36 +50,25 @@ class RuntimeCandidates:
         that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
         """
         if self.is_bound:
-            return self.resolutions[0]
-        refusals = list(self.refusals)
-        for each in self.resolutions:
+            return self.resolution(self.names[0])
+        refusals: list[Refusal] = []
+        for name in self.names:
             try:
-                return replace(each.screened(), refusals=tuple(refusals))
+                return replace(self.resolution(name).screened(), refusals=tuple(refusals))
             except (UnsupportedModelError, MissingDependencyError) as error:
-                refusals.append(Refusal(each.runtime.name, error))
-        raise _refused(self.resolutions[0].source, refusals)
+                refusals.append(Refusal(name, error))
+        raise _refused(self.source, refusals)
 
 
 def candidates_for(
     source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
 ) -> RuntimeCandidates:
     """Lists the installed runtimes, the usual one first, for "auto" and a model that no format
-    binds to one; else the one that was asked for. None of them is asked yet.
-
-    Raises MissingDependencyError where none of them can be loaded.
-    """
+    binds to one; else the one that was asked for. None of them is loaded yet."""
     installed = runtimes.installed_runtimes()
-    if name != "auto" or source.is_demo or source.formats is not None or not installed:
-        return RuntimeCandidates((resolution_on(source, name, options, providers),), is_bound=True)
-    found, refusals = [], []
-    for each in installed:
-        try:
-            found.append(resolution_on(source, each, options, providers))
-        except MissingDependencyError as error:
-            refusals.append(Refusal(each, error))
-    if not found:
-        raise refusals[0].error
-    return RuntimeCandidates(tuple(found), refusals=tuple(refusals))
+    is_bound = name != "auto" or source.is_demo or source.formats is not None or not installed
+    names = (name,) if is_bound else tuple(installed)
+    return RuntimeCandidates(source, names, options, tuple(providers), is_bound)
 
 
 def choose_runtime(

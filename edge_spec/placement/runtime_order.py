@@ -40,7 +40,7 @@ class RuntimeOrder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.runtime.name for each in self.candidates.resolutions)
+        return self.candidates.names
 
     def __str__(self) -> str:
         steps = ", ".join(f"{name} {self.seconds[name] * 1e3:.1f} ms" for name in self.seconds)
@@ -48,51 +48,54 @@ class RuntimeOrder:
 
 
 def runtime_order(candidates: RuntimeCandidates, options: LoadOptions) -> RuntimeOrder:
-    """Returns the order for a model. Raises as `Source.path` does, and ModelFileError,
-    UnsupportedModelError for a header that cannot be read."""
-    usual = candidates.resolutions
+    """Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that
+    cannot be read."""
     is_left = options.quantization is None and options.block_size is None
-    is_open = not candidates.is_bound and is_left and len(usual) > 1
-    if not is_open or not usual[0].source.path.is_file():
+    is_open = not candidates.is_bound and is_left and len(candidates.names) > 1
+    if not is_open or not candidates.source.path.is_file():
         return RuntimeOrder(candidates, {})
-    usual = _without_loss_first(usual)
-    seconds = _known_seconds(usual, options)
-    known = [each for each in usual if each.runtime.name in seconds]
-    by_speed = sorted(known, key=lambda each: seconds[each.runtime.name])
-    fastest = {each.runtime.name: seconds[each.runtime.name] for each in by_speed}
-    usual_s = seconds[known[0].runtime.name] if known else 0.0
-    if len(known) < 2 or usual_s <= _MARGIN * min(fastest.values()):
-        return RuntimeOrder(replace(candidates, resolutions=usual), {})
+    usual = _without_loss_first(candidates)
+    seconds = _known_seconds(candidates, usual, options)
+    known = [name for name in usual if name in seconds]
+    by_speed = sorted(known, key=seconds.__getitem__)
+    if len(known) < 2 or seconds[known[0]] <= _MARGIN * seconds[by_speed[0]]:
+        return RuntimeOrder(replace(candidates, names=usual), {})
     faster = iter(by_speed)  # in the places of those that are known
-    order = tuple(next(faster) if each in known else each for each in usual)
-    return RuntimeOrder(replace(candidates, resolutions=order), fastest)
+    names = tuple(next(faster) if name in seconds else name for name in usual)
+    order = replace(candidates, names=names)
+    return RuntimeOrder(order, {name: seconds[name] for name in by_speed})
 
 
-def _without_loss_first(usual: Sequence[Resolution]) -> tuple[Resolution, ...]:
+def _without_loss_first(candidates: RuntimeCandidates) -> tuple[str, ...]:
     """A file in K-quants of a family that is not plain Llama's first goes to who reads it as it is:
     Gemma 3 270M loses a fifth of its perplexity where its K-quants become blocks of int4."""
-    if usual[0].stored.is_there:
-        return tuple(usual)
-    header = usual[0].source.header
+    usual = candidates.names
+    if candidates.resolution(usual[0]).stored.is_there:
+        return usual
+    header = candidates.source.header
     if not header.config.features() or header.weight_types <= _REQUANTIZED_WELL:
-        return tuple(usual)
-    return tuple(sorted(usual, key=lambda each: each.runtime.reads != "gguf"))
+        return usual
+    return tuple(
+        sorted(usual, key=lambda name: candidates.resolution(name).runtime.reads != "gguf")
+    )
 
 
-def _known_seconds(usual: Sequence[Resolution], options: LoadOptions) -> dict[str, float]:
+def _known_seconds(
+    candidates: RuntimeCandidates, usual: Sequence[str], options: LoadOptions
+) -> dict[str, float]:
     """Returns the time of a plain step, by runtime: of the model itself, else of one of its
     shapes."""
-    source, asked = usual[0].source, options.runtime_options
+    source, asked = candidates.source, options.runtime_options
     profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
     costs = [each for each in kept_costs() if holds(each[0], asked)]
     measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
-    if len(measured & {each.runtime.name for each in usual}) < 2:
+    if len(measured & set(usual)) < 2:
         return {}  # not worth the time that it takes to read a header
     seconds = {}
-    for each in usual:
-        name, weights = each.runtime.name, _weights(each)
+    for name in usual:
+        weights = _weights(candidates.resolution(name))
         own = (name, weights)
-        found = [_plain_s(kept) for key, kept in profiles if (key.runtime, key.weights) == own]
+        found = [_plain_s(each) for key, each in profiles if (key.runtime, key.weights) == own]
         found = found or list(_of_shapes(costs, name, weights, source.header.config))
         if found:
             seconds[name] = min(found)
