@@ -29,7 +29,7 @@ _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is answered how often, and what is measured beside it."""
+    """Declares what is answered how often, and what is measured beside it."""
 
     prompts: Annotated[
         Path | None,
@@ -161,8 +161,8 @@ def _measure(
 
 
 def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeasurement | None:
-    """Answers so many prompts of each category as conversations with the model are answered: None
-    where that takes the likeliest tokens, too."""
+    """Answers `count` prompts of each category as conversations with the model are answered;
+    returns None where that takes the likeliest tokens, too."""
     from edge_spec.cli.progress import ProgressBar
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench.measuring import (

@@ -29,7 +29,7 @@ _RUN = "With --run"
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What is examined, and where it would run."""
+    """Declares what is examined, and where it would run."""
 
     draft: Annotated[
         str | None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What is held against plain decoding, and how much of it."""
+    """Declares what is held against plain decoding, and how much of it."""
 
     prompts: Annotated[
         Path | None,

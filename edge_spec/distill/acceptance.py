@@ -1,4 +1,4 @@
-"""How far a drafter's tokens would be accepted, measured on what the target wrote by itself.
+"""Measures how many of a drafter's tokens would be accepted in what the target wrote by itself.
 
 Whatever a drafter has proposed before a position is the target's own text if it was accepted. So
 drafts from every place of a text, each after the target's own tokens, show what would be accepted:
@@ -47,7 +47,7 @@ def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acce
 
 
 def _tokens_a_round(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> float:
-    """With so many draft tokens in each round."""
+    """Returns the tokens of a round with `count` draft tokens."""
     tokens = rounds = 0
     for drafted, written in drafts:
         right = (drafted == written) & (written >= 0)
@@ -87,7 +87,8 @@ class Forecast:
 def best_chain(
     acceptance: Acceptance, costs: RowCosts, draft_s: Callable[[int], float]
 ) -> Forecast:
-    """By the measured times of passes here. draft_s: seconds for a chain of so many tokens."""
+    """Returns the best number of draft tokens by the measured times of passes here. draft_s:
+    seconds of a chain by its number of tokens."""
     widest = len(acceptance.tokens_a_round) + 1
     # A plain step may be widened as well: that one row was measured slower than two is no gain.
     plain_s = min(costs.at(rows) for rows in range(1, widest + 1))

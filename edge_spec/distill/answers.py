@@ -28,7 +28,8 @@ class Writers(Protocol):
 
 class Writer(Protocol):
     def __call__(self, task: int, stop: Stop) -> Conversation | None:
-        """As `Tasks.conversation`. Raises WriterLostError where another one has to do it."""
+        """Answers as `Tasks.conversation` does. Raises WriterLostError where another one has to do
+        it."""
 
 
 class WriterLostError(Exception):
@@ -38,7 +39,8 @@ class WriterLostError(Exception):
 def write_answers(
     writers: Writers, tasks: Tasks, folder: Path, num_tokens: int, progress: Progress
 ) -> list[Conversation]:
-    """As `write_conversations`. Raises UsageError where too little comes of the tasks."""
+    """Writes answers as `write_conversations` does. Raises UsageError where too little comes of the
+    tasks."""
     found = write_conversations(writers, tasks, folder, num_tokens, progress)
     if not any(each.is_held_out for each in found) or all(each.is_held_out for each in found):
         raise UsageError(
@@ -52,7 +54,7 @@ def write_answers(
 def write_conversations(
     writers: Writers, tasks: Tasks, folder: Path, num_tokens: int, progress: Progress
 ) -> list[Conversation]:
-    """Conversations with so many tokens of answers, or all that the tasks give.
+    """Returns conversations with `num_tokens` tokens of answers, or all that the tasks give.
 
     folder: keeps each as soon as it is written, and is gone on with. Raises an EdgeSpecError,
     OSError.

@@ -1,4 +1,4 @@
-"""Answers and features as tasks on the machines of a Ray cluster (Moritz et al. 2018).
+"""Writes answers and reads features as tasks on the machines of a Ray cluster (Moritz et al. 2018).
 
 Each machine opens the model once and writes several conversations at a time. What a task gives does
 not depend on where it is done, so the result is that of one machine, as far as the machines compute
@@ -46,7 +46,7 @@ _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
 
 @dataclass(frozen=True)
 class _Refused:
-    """An error of a machine, as it is told here."""
+    """Carries an error of another machine."""
 
     message: str
     remedy: str
@@ -146,7 +146,7 @@ class Cluster:
     def feature_rows(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
-        """As `features.feature_rows`."""
+        """Reads as `features.feature_rows` does."""
         size = _CONVERSATIONS_A_TASK
         parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
         begun: list[tuple[Any, Any]] = []
@@ -239,13 +239,13 @@ def require_answer(address: str) -> None:
 
 
 def _is_encrypted() -> bool:
-    """Whether Ray was told to use TLS, within which nothing can be seen from outside."""
+    """Says whether Ray is set to use TLS, within which nothing can be seen from outside."""
     return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def _speaks_http2(connection: socket.socket, end: float) -> bool:
-    """Whether the first frame that comes back are settings (RFC 9113, section 3.4), as from the
-    gRPC server of a cluster's head."""
+    """Says whether the first frame that comes back are settings (RFC 9113, section 3.4), as from
+    the gRPC server of a cluster's head."""
     with suppress(OSError):  # what else there is may hang up, or say nothing
         connection.sendall(_HTTP2_BEGINS)
         found = b""
@@ -271,8 +271,8 @@ def content_of(model: str) -> str:
 
 
 def _got(found: Any, stop: Stop, where: str = "") -> Any:
-    """What a task has given; None after a stop. Raises WriterLostError with its machine, and
-    DeviceError for what it refused."""
+    """Returns what a task has given; None after a stop. Raises WriterLostError with its machine,
+    and DeviceError for what it refused."""
     import ray
     from ray.exceptions import ObjectLostError, RayActorError, RayError
 

@@ -57,8 +57,8 @@ class ConversationFile:
         return task in self._done
 
     def until(self, num_answered: int) -> list[Conversation]:
-        """Returns those of the first tasks, in their order, up to so many tokens of answers: the
-        same whatever was done first. They end before a task that is not done."""
+        """Returns those of the first tasks, in their order, up to `num_answered` tokens of answers:
+        the same whatever was done first. They end before a task that is not done."""
         return list(self._until(num_answered))
 
     def _until(self, num_answered: int) -> Iterator[Conversation]:

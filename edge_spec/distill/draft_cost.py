@@ -1,4 +1,4 @@
-"""What a draft token of a trained head costs here, whatever it has learnt."""
+"""Times a draft token of a trained head here, whatever it has learnt."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _eagle_step(network: EagleNetwork, target: ModelConfig) -> Callable[[], obje
 
 
 def median_s(step: Callable[[], object], count: int = 1) -> float:
-    """Seconds of a step of so many in a row, median of several rows, each after other work has
-    taken the processor's caches as a pass of the target does."""
+    """Returns the seconds of one of several steps in a row, median of several rows, each after
+    other work has taken the processor's caches as a pass of the target does."""
     other = np.zeros(_FLUSHED_VALUES, np.float32)
     times = []
     for _ in range(_REPETITIONS):

@@ -54,7 +54,7 @@ class DraftRuns:
 
     @property
     def _alone(self) -> AskedOptions:
-        """How the draft is opened by itself: where and by what it will draft."""
+        """Returns how the draft is opened by itself: where and by what it will draft."""
         asked = self.asked
         return replace(
             asked,
@@ -71,7 +71,7 @@ class DraftRuns:
 
 @contextmanager
 def converted_aside(path: Path) -> Iterator[None]:
-    """What is converted of the model at `path`, whose name nobody else has, goes with the block,
+    """Removes with the block what is converted of the model at `path`, whose name nobody else has,
     and so does what a kill has left of others KEPT_DAYS ago."""
     bundles = cache_directory() / "bundles"
     try:

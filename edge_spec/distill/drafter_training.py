@@ -1,4 +1,4 @@
-"""From what was read of a target to a drafter that has learnt from it."""
+"""Makes a drafter of what was read of a target."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ OwnExamples = Callable[[Path], Sequence[Example]]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a drafter is trained for. costs: of its passes here. token_ids: those that are scored.
-    threads: None: as PyTorch chooses."""
+    """Describes what a drafter is trained for. costs: of its passes here. token_ids: those that are
+    scored. threads: None: as PyTorch chooses."""
 
     config: ModelConfig
     weights: TensorRows  # a Checkpoint for a kind that is made of layers
@@ -53,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """What is tried with a drafter in a directory while it learns.
+    """Says what is tried with a drafter in a directory while it learns.
 
     token_s: seconds of its draft tokens here. own_examples: of texts that it writes itself; None
     for a kind that writes none.
@@ -65,7 +65,7 @@ class Trials:
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """What is in a drafter's directory."""
+    """Holds what is in a drafter's directory."""
 
     tensors: Mapping[str, np.ndarray]
     config: Mapping[str, Any]  # config.json
@@ -216,7 +216,7 @@ def _token_s(trainee: Trainee, folder: Path, digest: str, trials: Trials) -> flo
 
 
 def _options(kind: Kind, request: DistillRequest, examples: Sequence[Example]) -> TrainingOptions:
-    """Of little there are small steps: an epoch has a few of them at least."""
+    """Returns small steps where there is little: an epoch has a few of them at least."""
     from edge_spec.distill.training import TrainingOptions
 
     there = sum(len(each.features) for each in examples)

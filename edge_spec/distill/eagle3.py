@@ -38,8 +38,8 @@ class Eagle3Trainee:
         self._rotation = Rotation(teacher.config if scaled else plain)
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        """Of rows before the first anchor, later ones see the keys and values alone: nothing else
-        is made of them."""
+        """Scores rows; of those before the first anchor, later ones see the keys and values alone:
+        nothing else is made of them."""
         block = _AnchorBlock(batch)
         features = self._linear(torch.from_numpy(batch.features).flatten(start_dim=2), "fc")
         read = self._read(self._embedded(batch.next_tokens), features)
@@ -95,7 +95,7 @@ class Eagle3Trainee:
         return self._embedding[torch.from_numpy(np.maximum(tokens, 0))]
 
     def _read(self, embedded: Tensor, stream: Tensor) -> Tensor:
-        """What the attention reads: tokens beside features, or states in their place."""
+        """Returns what the attention reads: tokens beside features, or states in their place."""
         return torch.cat(
             [
                 self._normed(embedded, "midlayer.input_layernorm"),
@@ -150,8 +150,9 @@ class _AnchorBlock:
 
 
 class _Attention:
-    """Of one batch: anchors see what the first position made of all rows up to theirs, and what
-    the positions between made of their own row. read: of all rows in the first position."""
+    """Attends within one batch: anchors see what the first position made of all rows up to
+    theirs, and what the positions between made of their own row. read: of all rows in the first
+    position."""
 
     def __init__(self, batch: Batch, block: _AnchorBlock, heads: Any, read: Tensor) -> None:
         self._heads = heads

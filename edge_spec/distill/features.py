@@ -1,4 +1,5 @@
-"""What a target computes of conversations, read once and kept on disk in float16 within a bound."""
+"""Reads what a target computes of conversations once, and keeps it on disk in float16 within a
+bound."""
 
 from __future__ import annotations
 

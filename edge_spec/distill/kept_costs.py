@@ -1,4 +1,4 @@
-"""What passes and draft tokens take here, measured once for a training."""
+"""Keeps what passes and draft tokens take here, measured once for a training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Costs:
 
 
 def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
-    """What the file holds; else what is measured now, and kept there. Raises OSError."""
+    """Returns what the file holds; else what is measured now, and kept there. Raises OSError."""
     with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         told = json.loads(path.read_text(encoding="utf-8"))
         passes = {int(rows): float(seconds) for rows, seconds in told["passes_s"].items()}

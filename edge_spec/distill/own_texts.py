@@ -1,4 +1,4 @@
-"""What an ordinary draft writes itself, and what its target computes of that.
+"""Has an ordinary draft write texts, of which its target computes features.
 
 A draft goes on with texts of the target, as it does when it drafts, and learns what the target
 would have written in the places that it comes to (on-policy distillation: Agarwal et al. 2024, GKD;

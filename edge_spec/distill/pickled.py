@@ -83,7 +83,8 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """What PyTorch's reader met, without its advice, which is to run the pickle after all."""
+    """Returns what PyTorch's reader met, without its advice, which is to run the pickle after
+    all."""
     told = " ".join(str(error).split()).partition(" Check the documentation")[0]
     before, _, met = told.rpartition(_READER)
     found = met.strip().split(". ")[0] if before else told.rpartition(". ")[2]

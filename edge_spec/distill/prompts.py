@@ -1,4 +1,4 @@
-"""What a target is asked, so that it writes what its drafter is trained on.
+"""Makes what a target is asked, so that it writes what its drafter is trained on.
 
 Prompts come from a file, from the texts of a domain, or from the target itself: given the start of
 a user's message by its chat template, an instruct model writes one (Xu et al. 2024, Magpie).
@@ -59,10 +59,10 @@ class Tasks(Protocol):
 
     @property
     def count(self) -> int | None:
-        """Of tasks; None: as many as are wanted."""
+        """Returns the number of tasks; None: as many as are wanted."""
 
     def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
-        """None where nothing worth answering was asked, or where it was stopped."""
+        """Returns None where nothing worth answering was asked, or where it was stopped."""
 
 
 class Stop(Protocol):
@@ -110,8 +110,8 @@ class GivenPrompts:
 
     @staticmethod
     def _in_turns(prompts: Sequence[str]) -> tuple[str, ...]:
-        """In an order by what they say, which no order of theirs changes: the second of each ten
-        is held out, so that the first few have some of both."""
+        """Sorts them by what they say, which no order of theirs changes: the second of each ten is
+        held out, so that the first few have some of both."""
         return tuple(sorted(prompts, key=_digest))
 
 
@@ -194,7 +194,7 @@ def _texts_below(path: Path) -> list[Path]:
 
 
 def _text(file: Path) -> str | None:
-    """None for what is no text. Raises UsageError for too much of it."""
+    """Returns None for what is no text. Raises UsageError for too much of it."""
     if file.stat().st_size > MAX_DOMAIN_BYTES:
         raise UsageError(
             f"{file} is larger than {MAX_DOMAIN_BYTES >> 20} MB", remedy="Give a part of it."
@@ -218,7 +218,7 @@ def _passages(text: str) -> list[str]:
 
 
 def _around_message(engine: Engine) -> tuple[str, str]:
-    """What the chat template writes before a user's message, and after it."""
+    """Returns what the chat template writes before a user's message, and after it."""
     text = engine.parts.text.rendered([{"role": "user", "content": _MARK}], ())
     before, _, after = text.partition(_MARK)
     return (before, after) if _MARK in text else ("", "")

@@ -1,4 +1,4 @@
-"""What is asked of a training, checked before anything takes long."""
+"""Declares what is asked of a training, and checks it before anything takes long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_POSITIONS = 8
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """What `edge-spec distill` is asked for, and its options.
+    """Declares the options of `edge-spec distill`.
 
     Raises UsageError for a value out of its range, MissingDependencyError without PyTorch."""
 

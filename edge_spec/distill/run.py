@@ -122,7 +122,7 @@ def _tasks(request: DistillRequest) -> Tasks:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is done with the open model. folder: keeps what is finished."""
+    """Does what needs the open model. folder: keeps what is finished."""
 
     model: str
     asked: AskedOptions
@@ -160,7 +160,7 @@ class _Work:
             return engine.name, target, examples
 
     def trials(self, target: Target, examples: Sequence[Example]) -> Trials:
-        """What is tried with the drafter while it learns."""
+        """Returns what is tried with the drafter while it learns."""
         if not KINDS[self.request.kind].on_policy:
             return Trials(lambda path: draft_token_s(path, target.config, target.weights))
         runs = DraftRuns(self.asked, self.request.seed, self.progress)
@@ -204,7 +204,8 @@ class _Work:
 
     @contextmanager
     def _sources(self, engine: Engine) -> Iterator[tuple[Writers, Reader]]:
-        """Who answers, and who reads what the model computes: this machine, or those of --ray."""
+        """Yields who answers, and who reads what the model computes: this machine, or those of
+        --ray."""
         if self.request.ray is None:
             writers = partial(local_writers, engine, self.tasks)
             yield writers, partial(feature_rows, engine.parts.model)

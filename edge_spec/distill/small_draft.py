@@ -114,5 +114,5 @@ def _beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tenso
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """In float16, unless something is too large for it."""
+    """Returns tensors in float16, unless something is too large for it."""
     return values.astype(np.float16 if np.abs(values).max() < _LARGEST else np.float32)

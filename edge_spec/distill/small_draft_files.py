@@ -1,4 +1,4 @@
-"""What an ordinary small draft is made of, and what stands beside its weights."""
+"""Makes an ordinary small draft's first weights, and the files beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARE = 7  # of so many layers of the target, the draft has one
 
 
 def num_kept(config: ModelConfig, asked: int | None) -> int:
-    """How many layers a draft has. Raises UsageError for as many as its target has, and
+    """Returns how many layers a draft has. Raises UsageError for as many as its target has, and
     UnsupportedModelError for a target of which no draft is made."""
     if config.features() or config.num_experts or config.architecture not in _CLASSES:
         raise UnsupportedModelError(
@@ -102,7 +102,8 @@ def text_files(source: ModelInfo) -> Mapping[str, str]:
 
 
 def stated_scaling(config: ModelConfig) -> dict[str, Any] | None:
-    """As config.json states it; None where there is none, or one that it has no words for."""
+    """Returns the scaling as config.json states it; None where there is none, or one that it has no
+    words for."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind == FACTORS:
         return None

@@ -1,4 +1,4 @@
-"""What all kinds of drafters have in common while they are trained, in PyTorch."""
+"""Holds what all kinds of drafters have in common while they are trained, in PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Trainee(Protocol):
     num_positions: int
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        """By position: [anchors, scored tokens] logits after the target's own tokens."""
+        """Returns by position [anchors, scored tokens] logits after the target's own tokens."""
 
     def drafts(self, batch: Batch) -> np.ndarray:
         """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
@@ -36,12 +36,12 @@ class Trainee(Protocol):
         """Its config.json."""
 
     def texts(self) -> Mapping[str, str]:
-        """What else is in its directory: name -> content."""
+        """Returns what else is in its directory: name -> content."""
 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """What the target would choose, over the tokens that are scored.
+    """Computes what the target would choose, over the tokens that are scored.
 
     output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
     """
@@ -57,7 +57,7 @@ class Teacher:
         return found
 
     def probabilities(self, batch: Batch) -> list[Tensor]:
-        """By position: [anchors, scored tokens], renormalised over these."""
+        """Returns by position [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
         logits = torch.from_numpy(batch.states)[wanted] @ torch.from_numpy(self.output).T
         logits = logits * self.config.logit_scale

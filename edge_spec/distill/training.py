@@ -162,7 +162,7 @@ def rate_at(step: int, total: int) -> float:
 
 
 def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) -> Acceptance:
-    """Of drafts from every place of the windows."""
+    """Returns the acceptance of drafts from every place of the windows."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)

@@ -1,4 +1,4 @@
-"""What a training has brought, as one document and as a page."""
+"""Makes one document, and a page, of what a training has brought."""
 
 from __future__ import annotations
 

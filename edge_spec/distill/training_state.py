@@ -16,8 +16,8 @@ from edge_spec.storage.atomic import atomic_file
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured on held-out conversations after so many steps. loss: mean of training since
-    the evaluation before."""
+    """Holds what was measured on held-out conversations after `step` steps. loss: mean of training
+    since the evaluation before."""
 
     step: int
     loss: float

@@ -1,4 +1,5 @@
-"""Which tokens a drafter scores: those that the target writes most (Zhao et al. 2025, FR-Spec)."""
+"""Chooses the tokens that a drafter scores: those that the target writes most (Zhao et al. 2025,
+FR-Spec)."""
 
 from __future__ import annotations
 

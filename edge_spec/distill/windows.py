@@ -47,7 +47,7 @@ class Batch:
 
 
 def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
-    """Without those that hold no anchor."""
+    """Returns the windows, without those that hold no anchor."""
     return [
         Window(each, begin, min(begin + num_rows, len(each.features)))
         for each in examples
@@ -70,7 +70,7 @@ def shuffled(
 
 
 def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Window]]:
-    """Of about so many rows each, padding included."""
+    """Returns batches of about `rows_a_batch` rows each, padding included."""
     batch: list[Window] = []
     widest = 0
     for window in windows:

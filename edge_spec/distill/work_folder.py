@@ -1,4 +1,4 @@
-"""Where the unfinished work of a training is kept, and when it goes."""
+"""Keeps the unfinished work of a training, and removes it in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def work_folder(source: Source, tasks: str) -> Iterator[Path]:
-    """Of this model and these tasks, by their identity: whoever trains for both goes on with it.
+    """Yields the folder of this model and these tasks, by their identity: whoever trains for both
+    goes on with it.
 
     After an interrupt, or a disk that is full, a line says where it is. Folders that nobody has
     used for KEPT_DAYS are removed, and so is one in which nothing was finished. Raises UsageError

@@ -1,5 +1,5 @@
-"""Whether this machine may be used for learning now, as far as the system tells (Linux): on mains
-only, not where it is hot, and for so long a day."""
+"""Says whether this machine may be used for learning now, by what the system (Linux) tells: on
+mains only, not where it is hot, and for so long a day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Conditions:
     today: Callable[[], str] = lambda: datetime.now(UTC).strftime("%Y-%m-%d")
 
     def why_not(self, spent_s: float) -> str | None:
-        """In words; None where nothing is against it. spent_s: of a core, today."""
+        """Returns the reason in words; None where nothing is against it. spent_s: of a core,
+        today."""
         if spent_s >= MOST_S_A_DAY:
             return f"it has had its {MOST_S_A_DAY / 60:.0f} minutes of a core for today"
         return self._on_battery() or self._too_hot()
@@ -58,7 +59,7 @@ class Conditions:
 
 
 def _is_battery(supply: Path) -> bool:
-    """Not that of a mouse or a keyboard."""
+    """Leaves out the batteries of a mouse or a keyboard."""
     return _read(supply / "type") == "Battery" and _read(supply / "scope") != "Device"
 
 

@@ -1,4 +1,4 @@
-"""What is kept of one model's learning, and how all of it is forgotten."""
+"""Keeps one model's learning, and forgets all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ForgottenError(Exception):
-    """What is kept was removed meanwhile: nothing more of it may be written."""
+    """Says that what is kept was removed meanwhile: nothing more of it may be written."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Trial:
 
     @property
     def gain(self) -> float:
-        """Of the best head: times as fast as without one."""
+        """Returns how many times as fast as without one the best head is."""
         return self.without_s / max(min(self.with_s.values(), default=self.without_s), 1e-12)
 
 
 @dataclass(frozen=True)
 class LearningState:
-    """Where the learning of one model stands.
+    """Says how much of the learning of one model is done.
 
     candidate: the newest head, which learnt from all texts before number `learnt_until`. chosen:
     the head that drafts, if one does. spent_s: of a processor, on `day`.
@@ -95,7 +95,7 @@ class LearningFolder:
 
     @property
     def training(self) -> Path:
-        """What is unfinished."""
+        """Names the file of an unfinished training."""
         return self.path / "training"
 
     def head(self, name: str) -> Path:
@@ -103,7 +103,8 @@ class LearningFolder:
 
     @property
     def lock(self) -> Path:
-        """Of the process that learns; beside the folder, so that it outlives forgetting."""
+        """Names the lock of the process that learns; beside the folder, so that it outlives
+        forgetting."""
         return self.path.with_name(f"{self.path.name}.learns")
 
     def open(self) -> str:
@@ -118,7 +119,8 @@ class LearningFolder:
 
     @contextmanager
     def writing(self, id: str) -> Iterator[None]:
-        """Within the block nobody forgets. Raises ForgottenError where somebody has, OSError."""
+        """Keeps others from forgetting within the block. Raises ForgottenError where somebody has,
+        OSError."""
         with locked(self.path, LOCK_S):
             try:
                 is_same = self._id() == id
@@ -129,7 +131,8 @@ class LearningFolder:
             yield
 
     def state(self, model: str = "") -> LearningState:
-        """That of a beginning where there is none. Raises DamagedError, OSError."""
+        """Returns the kept state; that of a beginning where there is none. Raises DamagedError,
+        OSError."""
         try:
             return read_sealed(self.path / "state.json", _STATE)
         except FileNotFoundError:
@@ -177,7 +180,7 @@ def folder_of(name: str, *parts: str) -> LearningFolder:
 
 
 def kept_folders() -> list[LearningFolder]:
-    """Of all models."""
+    """Returns the folders of all models."""
     with suppress(OSError):
         found = sorted((cache_directory() / DIRECTORY).iterdir())
         return [LearningFolder(path) for path in found if path.is_dir()]
@@ -185,7 +188,7 @@ def kept_folders() -> list[LearningFolder]:
 
 
 def num_bytes(path: Path) -> int:
-    """Of all files in it."""
+    """Returns the bytes of all files in it."""
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 

@@ -28,8 +28,8 @@ _LEAST_HELD_OUT = 64  # rows, of which a loss says something
 
 @dataclass(eq=False)
 class HeadTraining:
-    """until: the number of the first text that it does not learn from. spent: processor seconds,
-    told and set back whenever it is kept."""
+    """Trains heads, which may take several processes. until: the number of the first text that it
+    does not learn from. spent: processor seconds, told and set back whenever it is kept."""
 
     heads: Heads
     until: int
@@ -47,8 +47,8 @@ class HeadTraining:
         may_go_on: Callable[[], bool],
         keep: Callable[[HeadTraining], None],
     ) -> bool:
-        """Whether it came to its end; else `may_go_on` was false. keep: raises where it may not be
-        written, or cannot."""
+        """Returns whether it came to its end; else `may_go_on` was false. keep: raises where it may
+        not be written, or cannot."""
         rows = min(_MOST_ROWS, max(_LEAST_ROWS, len(learnt) // _LEAST_STEPS))
         epoch = math.ceil(len(learnt) / rows)
         total = min(_EPOCHS * epoch, _MOST_STEPS)
@@ -72,7 +72,7 @@ class HeadTraining:
         return self.heads.parameters if self.best is None else self.best
 
     def _judge(self, teacher: Teacher, held_out: Examples | None) -> None:
-        """Without anything held out, the last parameters stay."""
+        """Keeps the best parameters; without anything held out, the last ones stay."""
         if held_out is None or len(held_out) < _LEAST_HELD_OUT:
             return
         rows = np.arange(len(held_out))[-4 * _MOST_ROWS :]

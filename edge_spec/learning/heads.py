@@ -13,8 +13,8 @@ from edge_spec.models import runtimes
 
 
 def open_learnt_head(path: Path, target: ModelConfig, threads: int | None = None) -> MedusaNetwork:
-    """What is made of its matrices is kept nowhere else: it is to be forgotten with the head.
-    Raises an EdgeSpecError, ValueError, OSError for what is no head of this target."""
+    """Opens a head; what is made of its matrices is kept nowhere else: it is to be forgotten with
+    the head. Raises an EdgeSpecError, ValueError, OSError for what is no head of this target."""
     head = runtimes.open_head(path, target)
     if not isinstance(head, MedusaHead):
         raise UnsupportedModelError(f"{path} is no head that was learnt here", remedy="Remove it.")

@@ -1,5 +1,5 @@
-"""What the process does that learns: it judges the heads on answers that they have not seen, then
-trains a new one on all answers. It may be killed at any moment."""
+"""Does the work of the process that learns: it judges the heads on answers that they have not seen,
+then trains a new one on all answers. It may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LOOKED_EVERY_S = 2.0
 
 
 class Task(Enum):
-    """What there is to do."""
+    """Names what there is to do."""
 
     JUDGE = "judge"
     TRAIN = "train"
@@ -58,7 +58,7 @@ class Task(Enum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the process is told. model: whose output matrix heads score with."""
+    """Says what the process works on. model: whose output matrix heads score with."""
 
     model: str
     place: Place
@@ -119,7 +119,7 @@ class IdleLearning:
         self._state = self._readable_state()
 
     def run(self) -> None:
-        """On one thread."""
+        """Does what there is to do, on one thread."""
         with one_blas_thread():
             self._run()
 
@@ -152,7 +152,8 @@ class IdleLearning:
             return LearningState(1, self._asked.model)
 
     def _judge(self) -> None:
-        """On the last answers that the newest head, and so any, has not learnt from."""
+        """Judges the heads on the last answers that the newest head, and so any, has not learnt
+        from."""
         state = self._state
         entries = [
             each for each in self._folder.texts.entries() if each.number >= state.learnt_until
@@ -188,7 +189,7 @@ class IdleLearning:
         }
 
     def _train(self) -> bool:
-        """Whether it came to its end."""
+        """Returns whether the training came to its end."""
         entries = self._folder.texts.entries()
         training = load_training(self._folder.training, self._config.hidden_size)
         training = training or self._new_training(entries[-1].number + 1)
@@ -213,7 +214,7 @@ class IdleLearning:
         return True
 
     def _new_training(self, until: int) -> HeadTraining:
-        """From the newest head on."""
+        """Begins a training from the newest head."""
         candidate = self._state.candidate
         if candidate is None:
             return HeadTraining(Heads.untrained(self._config.hidden_size), until, is_first=True)
@@ -275,7 +276,7 @@ class IdleLearning:
             self._folder.put_state(self._state)
 
     def _with_time(self, state: LearningState) -> LearningState:
-        """With the processor's time until now."""
+        """Returns the state with the processor's time until now."""
         now_s, day = self._clock(), self._conditions.today()
         spent_s = state.spent_on(day) + now_s - self._told_s
         self._told_s = now_s

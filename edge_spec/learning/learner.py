@@ -1,5 +1,5 @@
-"""Beside an engine that answers: keeps its answers, has them learnt from while it is idle, and says
-which head drafts."""
+"""Keeps the answers of an engine beside it, has them learnt from while it is idle, and says which
+head drafts."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class LearnerParts:
 
 
 class Learner:
-    """Where another process learns from the same model's answers, this one only drafts with what is
-    learnt."""
+    """Keeps answers and takes up heads; where another process learns from the same model's answers,
+    this one only drafts with what is learnt."""
 
     def __init__(self, folder: LearningFolder, parts: LearnerParts) -> None:
         """Raises OSError, TimeoutError where nothing can be kept."""
@@ -164,7 +164,7 @@ class Learner:
             self._release = None
 
     def _write(self, text: LearntText) -> None:
-        """What was forgotten while this was on its way is not kept either."""
+        """Keeps a text, but none that was forgotten while it was on its way."""
         try:
             with self._folder.writing(self._id):
                 self._folder.texts.add(LearntText(text.prompt, text.tokens, as_kept(text.states)))

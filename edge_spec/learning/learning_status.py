@@ -1,4 +1,4 @@
-"""What is told of what was learnt."""
+"""Says what was learnt, as JSON and as lines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Learnt:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Returns the model's name."""
         return self.folder.path.name.rpartition("-")[0]
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Returns what `--json` prints."""
         entries = self.folder.texts.entries()
         said = {
             "model": self.name,
@@ -55,8 +55,8 @@ class Learnt:
 
 
 def learnt_of(model: str | None) -> list[Learnt]:
-    """Of this model, by its name or the name of its folder; of all where None. Raises UsageError
-    where there is nothing of a model that was named."""
+    """Returns what was learnt of this model, by its name or the name of its folder; of all where
+    None. Raises UsageError where there is nothing of a model that was named."""
     found = [Learnt(each) for each in kept_folders()]
     if model is None:
         return found

@@ -60,7 +60,7 @@ class TextFiles:
         self._max_bytes = max_bytes
 
     def entries(self) -> list[TextEntry]:
-        """By number. Reads names alone."""
+        """Returns what is kept, by number. Reads names alone."""
         with suppress(FileNotFoundError):
             found = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
             return sorted(TextEntry(int(each[1]), int(each[2])) for each in found if each)
@@ -79,7 +79,8 @@ class TextFiles:
         self._remove_oldest()
 
     def read(self, entries: Sequence[TextEntry], target: ModelConfig) -> Iterator[LearntText]:
-        """Yields each; one that is damaged, or of another target, is removed, which is told."""
+        """Yields each; one that is damaged, or of another target, is removed, which a warning
+        says."""
         for entry in entries:
             path = self._path(entry)
             try:

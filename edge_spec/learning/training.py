@@ -39,7 +39,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """What the target would choose among the scored tokens.
+    """Computes what the target would choose among the scored tokens.
 
     output: [scored tokens, hidden_size] float32 rows of its output matrix. token_ids: [scored
     tokens] int64, ascending.
@@ -120,7 +120,8 @@ class Heads:
         return loss, gradients
 
     def _passes(self, teacher: Teacher, examples: Examples, rows: np.ndarray) -> Iterator[_Pass]:
-        """Of each head, over the rows whose text goes on to a token that it may draft."""
+        """Yields the pass of each head, over the rows whose text goes on to a token that it may
+        draft."""
         for head in range(self.count):
             ahead = rows + head + 1
             there = ahead < examples.ends[rows]

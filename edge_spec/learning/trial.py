@@ -1,4 +1,4 @@
-"""Whether a head pays on a user's last answers, against what would draft without it.
+"""Measures whether a head pays on a user's last answers, against what would draft without it.
 
 The answers are decoded again by the real loop, drafters and policy, on a clock that the measured
 times of passes here advance; a head's draft tokens take what they take here.
@@ -41,8 +41,8 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Place:
-    """How the target runs here. pass_s: by rows. widths: of its passes, empty where they may have
-    any (`exactness.lossless`). branches: whether draft tokens may branch."""
+    """Says how the target runs here. pass_s: by rows. widths: of its passes, empty where they may
+    have any (`exactness.lossless`). branches: whether draft tokens may branch."""
 
     pass_s: Annotated[dict[int, _Seconds], Field(min_length=1)]
     widths: tuple[int, ...] = ()
@@ -52,7 +52,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Of all texts together. stats: how often the head's draft tokens were right, by kind."""
+    """Holds what all texts took together. stats: how often the head's draft tokens were right, by
+    kind."""
 
     seconds: float
     tokens_a_round: float
@@ -122,7 +123,7 @@ def best_head(without: Replayed, with_heads: Mapping[str, Replayed], margin: flo
 
 
 def _charged(drafter: Drafter, drafted_s: float, clock: VirtualClock) -> Drafter:
-    """What looks up the text takes next to nothing."""
+    """Charges the time of a head; what looks up the text takes next to nothing."""
     if drafter.traits.cost is not Cost.PASS:
         return drafter
     charged = Charged(drafter, DraftCost(propose_s=drafted_s), clock)

@@ -72,7 +72,7 @@ class Fault:
         return f"{self.call} {self.kind} at call {self.at}"
 
     def around(self, call: str, work: Callable[[], _Result]) -> _Result:
-        """What `work` returns, unless this is the call that goes wrong."""
+        """Returns what `work` returns, unless this is the call that goes wrong."""
         if call != self.call:
             return work()
         self.num_calls += 1
@@ -225,7 +225,7 @@ class FaultyDrafter(DrafterWrapper):
         self._fault = fault
 
     def _ask(self, name: str, *given: Any) -> Any:
-        """What every `Drafter` inherits does nothing, and so cannot fail."""
+        """Leaves out what every `Drafter` inherits, which does nothing, and so cannot fail."""
         inherited = getattr(type(self._drafter), name, None) in (None, getattr(Drafter, name))
         work = partial(super()._ask, name, *given)
         return work() if inherited or name not in DRAFTER_CALLS else self._fault.around(name, work)

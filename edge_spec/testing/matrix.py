@@ -1,4 +1,4 @@
-"""Which faults an engine survives: every kind, at every call, of everything that can fail."""
+"""Tries which faults an engine survives: every kind, at every call, of everything that can fail."""
 
 from __future__ import annotations
 

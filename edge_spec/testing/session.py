@@ -19,7 +19,7 @@ from edge_spec.exactness.batch_invariance import (
 
 @dataclass(frozen=True)
 class SessionReport:
-    """What `check_session` measured of a model that passed."""
+    """Holds what `check_session` measured of a model that passed."""
 
     max_difference: float  # of a logit, between two ways to score the same row
     batch_invariance: BatchInvariance

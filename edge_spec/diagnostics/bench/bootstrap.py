@@ -1,4 +1,4 @@
-"""How much faster one way of decoding is than another, and how sure that is."""
+"""Says how much faster one way of decoding is than another, and how sure that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Paired:
-    """What the same prompts took one way, and, right beside it in time, another: the base.
+    """Holds what the same prompts took one way, and right beside it in time another: the base.
 
     All float64 [prompts, repetitions].
     """

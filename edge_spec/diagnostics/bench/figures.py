@@ -161,7 +161,7 @@ def _named(name: str, interval: Interval) -> dict[str, float]:
 
 
 def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
-    """None where the side does not tell."""
+    """Returns figures of acceptance; None where the side does not state them."""
     rounds, drafted = sum(s.rounds for s in stats), sum(s.draft_n for s in stats)
     return {
         "mean_accepted_length": sum(s.predicted_n for s in stats) / rounds if rounds else None,

@@ -1,4 +1,4 @@
-"""How much of a text is one passage again and again, which every n-gram drafter foretells."""
+"""Finds how much of a text repeats one passage, which every n-gram drafter foretells."""
 
 from __future__ import annotations
 

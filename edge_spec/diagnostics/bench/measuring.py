@@ -74,7 +74,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is decoded how often, and what was left out."""
+    """Says what is decoded how often, and what was left out."""
 
     tasks: Sequence[Task]
     skipped: Sequence[Prompt]  # the model has no room for them
@@ -90,7 +90,7 @@ class BenchPlan:
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
     def first_of_each_category(self, count: int) -> BenchPlan:
-        """Returns the plan with at most so many prompts of each."""
+        """Returns the plan with at most `count` prompts of each category."""
         seen: Counter[str] = Counter()
         kept = []
         for task in self.tasks:
@@ -118,8 +118,8 @@ class BenchMeasurement:
 
 @dataclass(frozen=True)
 class SampledMeasurement:
-    """Some of the prompts again, each answer drawn anew. sampling, source: how, in words, and who
-    chose it."""
+    """Holds some of the prompts measured again, each answer drawn by itself. sampling, source: how,
+    in words, and who chose it."""
 
     measured: BenchMeasurement
     per_category: int

@@ -40,7 +40,7 @@ def document(
 
 
 def _sampled(sampled: SampledMeasurement, figures: Figures) -> Document | None:
-    """None where not a single prompt was answered before an interrupt."""
+    """Returns None where an interrupt came before any prompt was answered."""
     tasks = sampled.measured.tasks
     if not tasks:
         return None
@@ -103,7 +103,7 @@ def markdown(report: Document) -> str:
 
 
 def _loops(total: Mapping[str, Any]) -> list[str]:
-    """How far the speedup may be flattered by texts that repeat themselves."""
+    """Says how much the speedup may be flattered by texts that repeat themselves."""
     lines = [
         f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat, in place, a "
         f"passage of at most {MAX_PERIOD} tokens that stands there {MIN_OCCURRENCES} times or more."
@@ -158,7 +158,7 @@ def _loop_cells(of: Mapping[str, Any]) -> list[str]:
 
 
 def _lossless(report: Document) -> list[str]:
-    """What was promised of the texts, and the rate over the fastest plain steps there are."""
+    """States what was promised of the texts, and the rate over the fastest plain steps."""
     settings, speedup = report["settings"], report["total"]["speedup"]
     if "lossless" not in settings:  # of another program's engine
         return []
@@ -172,7 +172,7 @@ def _lossless(report: Document) -> list[str]:
 
 
 def _own_loop(settings: Mapping[str, Any]) -> list[str]:
-    """Whether the library itself would decode faster without speculation."""
+    """Says whether the library itself would decode faster without speculation."""
     cost = settings.get("own_loop_cost")
     if cost is None:
         return []

@@ -1,4 +1,4 @@
-"""What the target takes, against its forecast, and what happens when memory runs out."""
+"""Holds what the target takes against its forecast, and makes memory run out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_memory(request: DeviceCheckRequest) -> Iterator[Finding]:
 
 
 def _forecast(resolved: ResolvedModel, options: object, tokens: int | None) -> Memory | None:
-    """Returns what the runtime forecasts with a text of so many tokens, None: a whole context."""
+    """Returns what the runtime forecasts. tokens: of the text; None: a whole context."""
     runtime = resolved.runtime
     if not isinstance(runtime, Sizing):
         return None

@@ -1,4 +1,4 @@
-"""What passes take on the device, and whether the clock is read when the device is done."""
+"""Times passes, and checks that the clock is read when the device is done."""
 
 from __future__ import annotations
 

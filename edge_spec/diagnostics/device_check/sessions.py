@@ -1,4 +1,4 @@
-"""Whether a model opens on a device, keeps what sessions promise, and scores as elsewhere."""
+"""Checks that a model opens on a device, keeps what sessions promise, and scores as elsewhere."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ _Key = tuple[str, int, int | None]  # what was asked, of which prompt, with whic
 
 @dataclass
 class Tally:
-    """What came of the requests. first: what each gave the first time; differing: by "plain",
-    "drafting" and "scores"; resident: bytes in use."""
+    """Counts what came of the requests. first: what each gave the first time; differing: by
+    "plain", "drafting" and "scores"; resident: bytes in use."""
 
     requests: int = 0
     first: dict[_Key, str] = field(default_factory=dict)

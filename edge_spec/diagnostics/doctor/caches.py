@@ -1,4 +1,4 @@
-"""Whether what edge-spec keeps can be read again."""
+"""Checks that what edge-spec keeps can be read again."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _problem(kind: Kind, path: Path) -> str | None:
 
 
 def _leftovers(cache: Path) -> Iterable[Path]:
-    """What `atomic_file` and `atomic_directory` leave behind after a kill."""
+    """Lists what `atomic_file` and `atomic_directory` leave after a kill."""
     for kind in ("models", *(kind.directory for kind in KINDS)):
         yield from sorted((cache / kind).glob(".*.part"))
 

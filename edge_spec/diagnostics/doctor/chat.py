@@ -1,4 +1,4 @@
-"""Whether a chat template asks for an answer, and whether that answer will end."""
+"""Checks that a chat template asks for an answer, and that the answer will end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opening a model, or a pair, would open here, found without doing it."""
+"""Finds what opening a model, or a pair, would open here, without doing it."""
 
 from __future__ import annotations
 

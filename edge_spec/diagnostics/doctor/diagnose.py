@@ -180,7 +180,7 @@ def _refusals(chosen: Chosen) -> Iterator[Finding]:
 def _examined(
     source: Source, role: str, request: DiagnosisRequest, report: Report
 ) -> Subject | None:
-    """None where it is not here, or no model."""
+    """Returns what was examined; None where it is not here, or no model."""
     try:
         if not source.is_fetched:
             report.add(role, [_not_here(source, role)])

@@ -1,4 +1,4 @@
-"""What runs where: each family, each runtime, and the test that shows it.
+"""States what runs where: each family, each runtime, and the test that shows it.
 
 A number is the largest difference of logits that was measured, of tiny models all of whose
 parameters are random, in float32: from transformers on the reference and on ort, and from the
@@ -21,7 +21,7 @@ Shown = str | None  # a difference, or in what form it runs; None: not shown
 
 @dataclass(frozen=True)
 class Shows:
-    """What tests show of one family."""
+    """States what tests show of one family."""
 
     name: str
     model_types: tuple[str, ...]  # of config.json
@@ -36,7 +36,7 @@ class Shows:
 def _own(
     reference: str, ort: str, llamacpp: Shown = None, optimum: Shown = None
 ) -> tuple[Shown, ...]:
-    """Of a family that has what Core ML is not given."""
+    """Describes a family that has what Core ML is not given."""
     return (reference, ort, None, llamacpp, optimum)
 
 
@@ -152,7 +152,7 @@ def markdown() -> str:
 
 
 def check_family(subject: Subject) -> Iterator[Finding]:
-    """Where tests show that models like this one run."""
+    """Says where tests show that models like this one run."""
     for role, variants in subject.roles.items():
         if variants[0].is_other:
             continue

@@ -1,4 +1,4 @@
-"""Whether a bundle's files are the ones that it lists, and the lists agree."""
+"""Checks that a bundle's files are the ones that it lists, and that the lists agree."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def check_files(subject: Subject) -> Iterator[Finding]:
 
 
 def _unlisted(subject: Subject) -> Finding:
-    """Their headers were read, and that all tensors lie within the files, as far as our own readers
-    know the architecture."""
+    """Describes files without a list: their headers were read, and that all tensors lie within the
+    files, where our own readers know the architecture."""
     path = subject.path
     if path.is_file():
         size = path.stat().st_size
@@ -82,7 +82,7 @@ def _foreign(subject: Subject, listed: set[str]) -> list[str]:
 
 
 def check_manifests(subject: Subject) -> Iterator[Finding]:
-    """That pair.json and what the variants say of themselves agree."""
+    """Checks that pair.json and what the variants say of themselves agree."""
     if subject.pair is None:
         return
     disagreeing = False
@@ -101,7 +101,7 @@ def check_manifests(subject: Subject) -> Iterator[Finding]:
 
 
 def _claims(each: Examined) -> Iterator[tuple[str, object, object]]:
-    """What is claimed, what pair.json says of it, what the variant says."""
+    """Yields what is claimed, what pair.json says of it, and what the variant says."""
     variant = each.listed
     if variant is None:
         return
@@ -117,7 +117,8 @@ def _claims(each: Examined) -> Iterator[tuple[str, object, object]]:
 
 
 def check_profiles(subject: Subject) -> Iterator[Finding]:
-    """That each can be read, belongs to one of the models, and has the name it is looked for by."""
+    """Checks that each can be read, belongs to one of the models, and has the name it is looked for
+    by."""
     directory = subject.path / PROFILES
     if subject.pair is None or not directory.is_dir():
         return

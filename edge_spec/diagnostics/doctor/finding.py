@@ -1,4 +1,4 @@
-"""What a check of `edge-spec doctor` has to say."""
+"""Defines what a check of `edge-spec doctor` yields."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches", "ru
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. remedy: what can be done about it; empty where all is well. group: of GROUPS.
-    numbers: as JSON has them, units in their names."""
+    """Says one thing that a check found, in one line. remedy: what can be done about it; empty
+    where all is well. group: of GROUPS. numbers: as JSON has them, units in their names."""
 
     check: str
     level: Severity

@@ -1,4 +1,4 @@
-"""What there is to run on: versions, memory, disk, devices."""
+"""Describes what there is to run on: versions, memory, disk, devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_disk(cache: Path) -> Iterator[Finding]:
-    """Where the cache is, or will be."""
+    """Looks at the disk where the cache is, or will be."""
     free = shutil.disk_usage(_nearest(cache)).free
     found = f"{format_bytes(free)} free for {cache}"
     refused = refusal(cache)

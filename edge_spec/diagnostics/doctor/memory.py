@@ -1,4 +1,4 @@
-"""What the models will take, and whether that is free."""
+"""Forecasts what the models will take, and says whether that is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether one model can draft for another: tokens, size, context."""
+"""Checks whether one model can draft for another: tokens, size, context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MARKER = re.compile(r"<\|[^<>|\s]+\|>|<[a-z_]+>|</[a-z_]+>|\[/?[A-Z_]+\]")
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """What both models have for one purpose; ids are None where one has none."""
+    """Names what both models have for one purpose; ids are None where one has none."""
 
     purpose: str  # "bos", "eos", "pad" or "marker"
     target_id: int | None
@@ -43,8 +43,8 @@ class SpecialToken:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What two vocabularies have in common. ratio: tokens of the draft for each of the target's, in
-    one text of several languages and code."""
+    """Says what two vocabularies have in common. ratio: tokens of the draft for each of the
+    target's, in one text of several languages and code."""
 
     target_size: int
     draft_size: int

@@ -1,4 +1,4 @@
-"""Which of the installed runtimes can run a model, and why the others cannot."""
+"""Finds the installed runtimes that can run a model, and why the others cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether variants open with what is installed here, and score alike."""
+"""Checks that variants open with what is installed here, and score alike."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _compared(role: str, first: _Scored, second: _Scored) -> Finding:
 
 
 def _stated(each: Examined) -> float | None:
-    """How far its export found it from its source."""
+    """Returns the KL divergence from its source that its export stated."""
     return None if each.listed is None else each.listed.parity.get("kl_divergence")
 
 

@@ -1,4 +1,4 @@
-"""Whether speculation pays: from which acceptance on, and what is known of it."""
+"""Says whether speculation pays: from which acceptance on, and what is known of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
 
 
 def _drafting(chosen: Chosen) -> Iterator[Finding]:
-    """Who drafts, so that no draft is inactive unnoticed."""
+    """Names who drafts, so that no draft is inactive unnoticed."""
     if chosen.head:
         yield ok("drafter", f"{_named(chosen)}: the head is asked in rounds where that pays")
     elif chosen.asked is None:
@@ -77,7 +77,7 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
 
 
 def _lossless(chosen: Chosen) -> Iterator[Finding]:
-    """What holds for texts with and without drafting, where a start has found it."""
+    """States what holds for texts with and without drafting, where a start has found it."""
     target = chosen.openings[0] if chosen.openings else None
     if target is None or target.prepared is None:
         return
@@ -94,7 +94,7 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
 def _own_loop(
     chosen: Chosen, profiles: Sequence[Profile | None], numbers: dict[str, object]
 ) -> Iterator[Finding]:
-    """Whether the library's own programs decode faster, where a plan has compared them."""
+    """Says whether the library's own programs decode faster, where a plan has compared them."""
     cost = None if not profiles or profiles[0] is None else profiles[0].own_loop_cost
     if cost is None:
         return
@@ -115,7 +115,7 @@ def _named(chosen: Chosen) -> str:
 
 
 def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
-    """None unless all models that would be opened have a profile."""
+    """Returns the costs of passes; None unless all models that would be opened have a profile."""
     found = [profile for profile in profiles if profile is not None]
     if len(found) < len(profiles):
         return None
@@ -140,8 +140,8 @@ def _profile(opening: Opening) -> Profile | None:
 
 
 def break_even(num_guesses: int, costs: Costs) -> float | None:
-    """The acceptance of each draft token from which a round of so many takes no longer a token than
-    plain decoding; None where not even right draft tokens pay."""
+    """Returns the acceptance of each draft token from which a round of `num_guesses` takes no longer a
+    token than plain decoding; None where not even right draft tokens pay."""
 
     def pays(acceptance: float) -> bool:
         draft_s = num_guesses * costs.draft_s

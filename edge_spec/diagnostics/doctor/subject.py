@@ -47,7 +47,7 @@ class Examined:
 
     @cached_property
     def source(self) -> Any:
-        """What a runtime opens. The files of a bundle are not looked at again."""
+        """Returns what a runtime opens. The files of a bundle are not looked at again."""
         if self.is_bundle:
             return Bundle(self.path, read_manifest(self.path))
         if self.is_other:
@@ -65,7 +65,8 @@ class Examined:
 
     @property
     def config(self) -> ModelConfig:
-        """Not of one that `is_other`: its shape is known when it is converted."""
+        """Returns its architecture; asked only of one that is not `is_other`: its shape is known
+        when it is converted."""
         config: ModelConfig = self.source.config
         return config
 
@@ -98,8 +99,8 @@ class Subject:
 
     @property
     def is_other(self) -> bool:
-        """Whether only another exporter knows the architecture: what is at `path` it converts, or
-        has, and the variant is in the cache."""
+        """Says whether only another exporter knows the architecture: what is at `path` it converts,
+        or has, and the variant is in the cache."""
         return self.variants[0].is_other or (
             self.pair is None and self.variants[0].path != self.path
         )
@@ -147,7 +148,7 @@ def open_subject(
 
 
 def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
-    """Describes it as it is converted already, else as far as it is known before. Raises as
+    """Describes it as it was converted already, else by what is known before. Raises as
     `open_subject`."""
     if kept is not None:
         bundle = kept()

@@ -1,4 +1,4 @@
-"""Whether all variants of a model are one model, and speak as one."""
+"""Checks that all variants of a model are one model, and write as one."""
 
 from __future__ import annotations
 

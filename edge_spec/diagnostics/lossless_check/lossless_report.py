@@ -189,7 +189,7 @@ def _mark(passed: bool | None, num_differing: int) -> str:
 
 
 def _told(texts: Document, mark: str, mode: str) -> str:
-    """What came of a comparison: nobody is to read that texts that differ have passed."""
+    """Words what came of a comparison: nobody is to read that texts that differ have passed."""
     left, count = texts["num_differing_prompts"], texts["num_prompts"]
     near = sum(each["near_tie"] for each in texts["differing"])
     if not left:

@@ -28,7 +28,7 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is tried. Raises UsageError for too little.
+    """Says how much is tried. Raises UsageError for too little.
 
     num_draws: 0 leaves sampling out.
     """
@@ -88,8 +88,8 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """None where nothing failed, but some part shows nothing. Near ties are no failure where
-        they are allowed."""
+        """Returns None where nothing failed, but some part shows nothing. Near ties are no failure
+        where they are allowed."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
         found = {part.passed for part in parts if part is not None}
         return False if False in found else None if None in found else True
@@ -204,6 +204,6 @@ def _require_drafted(proof: Proof) -> None:
 
 
 def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many, from all over the file, whose kinds of text stand together."""
+    """Returns `count` of them from all over the file, whose kinds of text stand together."""
     count = min(count, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]

@@ -29,7 +29,7 @@ _LEAST_TOLD_APART = 0.5
 
 @dataclass(frozen=True)
 class Sampling:
-    """How draws of `num_tokens` tokens fit their exact probabilities.
+    """Says how draws of `num_tokens` tokens fit their exact probabilities.
 
     noise_bound: how far rows of another width may move the distribution, in total variation.
     noise_factor: how far a text's probability, as a logarithm. told_apart: how likely texts are
@@ -45,13 +45,13 @@ class Sampling:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the draws differ from plain ones by no more than the noise may explain."""
+        """Says whether the draws differ from plain ones by no more than the noise may explain."""
         return self.fit.passed_within(self.noise_factor, self.noise_bound)
 
     @property
     def passed(self) -> bool | None:
-        """None where the draws show nothing: without draft tokens, or with so much noise that a
-        wrong rule could hide in it."""
+        """Returns None where the draws show nothing: without draft tokens, or with so much noise
+        that a wrong rule could hide in it."""
         if not self.within_noise:
             return False
         if not self.num_guesses or self.told_apart < _LEAST_TOLD_APART:
@@ -67,7 +67,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Reference:
-    """What may be drawn. Where the noise may put another token into the last place that top-k
+    """Holds what may be drawn. Where the noise may put another token into the last place that top-k
     keeps, the tokens that compete for it are one, LAST_PLACE, and end the text.
 
     competitors: these tokens, by the text before them.

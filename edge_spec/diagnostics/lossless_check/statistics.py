@@ -45,8 +45,9 @@ class Fit:
         )
 
     def passed_within(self, change: float, distance: float) -> bool:
-        """Whether the draws may come from probabilities q that are each up to exp(change) times as
-        large or as small as p, and all together at most `distance` away in total variation.
+        """Says whether the draws may come from probabilities q that are each up to exp(change)
+        times as large or as small as p, and all together at most `distance` away in total
+        variation.
 
         The root of the statistic is a norm of counts - n p, so it is at most that of counts - n q
         and that of n (q - p) together. The square of the latter is n times the sum of
@@ -101,7 +102,7 @@ def chi_squared_tail(statistic: float, degrees_of_freedom: int) -> float:
 
 
 def total_variation_bound(probabilities: Mapping[Cell, float], num_draws: int) -> float:
-    """What right draws exceed with a probability of at most FALSE_ALARM / 2.
+    """Returns what right draws exceed with a probability of at most FALSE_ALARM / 2.
 
     The mean is at most half the sum of the cells' standard deviations (Jensen); one draw moves the
     distance by at most 1 / num_draws, so it exceeds its mean by e with a probability of at most

@@ -57,7 +57,7 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """None without draft tokens, which shows nothing."""
+        """Returns None without draft tokens, which shows nothing."""
         equal = all(difference.near_tie for difference in self.differing)
         return equal if self.num_guesses or not equal else None
 
@@ -114,7 +114,7 @@ class TextComparison:
     def _difference(
         self, task: Task, expected: Sequence[int], got: Sequence[int]
     ) -> list[Difference]:
-        """None or one."""
+        """Returns the difference of two texts, or nothing."""
         if expected == got:
             return []
         shared = min(len(expected), len(got))
