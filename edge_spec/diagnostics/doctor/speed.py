@@ -140,8 +140,8 @@ def _profile(opening: Opening) -> Profile | None:
 
 
 def break_even(num_guesses: int, costs: Costs) -> float | None:
-    """Returns the acceptance of each draft token from which a round of `num_guesses` takes no longer a
-    token than plain decoding; None where not even right draft tokens pay."""
+    """Returns the acceptance of each draft token from which a round of `num_guesses` takes no
+    longer a token than plain decoding; None where not even right draft tokens pay."""
 
     def pays(acceptance: float) -> bool:
         draft_s = num_guesses * costs.draft_s
