@@ -24,6 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+
+BLOCK_SIZE = 32  # weights that share a scale
+_CONTEXT_TOKENS = 2048  # where none is asked for
 SCORING_ROWS = (1, 4, 8)
 PREFILL_ROWS = 64
 MASKED = -30000.0  # what a mask adds where a row does not see a slot
@@ -54,3 +61,29 @@ class StaticShape:
     def of(cls, context_length: int) -> StaticShape:
         needed = context_length + max(SCORING_ROWS) - 1
         return cls(context_length, -(-needed // 64) * 64)
+
+
+def chosen_context(config: ModelConfig, asked: int | None) -> int:
+    """Returns the tokens that a cache is for. Raises UsageError for more than the model has."""
+    longest = config.context_length
+    chosen = min(_CONTEXT_TOKENS, longest) if asked is None else asked
+    if not 1 <= chosen <= longest:
+        raise UsageError(f"a context of {chosen} tokens", remedy=f"Choose 1 to {longest}.")
+    return chosen
+
+
+def require_block_size(options: ExportOptions, what: str) -> None:
+    """Raises UsageError for another one than all such exports have."""
+    if options.block_size not in (None, BLOCK_SIZE):
+        raise UsageError(f"block size {options.block_size}", remedy=f"{what} have {BLOCK_SIZE}.")
+
+
+def require_whole_blocks(checkpoint: StoredCheckpoint, remedy: str) -> None:
+    """Raises UnsupportedModelError for matrices whose rows are not whole blocks."""
+    config = checkpoint.config
+    for size in (config.hidden_size, config.query_size, config.intermediate_size):
+        if size % BLOCK_SIZE:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: rows of {size} weights are not whole blocks of {BLOCK_SIZE}",
+                remedy=remedy,
+            )

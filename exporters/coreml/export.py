@@ -23,15 +23,19 @@ from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
 from edge_spec.exporters.requests import require_plain, require_replaceable
-from edge_spec.exporters.static_layout import StaticShape
+from edge_spec.exporters.static_layout import (
+    BLOCK_SIZE,
+    StaticShape,
+    chosen_context,
+    require_block_size,
+    require_whole_blocks,
+)
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
 
 PACKAGE = "model.mlpackage"
 GPU, ANE = "gpu", "ane"
-DEFAULT_CONTEXT_TOKENS = 2048
-BLOCK_SIZE = 32
 _MAX_STATE_BYTES = (1 << 31) - 1
 _ANE_ALIGNMENT = 32  # of the last axis, in float16: 64 bytes ("Deploying Transformers on the ANE")
 
@@ -130,20 +134,12 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
             f"no quantization {name!r} for the {compute}",
             remedy=f"Choose one of {', '.join(known)}.",
         )
-    if options.block_size not in (None, BLOCK_SIZE):
-        raise UsageError(
-            f"block size {options.block_size}", remedy=f"Core ML packages have {BLOCK_SIZE}."
-        )
+    require_block_size(options, "Core ML packages")
     require_replaceable(out)
     config = checkpoint.config
     CoreMlExporter().require_exportable(checkpoint)
-    sizes = (config.hidden_size, config.query_size, config.intermediate_size)
-    odd = [size for size in sizes if size % BLOCK_SIZE]
-    if name.startswith("int") and odd:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: rows of {odd[0]} weights are not whole blocks of {BLOCK_SIZE}",
-            remedy="Export it with --quant fp16.",
-        )
+    if name.startswith("int"):
+        require_whole_blocks(checkpoint, "Export it with --quant fp16.")
     if compute == ANE and config.head_dim % _ANE_ALIGNMENT:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the Neural Engine needs a head size that is a multiple of "
@@ -156,11 +152,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 def _shape(checkpoint: StoredCheckpoint, compute: str, asked: int | None) -> StaticShape:
     """Raises UsageError for a context that the model or a state of Core ML does not hold."""
     config: ModelConfig = checkpoint.config
-    context_length = min(DEFAULT_CONTEXT_TOKENS, config.context_length) if asked is None else asked
-    if not 1 <= context_length <= config.context_length:
-        raise UsageError(
-            f"a context of {context_length} tokens", remedy=f"Choose 1 to {config.context_length}."
-        )
+    context_length = chosen_context(config, asked)
     shape = StaticShape.of(context_length)
     states = 1 if compute == ANE else 2
     a_slot = 2 * 2 * config.num_layers * config.kv_size // states  # bytes, in float16

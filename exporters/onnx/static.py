@@ -11,7 +11,6 @@ import numpy as np
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance, input_ranges
@@ -19,7 +18,6 @@ from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
 from edge_spec.exporters.onnx.static_activations import RoundedInputs
 from edge_spec.exporters.onnx.static_graph import StaticGraphs
 from edge_spec.exporters.onnx.static_weights import (
-    BLOCK_SIZE,
     StaticFloats,
     StaticIntegers,
     StaticWeights,
@@ -34,12 +32,18 @@ from edge_spec.exporters.requests import (
     require_unchanged,
     work_key,
 )
-from edge_spec.exporters.static_layout import StaticShape, functions
+from edge_spec.exporters.static_layout import (
+    BLOCK_SIZE,
+    StaticShape,
+    chosen_context,
+    functions,
+    require_block_size,
+    require_whole_blocks,
+)
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.resumable import StepFile, resumable_directory
 
-DEFAULT_CONTEXT_TOKENS = 2048
 QUANTIZATIONS: Mapping[str, BlockQuantization] = MappingProxyType(
     {
         "fp16": BlockQuantization(16, 5e-3),
@@ -72,7 +76,7 @@ class StaticOnnxExporter:
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
         quantization = QUANTIZATIONS[name]
-        shape = _shape(checkpoint, options.context_length)
+        shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         config = replace(checkpoint.config, context_length=shape.context_length)
         key = work_key(checkpoint.path, self.format, options)
         with (
@@ -146,27 +150,9 @@ def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     options.require_only(StaticOnnxExporter.format, "context_length", "hidden_states")
     name = chosen_quantization(options, QUANTIZATIONS)
-    if options.block_size not in (None, BLOCK_SIZE):
-        raise UsageError(
-            f"block size {options.block_size}", remedy=f"Static bundles have {BLOCK_SIZE}."
-        )
+    require_block_size(options, "Static bundles")
     require_replaceable(out)
     StaticOnnxExporter().require_exportable(checkpoint)
-    config = checkpoint.config
-    sizes = (config.hidden_size, config.query_size, config.intermediate_size)
-    odd = [size for size in sizes if size % BLOCK_SIZE]
-    if name == "int4" and odd:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: rows of {odd[0]} weights are not whole blocks of {BLOCK_SIZE}",
-            remedy="Export it with --quant int8 or fp16.",
-        )
+    if name == "int4":
+        require_whole_blocks(checkpoint, "Export it with --quant int8 or fp16.")
     return name
-
-
-def _shape(checkpoint: StoredCheckpoint, asked: int | None) -> StaticShape:
-    """Raises UsageError for a context that the model does not have."""
-    longest = checkpoint.config.context_length
-    context_length = min(DEFAULT_CONTEXT_TOKENS, longest) if asked is None else asked
-    if not 1 <= context_length <= longest:
-        raise UsageError(f"a context of {context_length} tokens", remedy=f"Choose 1 to {longest}.")
-    return StaticShape.of(context_length)

@@ -20,8 +20,8 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.initializers import Initializers
 from edge_spec.exporters.onnx.nodes import Nodes
 from edge_spec.exporters.onnx.weights import EMBEDDING
+from edge_spec.exporters.static_layout import BLOCK_SIZE
 
-BLOCK_SIZE = 32
 _LARGEST = 127  # of symmetric 8-bit levels
 
 

@@ -118,7 +118,7 @@ def test_rotary_tables_are_as_long_as_the_context(
 def test_a_step_that_is_too_far_off_is_left_out_and_said(
     published: Callable[[str], Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strict = dict(export.QUANTIZATIONS) | {"int4": export.Quantization(4, 1e-9)}
+    strict = dict(export.QUANTIZATIONS) | {"int4": export.BlockQuantization(4, 1e-9)}
     monkeypatch.setattr(export, "QUANTIZATIONS", MappingProxyType(strict))
     report = exported(published("gpt2").path, tmp_path / "bundle")
     assert len(report.notes) == 1

@@ -30,7 +30,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import OrtModel, device_place
+from edge_spec.runtimes.ort import OrtModel
 from edge_spec.runtimes.ort.device_memory import DeviceMemory
 from edge_spec.runtimes.ort.device_place import Place, place_of
 from edge_spec.runtimes.ort.device_session import DeviceSession
@@ -90,60 +90,6 @@ def model(opened: Opened) -> OrtModel:
 def session(model: OrtModel) -> Iterator[Any]:
     with closing(model.open_session()) as session:
         yield session
-
-
-@pytest.mark.parametrize(
-    ("form", "place", "tolerance"),
-    [
-        (None, HERE, FLOAT32),
-        (HALF, HERE, FLOAT16),
-        (HALF, Place("cpu", 0, is_copied=True), FLOAT16),
-    ],
-    ids=["stored graph", "two forms in float16", "bound again for each pass"],
-)
-def test_it_keeps_the_promises_of_a_session(
-    form: GraphForm | None, place: Place, tolerance: float, opened: Opened
-) -> None:
-    check_session(opened(form, place, context=48), tolerance)
-
-
-@pytest.mark.parametrize(
-    ("form", "tolerance"),
-    [(GraphForm(is_attended_once=True), FLOAT32), (HALF, FLOAT16)],
-    ids=["float32", "float16"],
-)
-def test_it_scores_as_a_session_in_main_memory_does(
-    form: GraphForm,
-    tolerance: float,
-    opened: Opened,
-    tokens: Tokens,
-    random_tree: RandomTree,
-    monkeypatch: Any,
-) -> None:
-    """Whatever was committed, rolled back and grown before."""
-    monkeypatch.setattr(device_place, "FIRST_TOKENS", 8)
-    with (
-        closing(opened(form).open_session()) as found,
-        closing(opened(form, None).open_session()) as expected,
-    ):
-        random: Any = np.random.RandomState(0)
-        for step in range(25):
-            kind = random.randint(4)
-            size, back = random.randint(1, 40), random.randint(expected.length + 1)
-            tree = random_tree(random.randint(1, 16), step)
-            path = tree.path(random.randint(len(tree)))
-            scores = []
-            for each in (found, expected):
-                if kind == 0:
-                    each.prefill(tokens(size, step))
-                elif kind == 1 and step % 2:
-                    each.rollback(back)
-                out = each.forward(tree)
-                scores.append((out.logits.copy(), out.hidden.copy()))
-                each.commit(path)
-            assert found.length == expected.length
-            for one, other in zip(*scores, strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
 class Recorder:
