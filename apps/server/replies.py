@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from edge_spec import FinishReason, GenerationResult, Token
 from edge_spec.apps.server.answer import Ended, Round
@@ -17,18 +18,6 @@ from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
 from edge_spec.text.tool_form import ToolForm
 
 DONE = "data: [DONE]\n\n"
-
-
-class Reply(Protocol):
-    """The form of one reply. Events are texts, "" where there is nothing to tell."""
-
-    def opening(self) -> str: ...
-
-    def piece(self, round_: Round) -> str: ...
-
-    def end(self, ended: Ended) -> str: ...
-
-    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -112,11 +101,46 @@ def reason_of(result: GenerationResult) -> str:
     return "stop" if result.finish_reason is FinishReason.STOP else "length"
 
 
-class ChatReply:
-    """calls: the form of calls of tools in the text; None: there are none."""
+class Reply(ABC):
+    """The form of one reply. Events are texts, "" where there is nothing to tell."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+
+    @abstractmethod
+    def opening(self) -> str:
+        """Returns the event that a stream begins with."""
+
+    @abstractmethod
+    def piece(self, round_: Round) -> str:
+        """Returns the event of a round."""
+
+    def end(self, ended: Ended) -> str:
+        """Returns the events of a choice that is complete."""
+        choice = json.dumps([self._last_choice(ended.choice, ended.result)])
+        event = self._envelope.event(choice, self._envelope.beside(ended))
+        return event + self._envelope.last(ended)
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """Returns the whole reply, for a client that does not stream."""
+        choices = [self._whole_choice(index, result) for index, result in enumerate(results)]
+        return self._envelope.document(choices, results)
+
+    @abstractmethod
+    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+        """Returns what is left of a choice at the end of its stream."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+        """Returns a choice with its text."""
+
+
+class ChatReply(Reply):
+    """The assistant's next message."""
 
     def __init__(self, envelope: Envelope, calls: ToolForm | None = None) -> None:
-        self._envelope = envelope
+        """calls: the form of calls of tools in the text; None: there are none."""
+        super().__init__(envelope)
         self._readers = [
             None if calls is None else ToolCallReader(calls) for _ in range(envelope.num_choices)
         ]
@@ -149,23 +173,17 @@ class ChatReply:
             beside,
         )
 
-    def end(self, ended: Ended) -> str:
-        reader = self._readers[ended.choice]
+    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+        reader = self._readers[index]
         text, calls = ("", []) if reader is None else reader.finish()
-        choice = {
-            "index": ended.choice,
+        return {
+            "index": index,
             "delta": _delta(text, calls),
             "logprobs": None,
-            "finish_reason": _reason(ended.result, reader),
+            "finish_reason": _reason(result, reader),
         }
-        event = self._envelope.event(json.dumps([choice]), self._envelope.beside(ended))
-        return event + self._envelope.last(ended)
 
-    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        choices = [self._choice(index, result) for index, result in enumerate(results)]
-        return self._envelope.document(choices, results)
-
-    def _choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
         reader, text = self._readers[index], result.text
         calls: list[dict[str, Any]] = []
         if reader is not None:
@@ -194,9 +212,11 @@ def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:
     return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
 
 
-class CompletionReply:
+class CompletionReply(Reply):
+    """The continuation of a text."""
+
     def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
+        super().__init__(envelope)
         self._offsets = [0] * envelope.num_choices  # of the next token in the choice's text
 
     def opening(self) -> str:
@@ -206,35 +226,16 @@ class CompletionReply:
         text, beside = round_.chunk.text, self._envelope.beside(round_)
         if not (text or beside or self._envelope.logprobs):
             return ""
-        choice = {
-            "index": round_.choice,
-            "text": text,
-            "logprobs": self._logprobs(round_.choice, round_.chunk.tokens),
-            "finish_reason": None,
-        }
+        logprobs = self._logprobs(round_.choice, round_.chunk.tokens)
+        choice = _completion(round_.choice, text, logprobs, None)
         return self._envelope.event(json.dumps([choice]), beside)
 
-    def end(self, ended: Ended) -> str:
-        choice = {
-            "index": ended.choice,
-            "text": "",
-            "logprobs": None,
-            "finish_reason": reason_of(ended.result),
-        }
-        event = self._envelope.event(json.dumps([choice]), self._envelope.beside(ended))
-        return event + self._envelope.last(ended)
+    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+        return _completion(index, "", None, reason_of(result))
 
-    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "text": result.text,
-                "logprobs": self._logprobs(index, result.tokens),
-                "finish_reason": reason_of(result),
-            }
-            for index, result in enumerate(results)
-        ]
-        return self._envelope.document(choices, results)
+    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+        logprobs = self._logprobs(index, result.tokens)
+        return _completion(index, result.text, logprobs, reason_of(result))
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._envelope.logprobs:
@@ -242,3 +243,9 @@ class CompletionReply:
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(token.text) for token in tokens)
         return completion_logprobs(tokens, offset)
+
+
+def _completion(
+    index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
