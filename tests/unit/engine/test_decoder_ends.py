@@ -48,25 +48,9 @@ def told_only(session: Any, told: list[DecodedToken]) -> bool:
     return bool(session.committed == [*PROMPT, *(token.id for token in told)][:-1])
 
 
-@pytest.mark.parametrize("rounds_before", [0, 1, 2])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("broken")], ids=repr)
-def test_an_error_in_observe_leaves_the_cache_as_told(
-    rounds_before: int, error: BaseException
-) -> None:
-    model, told = ScriptedModel(random_logits(3, order=1), 3), []
-    drafter = Failing(error, at=rounds_before + 1)
-    session, rounds = start(model, drafter)
-    with pytest.raises(type(error)):
-        for tokens in rounds:
-            told += tokens
-    assert told_only(session, told) and (rounds_before == 0) == (not told)
-
-
-@pytest.mark.parametrize("rounds_before", [0, 1, 2])
-def test_an_error_in_forward_leaves_the_cache_as_told(rounds_before: int) -> None:
-    model, told = ScriptedModel(random_logits(3, order=1), 3), []
-    session, rounds = start(model, SuffixDrafter())
-    forward, left = session.forward, iter(range(rounds_before))
+def fail_in_forward(session: Any, at: int) -> None:
+    """Raises in the `at`-th pass."""
+    forward, left = session.forward, iter(range(at - 1))
 
     def failing(tree: Any) -> Any:
         if next(left, None) is None:
@@ -74,28 +58,40 @@ def test_an_error_in_forward_leaves_the_cache_as_told(rounds_before: int) -> Non
         return forward(tree)
 
     session.forward = failing
-    with pytest.raises(SessionError, match="RuntimeError: broken"):
-        for tokens in rounds:
-            told += tokens
-    assert told_only(session, told)
 
 
-def test_an_interrupt_while_a_round_is_reported_leaves_the_cache_as_told() -> None:
-    def interrupt(stats: Any) -> None:
-        raise KeyboardInterrupt
+ENDS: dict[str, type[BaseException] | None] = {
+    "interrupt in observe": KeyboardInterrupt,
+    "error in observe": RuntimeError,
+    "error in forward": SessionError,
+    "interrupt while a round is reported": KeyboardInterrupt,
+    "closed": None,
+}
 
-    session, rounds = start(ScriptedModel(random_logits(3), 3), SuffixDrafter(), interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        next(rounds)
-    assert told_only(session, [])
 
+@pytest.mark.parametrize("num_rounds", [0, 1, 2])
+@pytest.mark.parametrize("how", ENDS)
+def test_the_cache_is_left_as_told(how: str, num_rounds: int) -> None:
+    """num_rounds: that were told before the end."""
+    reported: list[Any] = []
+    error, at = ENDS[how], num_rounds + 1
 
-@pytest.mark.parametrize("num_rounds", [0, 1, 3])
-def test_closing_the_iterator_leaves_the_cache_as_told(num_rounds: int) -> None:
+    def report(stats: Any) -> None:
+        reported.append(stats)
+        if how == "interrupt while a round is reported" and len(reported) == at:
+            raise KeyboardInterrupt
+
+    fails = error if how.endswith("in observe") else None
+    drafter = Failing(fails("broken"), at) if fails else SuffixDrafter()
+    session, rounds = start(ScriptedModel(random_logits(3, order=1), 3), drafter, report)
+    if how == "error in forward":
+        fail_in_forward(session, at)
     told: list[DecodedToken] = []
-    model = ScriptedModel(random_logits(3, order=1), 3)
-    session, rounds = start(model, SuffixDrafter())
     for _ in range(num_rounds):
         told += next(rounds)
-    rounds.close()
-    assert told_only(session, told)
+    if error is None:
+        rounds.close()
+    else:
+        with pytest.raises(error, match=None if error is KeyboardInterrupt else "broken"):
+            next(rounds)
+    assert told_only(session, told) and bool(told) == (num_rounds > 0)
