@@ -42,8 +42,8 @@ class DrafterWrapper(Drafter):
 
     def _default(self, name: str, *given: Any) -> Any:
         """Returns what a drafter says that has nothing of its own to say."""
-        member = _MEMBERS[name]
-        return member.fget(self) if isinstance(member, property) else member(self, *given)
+        found = _MEMBERS[name].__get__(self)
+        return found if isinstance(_MEMBERS[name], property) else found(*given)
 
 
 class DrafterGroup(Drafter):
