@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
@@ -121,16 +121,13 @@ class Options(Params):
 
     def answer_options(self) -> dict[str, Any]:
         """Raises UsageError for a value out of its range."""
-        sampling = ("temperature", "top_k", "top_p", "min_p", "seed")
-        penalties = ("repetition_penalty", "presence_penalty")
+        drawn = self.model_dump(include={each.name for each in fields(SamplingParams)})
         return {
             "max_tokens": self.max_tokens,
             "stop": self.stop,
             "logprobs": self.logprobs,
             "grammar": self._grammar(),
-            "sampling": SamplingParams(
-                **{name: getattr(self, name) for name in (*sampling, *penalties)}
-            ),
+            "sampling": SamplingParams(**drawn),
         }
 
     def _grammar(self) -> Grammar | None:
