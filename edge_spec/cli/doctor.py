@@ -210,11 +210,11 @@ def lines(finding: Finding, width: int, columns: int | None) -> Iterator[str]:
         return
     import textwrap
 
-    behind = " " * (len(head) if columns >= _LEAST_COLUMNS else 4)
+    indent = " " * (len(head) if columns >= _LEAST_COLUMNS else 4)
     fold = partial(textwrap.wrap, width=columns, break_on_hyphens=False)  # options stay whole
-    yield from fold(head + text, subsequent_indent=behind)
+    yield from fold(head + text, subsequent_indent=indent)
     if remedy:
-        yield from fold(remedy, initial_indent=behind, subsequent_indent=behind + "   ")
+        yield from fold(remedy, initial_indent=indent, subsequent_indent=indent + "   ")
 
 
 def _printable(text: str) -> str:

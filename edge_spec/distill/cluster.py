@@ -1,7 +1,7 @@
 """Writes answers and reads features as tasks on the machines of a Ray cluster (Moritz et al. 2018).
 
 Each machine opens the model once and writes several conversations at a time. What a task gives does
-not depend on where it is done, so the result is that of one machine, as far as the machines compute
+not depend on where it is done, so the result is that of one machine, where the machines compute
 alike. A machine that is lost loses its tasks to the others.
 """
 

@@ -22,7 +22,7 @@ from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 
 VERSION = 1  # raise it where a task gives another conversation
-HELD_OUT = 10  # one prompt in so many is measured on
+HELD_OUT = 10  # of this many prompts, one is measured on
 MAX_DOMAIN_BYTES = 64 << 20
 _PASSAGE_CHARACTERS = 1200
 _MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn

@@ -19,7 +19,7 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 FACTORS = "factors"  # of frequencies one by one, as GGUF files hold them
-_SHARE = 7  # of so many layers of the target, the draft has one
+_SHARE = 7  # layers of the target for each of the draft
 
 
 def num_kept(config: ModelConfig, asked: int | None) -> int:

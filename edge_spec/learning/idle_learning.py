@@ -45,7 +45,7 @@ _MORE = 0.1  # of what a head has learnt from: so much new text makes another on
 TRIAL_TOKENS, TRIAL_TEXTS, _MOST_TRIAL_TEXTS = 400, 4, 12
 MARGIN = 0.02  # by which a head has to beat drafting without it
 _VOCABULARY = 4096
-_HELD_OUT = 8  # one text in so many says when training has to end
+_HELD_OUT = 8  # of this many texts, one says when training has to end
 _LOOKED_EVERY_S = 2.0
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def command(faulty_model: str, tmp_path: Path, monkeypatch: Any) -> Callable[...
     """command(device, isolate): the exit status, and what was written."""
 
     def doctor(device: str, isolate: Inline) -> tuple[int, dict[str, Any], str]:
-        monkeypatch.setattr(checks.run_checks, "__defaults__", (isolate,))
+        monkeypatch.setattr(checks, "run_checks", partial(run_checks, isolate=isolate))
         told = ["--runtime", "faulty", "--device", device, "--run", "--out", str(tmp_path / "out")]
         status = run(["doctor", faulty_model, *told])
         page = (tmp_path / "out" / "report.md").read_text("utf-8")

@@ -45,7 +45,7 @@ def _sampled(sampled: SampledMeasurement, figures: Figures) -> Document | None:
     if not tasks:
         return None
     total = Figures(sampled.measured).total()
-    del total["differing_texts"]  # they are drawn anew
+    del total["differing_texts"]  # they are drawn again
     return {
         "sampling": sampled.sampling,
         "source": sampled.source,
@@ -144,8 +144,8 @@ def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
         for name, of in (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
     ]
     return [
-        f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn anew; prompts of "
-        f"each category: {sampled['per_category']} at most.",
+        f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; "
+        f"prompts of each category: {sampled['per_category']} at most.",
         "",
         *markdown_table(header, rows),
     ]

@@ -26,7 +26,7 @@ from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _EXTENT = Extent(num_prompts=4, max_tokens=32, num_draws=0, num_runs=2)
 # A check takes minutes at most; a process that then still runs hangs. A slow model may take as
-# long as so many of its steps.
+# long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
 OPENING = "opens"
 

@@ -27,7 +27,7 @@ from edge_spec.fitting.memory import (
 )
 from edge_spec.models.resolve import ResolvedModel
 
-TEXT_TOKENS = 2048  # that the cache is filled with, as far as the context allows
+TEXT_TOKENS = 2048  # that the cache is filled with, where the context has room
 _CHUNK_TOKENS, _WIDE_ROWS = 128, 16
 # What is really taken may exceed the forecast by a quarter and an allocator's arenas; a forecast
 # that is too low by half does not pass for anything larger than those.
