@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -53,13 +54,15 @@ class _File:
 _FILE = TypeAdapter(_File)
 
 
-def row_costs(model: Model, key: RowsKey) -> RowCosts:
+def row_costs(
+    model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
+) -> RowCosts:
     """Returns what the cache knows of such a model; else measures it now, and keeps it."""
     path = costs_path(key)
     file = KeptFile(path, _FILE).read()
     if file is not None and file.key == key:
         return costs_of(model.config, file.seconds, partial(_discard, path, file.seconds))
-    passes = quick_passes(model)
+    passes = quick_passes(model, clock=clock)
     seconds = median_seconds(passes)
     if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
         KeptFile(path, _FILE).keep(lambda old: _File(1, key, seconds))

@@ -11,9 +11,8 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ModelFileError
-from edge_spec.placement import kept_costs
 from edge_spec.placement.kept_costs import costs_path, read_costs, row_costs
-from edge_spec.placement.measure import QUICK_WIDTHS, quick_passes
+from edge_spec.placement.measure import QUICK_WIDTHS
 from edge_spec.placement.row_findings import RowsKey
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
@@ -53,86 +52,73 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
-def costs_of(
-    model: Clocked, monkeypatch: pytest.MonkeyPatch, key: RowsKey = KEY
-) -> dict[int, float]:
-    monkeypatch.setattr(
-        kept_costs, "quick_passes", lambda model: quick_passes(model, clock=model.clock)
-    )
-    costs = row_costs(model, key)
+def costs_of(model: Clocked, key: RowsKey = KEY) -> dict[int, float]:
+    costs = row_costs(model, key, model.clock)
     return {rows: costs.at(rows) for rows in QUICK_WIDTHS}
 
 
-def test_a_second_start_measures_nothing_and_another_shape_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_start_measures_nothing_and_another_shape_does() -> None:
     first, second = Clocked(1.0), Clocked(1.0)
-    assert costs_of(first, monkeypatch) == pytest.approx(SECONDS)
-    assert costs_of(second, monkeypatch) == pytest.approx(SECONDS)
+    assert costs_of(first) == pytest.approx(SECONDS)
+    assert costs_of(second) == pytest.approx(SECONDS)
     assert first.num_passes == 16 and second.num_passes == 0
-    costs_of(second, monkeypatch, replace(KEY, shapes=(4, 5, 6)))
+    costs_of(second, replace(KEY, shapes=(4, 5, 6)))
     assert second.num_passes == 16
 
 
-def test_what_a_busy_machine_takes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_busy_machine_takes_is_not_kept() -> None:
     first, second = Clocked(1.0, 9.0, 1.0, 2.0, 7.0), Clocked(1.0)
-    costs_of(first, monkeypatch)
+    costs_of(first)
     assert not costs_path(KEY).exists()
-    costs_of(second, monkeypatch)
+    costs_of(second)
     assert second.num_passes == 16
 
 
-def test_a_slow_model_makes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_model_makes_few_passes() -> None:
     slow = Clocked(20.0)
-    found = costs_of(slow, monkeypatch)
+    found = costs_of(slow)
     assert found == pytest.approx({rows: 20 * seconds for rows, seconds in SECONDS.items()})
     assert slow.num_passes == 8  # of each width the first, which does not count, and another
 
 
-def test_a_damaged_file_is_measured_again_and_doctor_can_name_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    costs_of(Clocked(1.0), monkeypatch)
+def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
+    costs_of(Clocked(1.0))
     assert read_costs(costs_path(KEY)) == KEY
     costs_path(KEY).write_text("{}")
     with pytest.raises(ModelFileError, match="holds no costs of this version"):
         read_costs(costs_path(KEY))
     again = Clocked(1.0)
-    costs_of(again, monkeypatch)
+    costs_of(again)
     assert again.num_passes == 16 and read_costs(costs_path(KEY)) == KEY
 
 
 @pytest.mark.parametrize(("now", "is_kept"), [(0.5, False), (0.9, True), (2.0, True)])
-def test_what_was_measured_on_a_busy_machine_is_measured_again(
-    now: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_on_a_busy_machine_is_measured_again(now: float, is_kept: bool) -> None:
     """now: times the kept duration that passes take; slower ones may have a longer context."""
-    costs_of(Clocked(1.0), monkeypatch)
+    costs_of(Clocked(1.0))
     costs = row_costs(Clocked(1.0), KEY)
     for number in range(60):
         rows = 1 + number % 2
         costs.observe(rows, now * SECONDS[rows])
     assert costs_path(KEY).exists() == is_kept
     again = Clocked(now)
-    found = costs_of(again, monkeypatch)
+    found = costs_of(again)
     assert found[2] == pytest.approx(SECONDS[2] * (1 if is_kept else now))
 
 
-def test_what_another_process_has_measured_meanwhile_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    costs_of(Clocked(1.0), monkeypatch)
+def test_what_another_process_has_measured_meanwhile_stays() -> None:
+    costs_of(Clocked(1.0))
     costs = row_costs(Clocked(1.0), KEY)
     costs_path(KEY).unlink()
-    costs_of(Clocked(0.5), monkeypatch)
+    costs_of(Clocked(0.5))
     for _ in range(60):
         costs.observe(1, 0.5 * SECONDS[1])
-    assert costs_of(Clocked(1.0), monkeypatch)[1] == pytest.approx(0.5 * SECONDS[1])
+    assert costs_of(Clocked(1.0))[1] == pytest.approx(0.5 * SECONDS[1])
 
 
-def test_passes_that_others_share_say_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_others_share_say_nothing_of_it() -> None:
     """Each is charged its part."""
-    costs_of(Clocked(1.0), monkeypatch)
+    costs_of(Clocked(1.0))
     costs = row_costs(Clocked(1.0), KEY).shared()
     for _ in range(60):
         costs.observe(1, 0.3 * SECONDS[1])
