@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import edge_spec
 from edge_spec.errors import MissingDependencyError, UsageError
 
 # That bring a plugin's library; else "cpu".
@@ -81,7 +80,7 @@ def _require_whole_package() -> None:
     """Raises MissingDependencyError if this package is a checkout's folder, in which the runtimes,
     exporters and apps are not: an installation joins them from the folders beside it."""
     if find_spec("edge_spec.runtimes") is None:
-        checkout = Path(edge_spec.__path__[0]).parent
+        checkout = Path(__file__).resolve().parents[2]
         raise MissingDependencyError(
             f"edge_spec was imported from the checkout {checkout} as it lies, without its "
             "runtimes, exporters and apps",
