@@ -32,7 +32,7 @@ def require_language_model(file: GgufFile) -> None:
 
 
 def _embeds(file: GgufFile, architecture: object) -> bool:
-    """Whether tokens see those after them, or the rows of a text are pooled into one."""
+    """Returns whether tokens see those after them, or the rows of a text are pooled into one."""
     is_causal = file.metadata.get(f"{architecture}.attention.causal")
     pooling = file.metadata.get(f"{architecture}.pooling_type")
     return is_causal is False or (isinstance(pooling, int) and pooling > 0)

@@ -167,7 +167,7 @@ def _check_architecture(metadata: Metadata) -> None:
 
 
 def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
-    """Dimensions as far as all architectures state them; 0 where this one does not."""
+    """Reads the dimensions that all architectures state; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
     tokens = metadata.require("tokenizer.ggml.tokens", list)
 

@@ -65,7 +65,7 @@ PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """What the file says; `ids` is in the order of the ids and `kinds` beside it."""
+    """Holds what the file says; `ids` is in the order of the ids and `kinds` beside it."""
 
     metadata: Mapping[str, Any]
     path: Path

@@ -61,7 +61,7 @@ def _with_biases_of_norms(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple
 
 
 def _own_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """What a layer has beside its attention and its MLP."""
+    """Returns what a layer has beside its attention and its MLP."""
     shapes: dict[str, tuple[int, ...]] = {}
     if config.layer_embeddings is not None:
         hidden, size = config.hidden_size, config.layer_embeddings.size
@@ -76,7 +76,7 @@ def _own_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
 def _self_attention_shapes(
     config: ModelConfig, prefix: str, layer: int
 ) -> dict[str, tuple[int, ...]]:
-    """With its norms, and without what it takes of another layer, or of its keys."""
+    """Lists its norms, too, and not what it takes of another layer, or of its keys."""
     shapes = _attention_shapes(config, prefix, config.heads(layer))
     if config.qk_norm:
         for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
@@ -155,7 +155,7 @@ def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> dict[str, tuple
 
 
 def _matrix_shapes(config: ModelConfig, inner: int) -> dict[str, tuple[int, int]]:
-    """Of an MLP or an expert of this width."""
+    """Lists the matrices of an MLP or an expert of this width."""
     hidden = config.hidden_size
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     if not config.gated_mlp:
@@ -164,7 +164,7 @@ def _matrix_shapes(config: ModelConfig, inner: int) -> dict[str, tuple[int, int]
 
 
 def _experts_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Of all experts of a layer, and of its router."""
+    """Lists those of all experts of a layer, and of its router."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None
     matrices = {

@@ -105,7 +105,7 @@ CONSTEXPR: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
 
 
 def _blocks(shape: tuple[int, ...], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """How to reshape an array of `shape` and what there is of each group, so that they go
+    """Returns how to reshape an array of `shape` and what there is of each group, so that they go
     together: [groups, block, groups, block, ..] and [groups, 1, groups, 1, ..]."""
     pairs = list(zip(shape, groups, strict=True))
     blocks = [part for size, count in pairs for part in (count, size // count)]

@@ -46,7 +46,7 @@ _OF_EXPERTS = MappingProxyType(
 
 
 class _Heads(NamedTuple):
-    """Of keys and values."""
+    """Describes the heads of keys and values."""
 
     number: int
     size: int

@@ -54,7 +54,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
 
 
 def _of_experts(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Of all experts at once there are MXFP4's blocks and scales, or transposed matrices; rows of
+    """Reads all experts at once: MXFP4's blocks and scales, or transposed matrices; rows of
     gate and up stand in turns."""
     found = {}
     for name, tensor in stored.items():

@@ -68,7 +68,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
 
 
 def _after_dense(experts: Experts, count: int, size: int) -> Experts:
-    """In all layers but the first ones, so many, which have one MLP of this size."""
+    """Puts experts in all layers but the first ones, which have one MLP of this size."""
     return replace(experts, dense_layers=count, dense_size=size) if count else experts
 
 

@@ -21,7 +21,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
 
 
 def _within(window: int, context_length: int) -> Fields:
-    """Within its window, sliding-window attention is full attention."""
+    """Ends the context with a window, within which sliding attention is full attention."""
     return {"context_length": min(context_length, window)}
 
 

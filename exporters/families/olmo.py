@@ -41,7 +41,7 @@ def _olmo_metadata(stated: StatedMetadata) -> Fields:
 
 
 def _exaone(stated: StatedConfig) -> Fields:
-    """Where some layers slide, the others have no positions."""
+    """Leaves out positions in all layers that do not slide, where some do."""
     window = stated.values.get("sliding_window")
     types = stated.layer_types(_PERIOD) if window else []
     return _fields(None, stated.rope(), window and int(window), types)

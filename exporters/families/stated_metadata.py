@@ -145,7 +145,7 @@ class StatedMetadata:
         return RopeScaling("linear", factor=self.require("rope.scaling.factor", float))
 
     def _yarn(self) -> RopeScaling:
-        """As llama.cpp computes it, whose ramp begins and ends at a pair in all families."""
+        """Reads YaRN as llama.cpp computes it: its ramp begins and ends at a pair."""
         factor = float(self.require("rope.scaling.factor", float))
         original = self.get("rope.scaling.original_context_length", int)
         yarn = Yarn(

@@ -40,6 +40,6 @@ class Yarn:
         return self.fast_turns, self.slow_turns
 
     def _pair(self, turns: float, theta: float, rotary_dim: int) -> float:
-        """Which pair of a head turns so often within the original context."""
+        """Returns which pair of a head turns this often within the original context."""
         wavelength = self.original_context_length / (turns * 2 * math.pi)
         return rotary_dim * math.log(wavelength) / (2 * math.log(theta))

@@ -147,7 +147,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 
 
 def _may_replace(out: Path) -> bool:
-    """Whether `out` is a GGUF file or empty."""
+    """Returns whether `out` is a GGUF file or empty."""
     if not out.is_file():
         return False
     with out.open("rb") as file:

@@ -113,7 +113,7 @@ def model_metadata(
 
 
 def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
-    """What its makers recommend, in the types that llama.cpp's conversion writes."""
+    """Returns what its makers recommend, in the types that llama.cpp's conversion writes."""
     stated = checkpoint.sampling.stated
     values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
     top_k = "general.sampling.top_k"

@@ -59,7 +59,7 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
 
 @dataclass(frozen=True)
 class _Described:
-    """A tokenizer.json as far as GGUF can state it."""
+    """Holds what GGUF can state of a tokenizer.json."""
 
     tokens: list[str]  # in the order of their ids
     kinds: np.ndarray  # int32 [tokens]

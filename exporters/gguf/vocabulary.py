@@ -30,7 +30,8 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metada
 
 
 def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
-    """What begins and ends a text. Raises UnsupportedModelError for more ends than GGUF names."""
+    """Returns what begins and ends a text. Raises UnsupportedModelError for more ends than GGUF
+    names."""
     stops = list(checkpoint.eos_ids)
     if len(stops) > len(STOP_TOKENS):
         raise UnsupportedModelError(

@@ -48,7 +48,7 @@ def _pad(out: StepFile) -> None:
 def _header(
     path: Path, architecture: str, metadata: Metadata, tensors: Sequence[GgufTensor]
 ) -> bytes:
-    """What stands before the first tensor, made in the file `path`."""
+    """Returns what stands before the first tensor, made in the file `path`."""
     writer = gguf.GGUFWriter(path, architecture)
     add_to_writer(writer, metadata)
     for tensor in tensors:

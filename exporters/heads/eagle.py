@@ -69,7 +69,7 @@ def _stated_names(values: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
-    """By default the 3rd layer's input, the middle one's, and that of the 3rd from the end."""
+    """Returns layers; by default the 3rd one, the middle one, and the 3rd from the end."""
     of_outputs = mapping(values, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
     ids = values.get("eagle_aux_hidden_state_layer_ids")
     if of_outputs is not None:

@@ -59,7 +59,7 @@ class _Step(LayersGraph):
         return self._graph.serialized("head", self._inputs(), self._outputs())
 
     def _enter(self) -> tuple[str, str]:
-        """What the first layer adds to, and what its attention reads."""
+        """Returns what the first layer adds to, and what its attention reads."""
         graph = self._graph
         both = graph.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
         features = graph.add("Gather", [both, "order"], "features", axis=1)
@@ -74,7 +74,7 @@ class _Step(LayersGraph):
         return stream, graph.add("Concat", beside, "beside", axis=-1)
 
     def _known(self) -> str:
-        """What features that were found enter as, [1, known, hidden]."""
+        """Returns what features that were found enter as, [1, known, hidden]."""
         if self._head.joins_embedding:
             return "found"
         normed, count = "found", len(self._head.feature_layers)

@@ -63,7 +63,7 @@ class LayersGraph:
         return self._graph.multiply(x, name, matrix, bits, output or name + ".output")
 
     def _norm(self, x: str, name: str) -> str:
-        """Or x, where the head has no such norm."""
+        """Normalizes x, where the head has such a norm."""
         weight = self._norms.get(name)
         if weight is None:
             return x
@@ -85,7 +85,7 @@ class LayersGraph:
         return [tensor(name, TensorProto.FLOAT, ["positions", half]) for name in ("cos", "sin")]
 
     def _keys_values(self, when: str, slots: str) -> list[ValueInfoProto]:
-        """Of all layers; when: what their names begin with."""
+        """Returns keys and values of all layers; when: what their names begin with."""
         shape: list[int | str] = [1, self._config.num_kv_heads, slots, self._config.head_dim]
         return [
             tensor(f"{when}.{layer}.{part}", TensorProto.FLOAT, shape)

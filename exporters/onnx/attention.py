@@ -87,7 +87,7 @@ class Attention:
         return self._weights.linear(output, [prefix + "o_proj.weight"], output_bias(config, prefix))
 
     def _parts(self, layer: int) -> str:
-        """Of "qkv", those that a layer has matrices of its own for."""
+        """Returns those of "qkv" that a layer has matrices of its own for."""
         config = self._config
         if config.kv_source(layer) != layer:
             return "q"
@@ -136,7 +136,7 @@ class Attention:
         return [output, *caches]
 
     def _score_attributes(self) -> dict[str, float]:
-        """What the operator makes of queries times keys, where it is not its own choice."""
+        """Returns what the operator makes of queries times keys, where it is not its own choice."""
         stated = {"scale": self._config.attention_scale, "softcap": self._config.attention_softcap}
         return {name: value for name, value in stated.items() if value is not None}
 
@@ -166,7 +166,7 @@ class Attention:
         return [parts["q"], none, none]
 
     def _split(self, packed: str, layer: int, prefix: str) -> dict[str, str]:
-        """What a layer has of "qkv", each by itself, before any norm."""
+        """Returns what a layer has of "qkv", each by itself, before any norm."""
         nodes, heads, parts = self._nodes, self._config.heads(layer), self._parts(layer)
         if parts == "q":
             return {"q": packed}

@@ -103,7 +103,7 @@ class ComposedMixture:
         return weights, taken
 
     def _times_given(self, rows: str, prefix: str) -> str:
-        """How often each row is given to its experts, [1]."""
+        """Returns how often each row is given to its experts, [1]."""
         nodes = self._nodes
         count = nodes.add("Shape", [rows], prefix + "num_rows", end=1)
         limit = self._number("most_given_twice", [MAX_SINGLE_ROWS])
@@ -136,8 +136,8 @@ class ComposedMixture:
         return list(zip(names, are_taken, strict=True))
 
     def _expert(self, rows: str, is_taken: str, prefix: str) -> str:
-        """What one expert adds to its rows, [own rows, hidden]: none where no row takes it, which
-        costs less than five nodes that compute nothing."""
+        """Returns what an expert adds to its rows, [own rows, hidden]: none where no row takes it,
+        which costs less than five nodes that compute nothing."""
         nodes, weights = self._nodes, self._weights
         start = len(nodes.protos)
         names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]

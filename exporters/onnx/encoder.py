@@ -97,7 +97,7 @@ class EncoderBuilder(GraphBuilder):
         return self.weights.linear(mixed, [prefix + "o_proj.weight"], output_bias(config, prefix))
 
     def _keys_and_values(self, x: str, layer: int) -> None:
-        """What one layer of the decoder attends to."""
+        """Writes what one layer of the decoder attends to."""
         nodes, prefix = self.nodes, f"model.layers.{layer}.cross_attn."
         shape = np.array([1, -1, self.config.num_heads, self.config.head_dim])
         heads = nodes.weights.add("source_shape", shape)

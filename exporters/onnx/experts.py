@@ -171,7 +171,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a layer's experts are stored as; the biases of matrices come last."""
+    """Holds what a layer's experts are stored as; the biases of matrices come last."""
 
     prefix: str
     router: list[str]

@@ -120,7 +120,7 @@ class GraphBuilder:
         return self._model()
 
     def _biases(self) -> dict[int | None, str]:
-        """What is added to scores, by the window of a layer; None: it sees all."""
+        """Returns what is added to scores, by the window of a layer; None: it sees all."""
         nodes, config, biases = self.nodes, self.config, {None: "attention_bias"}
         if config.relative_positions is not None:
             weight = self.checkpoint.float32("model.relative_bias.weight")
@@ -158,7 +158,7 @@ class GraphBuilder:
         return self.nodes.add("Gather", ["position_ids", "kept_rows"], "row_positions", axis=1)
 
     def _first_read(self, residual: str, name: str) -> tuple[str, str]:
-        """What the first sublayer reads, and the stream that goes on."""
+        """Returns what the first sublayer reads, and the stream that goes on."""
         config = self.config
         if config.norm_places == "after" or not config.embedding_norm:
             return residual, residual
@@ -169,7 +169,7 @@ class GraphBuilder:
         self.sublayers.append(Sublayer(slice(start, len(self.nodes.protos)), update, layer))
 
     def _update(self, update: str, prefix: str) -> str:
-        """What a sublayer adds to the residual stream, of what its last matrix makes."""
+        """Returns what a sublayer adds to the residual stream, of what its last matrix makes."""
         if self.config.norm_places in ("around", "after"):
             update = self._norm(update, prefix + "post_norm")
         return times(self.nodes, update, self.config.residual_scale, prefix + "update")
@@ -178,7 +178,7 @@ class GraphBuilder:
         return norm(self.nodes, self.checkpoint, x, name, output)
 
     def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
-        """What the next sublayer reads, the norm of x + residual or this itself, and that sum."""
+        """Returns what the next sublayer reads, x + residual or its norm, and that sum."""
         if self.config.norm_places == "after":
             both = self.nodes.add("Add", [x, residual], name + ".sum")
             return both, both
@@ -218,7 +218,7 @@ class GraphBuilder:
             softcap(nodes, scored[1], self.config.logit_softcap, "logits")
 
     def _scored_names(self) -> tuple[str, str]:
-        """What the head's products are called, and the same once they are scaled."""
+        """Returns what the head's products are called, and the same once they are scaled."""
         scaled = "logits" if self.config.logit_softcap is None else "logits.scaled"
         return (scaled if self.config.logit_scale == 1.0 else "logits.products"), scaled
 

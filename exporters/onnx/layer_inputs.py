@@ -1,4 +1,4 @@
-"""Writes what a layer of Gemma 4 has beside attention and an MLP: embeddings, and a scale.
+"""Writes the embeddings and the scale of each layer that Gemma 4 has.
 
 An embedding of a layer is a part of a row of one table of all layers, and of what one matrix makes
 of the token's own embedding. It is added, behind a gate, to what the MLP leaves. That is no

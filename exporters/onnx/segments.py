@@ -77,7 +77,7 @@ def _segment(whole: ModelProto, part: slice, config: ModelConfig) -> ModelProto:
 
 
 def _apart_from_tokens(graph: GraphProto) -> list[NodeProto]:
-    """What is made of weights and of other inputs than tokens."""
+    """Returns what is made of weights and of other inputs than tokens."""
     known = {value.name for value in [*graph.input, *graph.initializer]} - {"input_ids"}
     alone = []
     for node in graph.node:
@@ -100,7 +100,7 @@ def _needed(alone: Sequence[NodeProto], nodes: Sequence[NodeProto]) -> list[Node
 
 
 def _taken(nodes: Sequence[NodeProto]) -> set[str]:
-    """What nodes read, and what the branches of an `If` read from outside of them."""
+    """Returns what nodes read, and what the branches of an `If` read from outside of them."""
     names: set[str] = set()
     for node in nodes:
         names.update(name for name in node.input if name)

@@ -130,7 +130,7 @@ class _Pass:
         return self._nodes.add("Tile", [mask, repeats], mask + ".groups")
 
     def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
-        """What attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
+        """Returns what attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
         count, nodes = self._config.num_kv_heads, self._nodes
         own = [self._heads(x, prefix, part, count) for part in "kv"]
         names = [f"new.{layer}.{part}" for part in PARTS]

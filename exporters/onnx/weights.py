@@ -169,7 +169,7 @@ class IntegerWeights:
         return self._tables[name]
 
     def _kept(self, names: Sequence[str], bits: int, block_size: int) -> BlockQuantized | None:
-        """What an interrupted export has stored of these matrices."""
+        """Returns what an interrupted export has stored of these matrices."""
         kept = self._nodes.weights.kept
         packed, scales = kept(names[0]), kept(names[0] + ".scales")
         if packed is None or scales is None:

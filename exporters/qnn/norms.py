@@ -53,7 +53,7 @@ def fuse_norms(model: ModelProto) -> int:
 def _norm(
     division: NodeProto, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
 ) -> _Norm | None:
-    """None where the division is not that of a norm."""
+    """Finds the nodes of a norm; None where the division is not that of one."""
     if division.op_type != "Div":
         return None
     nodes, name = [division], division.input[1]

@@ -75,7 +75,7 @@ def _settings(onnxruntime: Any, out: Path) -> Any:
 
 
 def _nodes(session: Any, provider: str) -> tuple[int, dict[str, int]]:
-    """How many the provider took, and those that it left, by operator."""
+    """Returns how many the provider took, and those that it left, by operator."""
     inside, outside = 0, Counter[str]()
     for part in session.get_provider_graph_assignment_info():
         if part.ep_name == provider:

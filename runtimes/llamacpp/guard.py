@@ -73,7 +73,7 @@ class DeviceGuard:
         return call
 
     def _freeing(self, function: Callable[[int], None]) -> Callable[[int], None]:
-        """What a lost device holds stays: freeing it would wait for locks for ever."""
+        """Frees nothing of a lost device, which would wait for locks for ever."""
         return lambda handle: None if self.lost is not None else function(handle)
 
     @library_callback

@@ -72,8 +72,8 @@ class HybridSession(LlamaCppSession):
         return {}
 
     def _drop_uncommitted(self, memory: int) -> None:
-        """Of a pass of which nothing was kept, the library has no state before it, and does not say
-        so: it is read again, and saved for the next time, as when passes are measured."""
+        """Drops a pass. Where nothing of it was kept the library has no state before it, and does
+        not say so: the text is read again, and saved for the next time."""
         if self._has_kept and self._library.sequence_remove(memory, 0, self.length, -1):
             return
         length, saved = self.length, self._saved
@@ -117,7 +117,7 @@ def rewindable(weights: GgufWeights, choices: ContextChoices, path: object) -> C
 
 
 class _Owner:
-    """Whose context is freed at the latest when this is collected."""
+    """Owns a context, which is freed at the latest when this is collected."""
 
 
 def _no_states(path: object) -> UnsupportedModelError:

@@ -152,7 +152,7 @@ def _padded(cells: int) -> int:
 
 
 def _repacked_bytes(source: ModelInfo) -> int:
-    """Where the tensors are not known, all of the file if it has such types."""
+    """Returns all of the file where its tensors are not known, and it has such types."""
     if not source.weight_types & REPACKED:
         return 0
     tensors = _tensors(source)
@@ -166,7 +166,7 @@ def _repacked_bytes(source: ModelInfo) -> int:
 
 
 def _tensors(source: ModelInfo) -> Mapping[str, Any]:
-    """None where whoever described the file does not tell them."""
+    """Returns them; None where the description of the file has none."""
     tensors: Mapping[str, Any] = getattr(source, "tensors", {})
     return tensors
 

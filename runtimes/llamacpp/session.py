@@ -185,7 +185,7 @@ class LlamaCppSession:
         self._library.sequence_remove(memory, 0, self.length, -1)
 
     def _room_for(self, length: int) -> int:
-        """Returns the size of a context that holds so many tokens: as it is, or twice as large."""
+        """Returns the size of a context for `length` tokens: as it is, or twice as large."""
         room = self._choices.num_tokens
         return min(max(length, 2 * room), self._context_length) if length > room else room
 

@@ -191,7 +191,7 @@ def require_started(
 
 
 def _has_htp() -> bool:
-    """Whether this can be a machine of Qualcomm's; whether its NPU works, a trial shows."""
+    """Returns whether this can be a machine of Qualcomm's; whether its NPU works, a trial shows."""
     return platform.machine().lower() in _ARM and sys.platform != "darwin"
 
 

@@ -67,7 +67,7 @@ class FeatureBuffers:
 
 
 def _stream(graph: GraphProto, path: Path, layer: int, name: str) -> NodeProto:
-    """What gives out the residual stream that enters a layer."""
+    """Returns what gives out the residual stream that enters a layer."""
     source = f"model.layers.{layer}.input_layernorm.sum" if layer else _EMBEDDED
     if not any(source in node.output for node in graph.node):
         raise _unknown(path, source)

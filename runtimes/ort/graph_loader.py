@@ -205,6 +205,6 @@ class GraphLoader:
 
 
 def _compiled(bundle: Bundle) -> Path:
-    """Where providers keep what they make of these files; the manifest has the hashes of all."""
+    """Returns where providers keep what they make of these files, whose hashes the manifest has."""
     digest = sha256_file(bundle.path / MANIFEST)[:16]
     return cache_directory() / "compiled" / f"{bundle.manifest.name}-{digest}-onnxruntime"

@@ -174,7 +174,8 @@ class GrowingSession:
             raise pass_error(error, rows, self.length) from error
         self._present = dict(zip(past, binding.get_outputs()[1:], strict=True))
         self._scored = rows
-        return logits[0]
+        scores: np.ndarray = logits[0]
+        return scores
 
 
 def _first(caches: Mapping[str, OrtValue], length: int) -> dict[str, OrtValue]:

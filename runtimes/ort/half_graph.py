@@ -102,7 +102,7 @@ class _Halving:
         yield node
 
     def _type_of(self, node: NodeProto, floating: list[str]) -> int:
-        """In which type a node computes: a stream's in the stream's, others as what they read."""
+        """Returns the type a node computes in: a stream's, or that of what it reads."""
         if node.op_type in _ALWAYS_HALF or not self._is_wide:
             return _HALF
         if node.op_type in _LOOKUPS:

@@ -48,7 +48,7 @@ class OrtMedusaStep:
 
 
 class _RotaryTables:
-    """Of a head's layers; made as the text grows."""
+    """Holds the tables of a head's layers, made as the text grows."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._rotated = config.rotated

@@ -78,7 +78,7 @@ class SegmentedInference:
         return [value for name, value in joined.items() if name not in self.streams]
 
     def _are_chained(self) -> bool:
-        """Whether each stream is made before it is taken, and is as its buffer will be."""
+        """Returns whether each stream is made before it is taken, and is as its buffer will be."""
         made: set[str] = set()
         for inputs, outputs in zip(self.inputs, self.outputs, strict=True):
             taken = {name: value for name, value in inputs.items() if name in self.streams}

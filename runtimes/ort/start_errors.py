@@ -45,7 +45,7 @@ def _known(pattern: str, known: tuple[str, str]) -> _Known:
 
 
 def _missing(library: str) -> str:
-    """How the linkers of Linux and Windows say that one is not there, or not as it should be."""
+    """Returns a pattern of linkers' messages that a library is missing or of another version."""
     return (
         rf"(lib{library}[\w.-]*\.so[.\d]*: [^\n]*|undefined symbol: \w+, version lib{library}[^\n]*"
         rf'|depends on "{library}[^"]*" which is missing)'
@@ -53,7 +53,7 @@ def _missing(library: str) -> str:
 
 
 def _failed(*codes: int) -> str:
-    """How cuda_call.cc begins; the rest of its line is a place in the source."""
+    """Returns how cuda_call.cc begins; the rest of its line is a place in the source."""
     return rf"CUDA failure ({'|'.join(map(str, codes))}): [^;\n]*"
 
 

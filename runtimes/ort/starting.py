@@ -54,5 +54,5 @@ def _prepare(onnxruntime: Any) -> None:
 
 
 def _cuda_version(onnxruntime: Any) -> str:
-    """Of the CUDA that it was built with; empty where it was built without."""
+    """Returns the version of the CUDA that it was built with; empty where without."""
     return str(getattr(onnxruntime, "cuda_version", None) or "")

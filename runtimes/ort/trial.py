@@ -72,7 +72,7 @@ def _scored(session: Session, tokens: np.ndarray, parents: tuple[int, ...]) -> n
 
 
 def _fault(found: np.ndarray, expected: np.ndarray) -> str | None:
-    """What is wrong with scores; None where they are the CPU's, but for rounding."""
+    """Returns what is wrong with scores; None where they are the CPU's, but for rounding."""
     if not np.isfinite(found).all():
         return "it makes scores that are no finite numbers, as where float16 overflows"
     difference = found.astype(np.float64) - expected

@@ -162,7 +162,7 @@ class Arithmetic:
         return x * self.weight(prefix + "layer_scalar") if self.config.layer_scale else x
 
     def _of_token(self, x: np.ndarray, prefix: str, own: np.ndarray) -> np.ndarray:
-        """What a layer adds of what it has for itself of each token, [rows, size]."""
+        """Returns what a layer adds of what it has for itself of each token, [rows, size]."""
         gate = self.linear(x, prefix + "per_layer_input_gate")
         activated = ACTIVATIONS[self.config.activation](gate)
         update = self.linear(activated * own, prefix + "per_layer_projection")
@@ -196,7 +196,9 @@ class Arithmetic:
         return updated
 
     def _crossed(self, x: np.ndarray, prefix: str, memory: np.ndarray) -> np.ndarray:
-        """What attention to the source adds to x, normed; memory: [2, heads, source, head_dim]."""
+        """Returns what attention to the source adds to x, normed.
+
+        memory: [2, heads, source, head_dim]."""
         queries = self.split_heads(x, prefix + "q_proj")
         seen = np.ones((len(x), memory.shape[2]), bool)
         mixed = mix(Heads(queries, *memory), seen, self.divisor(self.config.head_dim), None)
@@ -262,7 +264,7 @@ class Arithmetic:
         return (normed if config.norm_places == "stream" else x), normed
 
     def _update(self, update: np.ndarray, sublayer: str) -> np.ndarray:
-        """What a sublayer adds to the residual stream, [rows, hidden]."""
+        """Returns what a sublayer adds to the residual stream, [rows, hidden]."""
         if self.config.norm_places in ("around", "after"):
             update = self.norm(update, sublayer + "post_norm")
         return _times(update, self.config.residual_scale)
@@ -270,7 +272,7 @@ class Arithmetic:
     def _attended(
         self, x: np.ndarray, layer: int, positions: np.ndarray, context: Context
     ) -> np.ndarray:
-        """What attention makes of x, normed; [query heads, rows, head_dim]."""
+        """Returns what attention makes of x, normed; [query heads, rows, head_dim]."""
         parts = "qkv" if self.config.kv_source(layer) == layer else "q"
         queries, *others = (self._heads(x, layer, part, positions) for part in parts)
         if others:
