@@ -119,7 +119,7 @@ def _fetched(work: Path, source: str) -> list[Path]:
 
 
 def _install_wheels(directory: Path) -> None:
-    """What edge-spec needs, in the versions that are installed here."""
+    """Installs what edge-spec needs, in the versions that are installed here."""
     needed = [text for text in requires("edge-spec") or () if "extra ==" not in text]
     names = [re.match(r"[\w.-]+", text) for text in needed]
     wanted = ["onnxruntime", *(found[0] for found in names if found)]

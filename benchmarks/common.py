@@ -1,4 +1,4 @@
-"""What every benchmark shares: prompts, paired engines, the machine, and the report."""
+"""Holds what every benchmark shares: prompts, paired engines, the machine, and the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compose_by(engine: Engine, factory: SpeculationFactory) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what a figure was measured."""
+    """Describes where and with what a figure was measured."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,

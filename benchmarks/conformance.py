@@ -1,4 +1,4 @@
-"""What sessions promise, on every runtime and device that is here, and how far scores differ.
+"""Checks what sessions promise on every runtime and device, and says how far scores differ.
 
     python benchmarks/conformance.py FILE.gguf
     GGML_BACKEND_PATH=VULKAN.so GGML_VK_VISIBLE_DEVICES=0 python benchmarks/conformance.py FILE.gguf
@@ -71,7 +71,7 @@ def _quiet(what: str, fraction: float) -> None:
 
 
 def deviation(model: Model) -> float:
-    """Of a row's scores."""
+    """Returns the standard deviation of a row's scores."""
     session = model.open_session()
     session.prefill([1, 2, 3, 4])
     found = float(np.std(session.forward(TokenTree.chain(5)).logits))

@@ -5,8 +5,8 @@
     python benchmarks/drafters.py --rows 1 3 5 7 --per-category 4 --json OUT
     python benchmarks/drafters.py --drafters auto suffix@3:0.4 suffix@15:0.5  # a sweep
 
-With --rows each round scores so many of the likeliest rows, however unlikely they are: what a
-drafter does with a budget. NAMES@ROWS:CONFIDENCE is a fixed policy that scores at most so many
+With --rows each round scores that many of the likeliest rows, however unlikely they are: what a
+drafter does with a budget. NAMES@ROWS:CONFIDENCE is a fixed policy that scores at most ROWS
 rows, each reached with this chance at least. Draft tokens branch only where the runtime was
 measured to allow it, or with --branches. Prompt by prompt, interleaved with plain decoding in one
 process, each case keeping what it learns; times are of decoding alone, the median over repetitions.

@@ -1,4 +1,4 @@
-"""What each mode of --lossless keeps and what it costs: every prompt answered in each, interleaved.
+"""Measures what each mode of --lossless keeps and costs: every prompt answered in each, in turns.
 
     python benchmarks/exact.py --prompts spec_bench_dev.jsonl                 # the default runtime
     python benchmarks/exact.py --runtime ik --model FILE --prompts FILE.jsonl --modes ties,auto

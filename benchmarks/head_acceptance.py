@@ -1,4 +1,4 @@
-"""How far a trained drafter's tokens would be accepted in answers to the benchmark's prompts.
+"""Counts how often a trained drafter is right in answers to the benchmark's prompts.
 
     python benchmarks/head_acceptance.py smollm2 HEAD [HEAD ...]
 

@@ -1,4 +1,4 @@
-"""What a trained head costs beside its target, and how often it has to be right: random heads.
+"""Measures what a trained head costs beside its target, and how often it has to be right.
 
     python benchmarks/head_cost.py smollm2                # shapes A to D, beside the target
 
@@ -211,7 +211,7 @@ def _drafting(network: EagleNetwork, context: int) -> tuple[FeatureStore, Any]:
 
 
 def _chain(session: Any, count: int, choose: Callable[[np.ndarray], Any]) -> None:
-    """Drafts so many tokens, and takes them back: the first after a pass of the target, which
+    """Drafts `count` tokens, and takes them back: the first after a pass of the target, which
     leaves nothing of the head in the processor's caches."""
     length = session.length
     for token in range(7, 7 + count):

@@ -1,4 +1,4 @@
-"""What the policy makes of a trained head and suffix lookup, at other costs of rows and drafts.
+"""Replays a trained head and suffix lookup under the policy, at other costs of rows and drafts.
 
     python benchmarks/head_policy.py record HEAD PROMPTS OUT.json [--model smollm2]
     python benchmarks/head_policy.py replay OUT.json [--count N] [--checked 0.2] [--json FILE]
@@ -153,7 +153,7 @@ class RecordedHead(Drafter):
 def speedup(
     texts: Sequence[dict[str, Any]], names: str, pass_s: Callable[[int], float], token_s: float
 ) -> float:
-    """Over plain decoding."""
+    """Returns the speedup over plain decoding."""
 
     def speculate(clock: VirtualClock) -> tuple[list[Drafter], Policy]:
         drafted = {tuple(text["prompt"]): text["drafted"] for text in texts}

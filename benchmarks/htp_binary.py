@@ -125,7 +125,7 @@ def emulated(graph: Path, soc: str, given: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 def kl_divergence(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Of each row, nats."""
+    """Returns the KL divergence of each row, in nats."""
     p, q = (log_softmax(each) for each in (expected, found))
     return (np.exp(p) * (p - q)).sum(axis=1)
 

@@ -1,4 +1,4 @@
-"""What benchmarks/kills.py kills: writers of every kind of file, and how their files are read."""
+"""Lists what benchmarks/kills.py kills: writers of every kind of file, and how files are read."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def large(folder: Path) -> dict[str, Operation]:
 
 
 def downloads(hub: Any) -> Operation:
-    """The hub has one newer version a round; what is there is told from the files' content."""
+    """The hub has one newer version a round; the content of the files says what is there."""
 
     def content(version: int) -> dict[str, bytes]:
         return {"tiny.gguf": version.to_bytes(4, "little") * NUM_VALUES}

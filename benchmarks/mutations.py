@@ -1,4 +1,4 @@
-"""Whether the tests notice when the code is broken.
+"""Breaks the code in small ways and says which test notices.
 
     python benchmarks/mutations.py [--only ID,...] [--tests ARGUMENTS] [--out FILE.json]
 
@@ -63,7 +63,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said of one breakage."""
+    """Holds what the tests said of one breakage."""
 
     id: str
     file: str
@@ -115,8 +115,8 @@ def require_own_code() -> None:
 
 @contextmanager
 def applied(mutation: Mutation) -> Iterator[None]:
-    """Within the block the code is broken. Its file is as old afterwards as it was before, so that
-    what Python has compiled of it is of use again."""
+    """Breaks the code for the length of a block. Its file is as old afterwards as it was before, so
+    that what Python has compiled of it is of use again."""
     path, known = mutation.path, mutation.path.stat()
     before = path.read_bytes()
     try:
@@ -179,7 +179,7 @@ def examine(mutation: Mutation, wider: Sequence[Sequence[str]]) -> Outcome:
 
 
 def wider_runs(tests: str | None) -> list[list[str]]:
-    """What is run where the expected tests pass."""
+    """Returns the arguments of the runs that follow where the expected tests pass."""
     if tests is not None:
         return [shlex.split(tests)] if tests.strip() else []
     return [["-x", folder] for folder in WIDER]

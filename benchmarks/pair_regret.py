@@ -1,4 +1,4 @@
-"""What the plan of a pair would choose on a simulated machine, beside the best there is: every
+"""Compares what the plan of a pair chooses on a simulated machine with the best there is: every
 draft at every place, with every number of draft tokens, with overlap and without."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PairCase:
         return best
 
     def decoded(self, way: Way) -> Judged:
-        """Decodes the texts with so many draft tokens in every round."""
+        """Decodes the texts with the way's number of draft tokens in every round."""
         stats = self._decode(way, way.num_draft_tokens, way.overlaps)
         return Judged(way, tokens_per_s(stats))
 

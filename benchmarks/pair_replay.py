@@ -205,7 +205,7 @@ def _known(text: DraftedText, seed: int) -> _Known:
 
 
 class VirtualModel:
-    """Says at each place of a text what it is told to, and has its passes take their time. says:
+    """Gives fixed scores at each place of a text, and has its passes take their time. says:
     logits before each token of the text, [tokens, vocab]."""
 
     capabilities = _CAPABILITIES

@@ -67,7 +67,7 @@ def _shapes(demo: StoredCheckpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _config(demo: StoredCheckpoint) -> dict[str, object]:
-    """As in config.json."""
+    """Returns the config.json of the small model."""
     config = demo.config
     return {
         "model_type": config.architecture,

@@ -1,4 +1,4 @@
-"""What one processor makes of one model: which widths agree, and whether drafts change the text.
+"""Probes one model on one processor: which widths agree, and whether drafts change the text.
 
     python benchmarks/processor_probe.py RUNTIME MODEL TOKENS
 

@@ -75,7 +75,7 @@ PROCESSORS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Interpreters:
-    """With which Python a processor runs the probe.
+    """Chooses the Python with which a processor runs the probe.
 
     own: for this machine's kind of processor. arm64: the directory of another one's, or None. code:
     a directory with this edge-spec for an interpreter in which it is not installed.
@@ -101,7 +101,7 @@ class Interpreters:
         return None
 
     def command(self, name: str) -> tuple[list[str], dict[str, str | None]]:
-        """What starts Python on a processor that is not missing, and what it changes in the
+        """Returns what starts Python on a processor that is not missing, and what it changes in the
         environment; None: taken out of it."""
         here: dict[str, str | None] = {}
         if self.own != sys.executable:
@@ -144,7 +144,7 @@ def _home(module: str) -> Path:
 def run_probe(
     command: Sequence[str], environment: Mapping[str, str | None], timeout_s: float
 ) -> dict[str, Any]:
-    """What the probe printed, or {"failed": why}."""
+    """Returns what the probe printed, or {"failed": why}."""
     with tempfile.TemporaryDirectory() as cache:
         # Of what is found of rows, none may be another processor's.
         changed = {**os.environ, **environment, "EDGE_SPEC_CACHE": cache}
@@ -186,7 +186,7 @@ def measure(
 
 
 def is_right(result: dict[str, Any]) -> bool:
-    """Whether the text was what it has to be, and that shows something."""
+    """Returns True where the text was what it has to be, and something was drafted."""
     if "failed" in result:
         return False
     modes = result["modes"].values()
@@ -198,7 +198,7 @@ def _may_differ(mode: dict[str, Any]) -> bool:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """In Markdown."""
+    """Returns the results as Markdown."""
     rows = [[*HEAD, *TEXTS], ["---"] * len([*HEAD, *TEXTS])]
     rows += [_row(result) for result in results]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -218,7 +218,7 @@ def _row(result: dict[str, Any]) -> list[str]:
 
 
 def shown(widths: Sequence[int]) -> str:
-    """Such as "2 to 16", or "4, 8, 12, 16"."""
+    """Shows widths such as "2 to 16", or "4, 8, 12, 16"."""
     if len(widths) > 2 and widths[-1] - widths[0] == len(widths) - 1:
         return f"{widths[0]} to {widths[-1]}"
     return ", ".join(map(str, widths))

@@ -1,4 +1,4 @@
-"""What `edge-spec plan` chooses for pairs on machines that are not here, and what is best there.
+"""Compares what `edge-spec plan` chooses for pairs on simulated machines with the best there is.
 
     python benchmarks/replay_pairs.py [--case N ...] [--texts N] [--json FILE]
     python benchmarks/replay_pairs.py --record    # writes recorded_hits.json again

@@ -41,7 +41,7 @@ _CONTEXT = 1024
 
 
 class Weights(NamedTuple):
-    """What they are called here, the options that open them, and whether as float32."""
+    """Names weights, the options that open them, and whether they are opened as float32."""
 
     name: str
     options: dict[str, Any]
@@ -130,7 +130,7 @@ def texts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parting(engines: list[Engine], prompt: list[int], both: list[list[int]]) -> dict[str, Any]:
-    """Where two texts part, and by how much each engine prefers its own token there."""
+    """Returns where two texts part, and by how much each engine prefers its own token there."""
     at = int(np.argmin([a == b for a, b in zip(*both, strict=False)]))
     before, pair = prompt + both[0][:at], (both[0][at], both[1][at])
     margins = [margin(engines[0], before, *pair), -margin(engines[1], before, *pair)]
@@ -149,7 +149,7 @@ def margin(engine: Engine, tokens: list[int], first: int, second: int) -> float:
 
 
 def prompts(engine: Engine, count: int) -> Iterator[tuple[str, list[int]]]:
-    """As the file's makers would continue them: it may have no chat template."""
+    """Yields ids and tokens of prompts to be continued: the file may have no chat template."""
     for entry in read_prompts(OWN_PROMPTS)[:: max(1, 26 // count)][:count]:
         yield str(entry["id"]), engine.parts.text.tokenizer.encode(entry["prompt"])
 

@@ -1,8 +1,8 @@
-"""What passes take on machines that nobody here has, by the figures of their makers.
+"""Computes what passes take on machines that nobody here has, by the figures of their makers.
 
 A pass takes a fixed time for the call, and then the longer of reading the weights once and
 computing its rows (Williams et al. 2009, Roofline). Units that share a memory slow each other down
-while both run, as far as they ask for more than it gives.
+while both run, where they ask for more than it gives.
 """
 
 from __future__ import annotations

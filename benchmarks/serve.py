@@ -114,7 +114,7 @@ def own(
 
 
 def peers(arguments: argparse.Namespace) -> dict[str, serve_table.Opens]:
-    """By the name of their program, or their address."""
+    """Returns the servers of others by the name of their program, or by their address."""
     found: dict[str, Callable[[], AbstractContextManager[Server]]] = {}
     for command in arguments.peer:
         found[Path(command.split()[0]).name] = partial(peer_server, command)

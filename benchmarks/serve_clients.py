@@ -33,14 +33,14 @@ class Answer:
 
     @property
     def token_s(self) -> float | None:
-        """From the first piece to the last; None for an answer that came at once."""
+        """Seconds a token, from the first piece to the last; None where all came at once."""
         spread = len(self.times) > 1 and self.num_tokens > 1
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1) if spread else None
 
 
 @dataclass
 class Seen:
-    """What clients saw together."""
+    """Collects what clients saw together."""
 
     answers: list[Answer] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all, from the first request to the last piece."""
+        """The rate of all together, from the first request to the last piece."""
         began = min(answer.began for answer in self.answers)
         ended = max(answer.times[-1] for answer in self.answers)
         return sum(answer.num_tokens for answer in self.answers) / (ended - began)
@@ -137,22 +137,22 @@ def _read(lines: list[tuple[float, bytes]], began: float) -> Answer:
 
 
 async def watch_memory(server: Server, seen: Seen) -> None:
-    """Until it is cancelled."""
+    """Notes the memory of the server until it is cancelled."""
     while (resident := server.resident_bytes()) is not None:
         seen.memory_bytes.append(resident)
         await asyncio.sleep(_SAMPLED_S)
 
 
 def short_prompts(count: int) -> list[str]:
-    """Of all kinds, in turns."""
+    """Returns prompts of all kinds, in turns."""
     entries = read_prompts(OWN_PROMPTS)
     step = max(1, len(entries) // count)
     return [entry["prompt"] for entry in (entries[::step] + entries[1::step])[:count]]
 
 
 def long_prompt(number: int, num_tokens: int) -> str:
-    """Of about so many tokens. Prompts of two numbers do not begin alike, so no cache knows one by
-    the other."""
+    """Makes a prompt of about `num_tokens`. Prompts of two numbers do not begin alike, so no cache
+    knows one by the other."""
     texts = [entry["prompt"] for entry in read_prompts(OWN_PROMPTS)]
     notes, length = [f"Below are {number + 2} times ten notes."], 0
     for at, text in enumerate(islice(cycle(texts), number, None), start=1):

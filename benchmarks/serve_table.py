@@ -25,7 +25,7 @@ Cell = tuple[str, int, str]  # kind of prompt, clients, arm
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked. answers: short ones of one client, shared out where there are more of them.
+    """Says what is asked. answers: short ones of one client, shared out where there are more.
     Rows of long prompts, and of such that begin alike, are measured once, whatever `repeats` is."""
 
     clients: Sequence[int]
@@ -45,8 +45,8 @@ class Plan:
                 yield from ((repeat, kind, clients) for clients in self.long_clients)
 
     def prompts_of(self, kind: str, clients: int) -> list[list[str]]:
-        """Of each client, in its order. A long prompt is asked once by each arm. Those that begin
-        "alike" differ in their last sentence."""
+        """Returns the prompts of each client. A long one is asked once by each arm. Those that
+        begin "alike" differ in their last sentence."""
         if kind == "long":
             first = sum(count for count in self.long_clients if count < clients)
             return [[long_prompt(first + each, self.long_tokens)] for each in range(clients)]

@@ -24,7 +24,7 @@ _MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-s
 
 @dataclass(frozen=True)
 class Server:
-    """Where one answers. pid: None where somebody else has started it."""
+    """Holds where a server answers. pid: None where somebody else has started it."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""What the policy would do on other machines: recorded rounds replayed under other t(k).
+"""Replays recorded rounds under other t(k): what the policy would do on other machines.
 
     python benchmarks/simulate.py record OUT.npz --prompts FILE       # texts, t(k), a measured case
     python benchmarks/simulate.py replay OUT.npz [--machines NAME ...] [--json FILE]

@@ -71,7 +71,7 @@ class Usage:
 
 @dataclass
 class Tally:
-    """What came of the requests so far."""
+    """Counts what came of the requests so far."""
 
     requests: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)

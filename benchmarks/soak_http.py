@@ -1,4 +1,4 @@
-"""What a soak run asks a server, one step after the other, as clients of every kind would."""
+"""Asks a server for a soak run, one step after the other, as clients of every kind would."""
 
 from __future__ import annotations
 

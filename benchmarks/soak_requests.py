@@ -1,4 +1,4 @@
-"""What a soak run asks for, and how an answer is told: shared by the process that judges and the
+"""Defines what a soak run asks for, and outcomes: shared by the process that judges and the
 one that asks the SDK."""
 
 from __future__ import annotations

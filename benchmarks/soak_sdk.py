@@ -78,7 +78,7 @@ class Asker:
         return [Outcome("schema", key(self._exact, "schema", prompt), result.text, error)]
 
     def at_the_limit(self, random: Random) -> list[Outcome]:
-        """Prompts that leave room for so many tokens."""
+        """Asks prompts that leave room for a few tokens only."""
         room = random.choice((0, 1, 7, 30))
         ids = self._filler[: self._engine.context_length - room]
         result = self._engine.generate(ids)

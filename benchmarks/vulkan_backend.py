@@ -84,7 +84,7 @@ def _sources(work: Path) -> Path:
 
 
 def _library_path(name: str) -> str:
-    """Where the system has a library: its package for developers is not installed."""
+    """Returns where the system has a library: its package for developers is not installed."""
     lines = subprocess.run(["ldconfig", "-p"], check=True, capture_output=True, text=True).stdout
     found = [line.split(" => ")[1] for line in lines.splitlines() if name in line.split()]
     return found[0]
