@@ -75,7 +75,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def misload(operation: Operation, before: int) -> str | None:
-    """Says what is wrong with what is there, None where nothing is. before: the last version known."""
+    """Says what is wrong with what is there, or None. before: the last version known."""
     with heard() as warnings:
         try:
             found = operation.read()

@@ -7,8 +7,8 @@ Each conversation is a fork of one engine in a thread of its own. All begin toge
 prompts until the last one has answered `--prompts-each`; only what is written while all are at work
 counts. Arms take turns: `plain` and `auto`, whose passes are shared where the model can; `plain
 apart` and `auto apart`, each in passes of its own; with --parallel-rows also `limited`, where all
-together score at most that many rows a pass. Prints tokens a second of all together and of each, rows
-a round, and how many texts are those written alone by plain decoding.
+together score at most that many rows a pass. Prints tokens a second of all together and of each,
+rows a round, and how many texts are those written alone by plain decoding.
 """
 
 from __future__ import annotations
