@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
     is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
     os.environ.setdefault(SWITCH, "0")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in workers: see `one_core`
     config.stash[STDERR] = os.dup(2)
     _tell_sudden_ends(config)
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
@@ -141,6 +142,16 @@ def signals_on() -> Iterator[None]:
     yield
     for number in off:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """This process has one core, as far as it is told. Threads that compute a tiny model wait for
+    each other more than they compute, and spin, on the cores of other workers: with two of each,
+    tests took four times the processor's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

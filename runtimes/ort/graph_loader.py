@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -76,6 +77,8 @@ class GraphLoader:
                 made.add_session_config_entry(name, entry)
             if options.threads is not None:
                 made.intra_op_num_threads = options.threads
+            elif available_cores() < (os.cpu_count() or 1):  # of which onnxruntime does not know
+                made.intra_op_num_threads = available_cores()
             return made
 
         self._chosen, self._options = chosen, chosen()
