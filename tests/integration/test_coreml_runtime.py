@@ -227,3 +227,7 @@ def test_a_package_that_does_not_fit_its_manifest_is_refused(
     signatures = signatures_of_spec(read_specification(package_of(bundle)))
     config = replace(bundle.config, **changes)
     refused(BundleError, lambda: read_layout(signatures, config, "it"), text)
+
+
+def test_a_runtime_of_an_earlier_version_is_refused_with_what_there_is_instead() -> None:
+    refused(UsageError, lambda: runtimes.load_runtime("mil"), "no runtime mil any more.*coreml")
