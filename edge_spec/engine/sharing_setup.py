@@ -70,7 +70,8 @@ class SharingSetup:
     def _prepare(self, num_conversations: int) -> None:
         assert isinstance(self._model, SharesPasses)
         most = self._model.prepare_sharing(num_conversations)
-        rows = min(_ROWS_EACH * most, self._model.capabilities.verified_rows)
+        rows = _ROWS_EACH * min(num_conversations, most)
+        rows = min(rows, self._model.capabilities.verified_rows)
         if most > 1 and (self.most < 2 or (self._widths and rows > self.widest)):
             found = settle_sharing(self._model, self._widths, self._together, rows)
             if found is None and self.most < 2:
