@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
@@ -98,10 +97,8 @@ GEMMA2 = Family(
     architectures=("gemma2",),
     of_config=partial(_of_config, _SECOND),
     of_metadata=partial(_of_metadata, _SECOND),
-    defaults=MappingProxyType(
-        {**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    ),
-    parts=MappingProxyType(NORMS),
+    defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    parts=NORMS,
     gguf_parts=GGUF_POST_NORMS,
     norm_offset=1.0,
 )
@@ -112,7 +109,8 @@ GEMMA3 = replace(
     limits={"gemma3": "text"},
     of_config=partial(_of_config, _THIRD),
     of_metadata=partial(_of_metadata, _THIRD),
-    defaults=MappingProxyType(_DEFAULTS | _DEFAULTS_OF_THIRD),
+    defaults=_DEFAULTS | _DEFAULTS_OF_THIRD,
     prefixes=TEXT_PREFIXES,
     ignored=PICTURES,
 )
+FAMILIES = (GEMMA2, GEMMA3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
@@ -26,23 +25,19 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 _PERIOD = 6  # of layers, of which the last sees all
 _OTHER_INPUTS = ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
-_ROPES = MappingProxyType(
-    {
-        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    }
-)
+_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
 
 
 # What experts and their router have beside matrices, and those of all experts at once.
-_OF_EXPERTS = MappingProxyType(
-    {
-        ".router.scale": ".mlp.router_norm.weight",
-        ".router.per_expert_scale": ".mlp.expert_scale",
-        ".experts.gate_up_proj": ".mlp.experts.gate_up_proj.weight",
-        ".experts.down_proj": ".mlp.experts.down_proj.weight",
-    }
-)
+_OF_EXPERTS = {
+    ".router.scale": ".mlp.router_norm.weight",
+    ".router.per_expert_scale": ".mlp.expert_scale",
+    ".experts.gate_up_proj": ".mlp.experts.gate_up_proj.weight",
+    ".experts.down_proj": ".mlp.experts.down_proj.weight",
+}
 
 
 class _Heads(NamedTuple):
@@ -98,7 +93,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
     base = _Heads(next(local_heads, stated.num_kv_heads), size)
     num_own = len(types) - (stated.get("attention.shared_kv_layers", int) or 0)
     has_keys_alone = any(
-        of_type == FULL and not stated.has_layer_tensor(layer, "self_attn.v_proj.weight")
+        of_type == FULL and f"model.layers.{layer}.self_attn.v_proj.weight" not in stated.tensors
         for layer, of_type in enumerate(types[:num_own])
     )
     full = stated.rope()
@@ -199,62 +194,54 @@ GEMMA4 = Family(
     architectures=("gemma4",),
     of_config=_of_config,
     of_metadata=_of_metadata,
-    defaults=MappingProxyType(
-        {
-            "attention_k_eq_v": False,
-            "enable_moe_block": False,
-            "global_head_dim": 512,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": 2304,
-            "hidden_size_per_layer_input": 256,
-            "intermediate_size": 9216,
-            "max_position_embeddings": 131072,
-            "num_attention_heads": 8,
-            "num_global_key_value_heads": None,
-            "num_hidden_layers": 30,
-            "num_key_value_heads": 4,
-            "num_kv_shared_layers": 0,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": _ROPES,
-            "sliding_window": 512,
-            "tie_word_embeddings": True,
-            "use_double_wide_mlp": False,
-            "vocab_size": 262144,
-        }
-    ),
-    parts=MappingProxyType(
-        {
-            **NORMS,
-            "router.proj": "mlp.router",
-            "post_feedforward_layernorm_1": "mlp.dense_post_norm",
-            "post_feedforward_layernorm_2": "mlp.experts_post_norm",
-            "pre_feedforward_layernorm_2": "mlp.experts_norm",
-        }
-    ),
-    gguf_parts=MappingProxyType(
-        {
-            **GGUF_POST_NORMS,
-            **GGUF_EXPERTS,
-            "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-            "ffn_gate_inp.scale": "mlp.router_norm.weight",
-            "ffn_down_exps.scale": "mlp.expert_scale",
-            "post_ffw_norm_1": "mlp.dense_post_norm",
-            "post_ffw_norm_2": "mlp.experts_post_norm",
-            "pre_ffw_norm_2": "mlp.experts_norm",
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
-            "layer_output_scale.weight": "layer_scalar",
-        }
-    ),
-    others=MappingProxyType(
-        {
-            "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
-            "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-            "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
-        }
-    ),
+    defaults={
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 4,
+        "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": _ROPES,
+        "sliding_window": 512,
+        "tie_word_embeddings": True,
+        "use_double_wide_mlp": False,
+        "vocab_size": 262144,
+    },
+    parts={
+        **NORMS,
+        "router.proj": "mlp.router",
+        "post_feedforward_layernorm_1": "mlp.dense_post_norm",
+        "post_feedforward_layernorm_2": "mlp.experts_post_norm",
+        "pre_feedforward_layernorm_2": "mlp.experts_norm",
+    },
+    gguf_parts={
+        **GGUF_POST_NORMS,
+        **GGUF_EXPERTS,
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_gate_inp.scale": "mlp.router_norm.weight",
+        "ffn_down_exps.scale": "mlp.expert_scale",
+        "post_ffw_norm_1": "mlp.dense_post_norm",
+        "post_ffw_norm_2": "mlp.experts_post_norm",
+        "pre_ffw_norm_2": "mlp.experts_norm",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "layer_output_scale.weight": "layer_scalar",
+    },
+    others={
+        "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    },
     prefixes=TEXT_PREFIXES,
     ignored=(*PICTURES, *_OTHER_INPUTS),
     computes=(EXPERTS,),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -21,7 +20,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it
 _BLOCKS, _SCALES = "_blocks", "_scales"
-_PARTS = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _LIMIT = 7.0  # of gate and up, which GGUF does not state
 _Rows = slice | np.ndarray
 
@@ -44,10 +43,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
     rope, window = stated.rope(), int(stated.require("attention.sliding_window", int))
     kinds = {SLIDING: LayerKind(rope, window), FULL: LayerKind(rope)}
     return {
-        "intermediate_size": stated.require("expert_feed_forward_length", int),
-        "num_experts": stated.require("expert_count", int),
-        "experts_used": stated.require("expert_used_count", int),
-        "experts": Experts(biases=True, clamp=_LIMIT),
+        **stated.experts(Experts(biases=True, clamp=_LIMIT)),
         "attention_sinks": True,
         **of_types(kinds, stated.layer_types(2)),
     }

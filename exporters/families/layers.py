@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.core.layer_kind import LayerKind
@@ -11,18 +10,14 @@ from edge_spec.core.layer_kind import LayerKind
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000
 # What GGUF calls the norms of what sublayers add, and we do.
-GGUF_POST_NORMS = MappingProxyType(
-    {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
-)
+GGUF_POST_NORMS = {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
 # What GGUF calls the router, and the matrices of all experts at once.
-GGUF_EXPERTS = MappingProxyType(
-    {
-        "ffn_gate_inp": "mlp.router",
-        "ffn_gate_exps": "mlp.experts.gate_proj",
-        "ffn_up_exps": "mlp.experts.up_proj",
-        "ffn_down_exps": "mlp.experts.down_proj",
-    }
-)
+GGUF_EXPERTS = {
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 
 
 def last_of(period: int, num_layers: int) -> list[str]:

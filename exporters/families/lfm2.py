@@ -1,26 +1,38 @@
-"""LFM2 (Liquid AI 2025): short convolutions in most layers, attention in the others."""
+"""LFM2 (Liquid AI 2025): short convolutions in most layers, attention in the others; and LFM2 with
+experts (LFM2-8B-A1B) in all layers but the first ones."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.experts import Experts
 from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.rope import Rope
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, of_types
-from edge_spec.exporters.families.stated import CONVOLUTION, SHORT_CONVOLUTIONS, StatedConfig
+from edge_spec.exporters.families.layers import FULL, GGUF_EXPERTS, MAX_LAYERS, of_types
+from edge_spec.exporters.families.stated import (
+    CONVOLUTION,
+    EXPERTS,
+    SHORT_CONVOLUTIONS,
+    StatedConfig,
+)
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
+_SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores
+_EXPERT = re.compile(r"(.+)\.feed_forward\.experts\.(\d+)\.(w[123])\.weight")
+_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
 
 def _of_config(stated: StatedConfig) -> Fields:
-    return {**layers_of_config(stated), "intermediate_size": _intermediate_size(stated)}
+    return {**_layers_of_config(stated), "intermediate_size": _intermediate_size(stated)}
 
 
-def layers_of_config(stated: StatedConfig) -> Fields:
+def _layers_of_config(stated: StatedConfig) -> Fields:
     """Returns the fields that say which layers attend and which have convolutions."""
     values = stated.values
     layers = range(min(int(values["num_hidden_layers"]), MAX_LAYERS))
@@ -43,7 +55,7 @@ def _intermediate_size(stated: StatedConfig) -> int:
     return -(-int(values["block_ffn_dim_multiplier"] * size) // multiple) * multiple
 
 
-def layers_of_metadata(stated: StatedMetadata) -> Fields:
+def _layers_of_metadata(stated: StatedMetadata) -> Fields:
     """Returns the same of a GGUF file."""
     types = [FULL if count else CONVOLUTION for count in stated.kv_heads_of_layers()]
     return _fields(stated.rope(), stated.require("shortconv.l_cache", int), types)
@@ -54,7 +66,7 @@ def _fields(rope: Rope, kernel: int, types: Sequence[str]) -> Fields:
     return {**of_types(kinds, types), "qk_norm": True}
 
 
-def channels_alone(
+def _channels_alone(
     config: ModelConfig, tensors: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """Convolutions of one channel each, without the axis of that one."""
@@ -70,18 +82,16 @@ LFM2 = Family(
     model_types=("lfm2",),
     architectures=("lfm2",),
     of_config=_of_config,
-    of_metadata=layers_of_metadata,
-    defaults=MappingProxyType(
-        {
-            "block_auto_adjust_ff_dim": True,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_multiple_of": 256,
-            "conv_L_cache": 3,
-            "norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "tie_word_embeddings": True,
-        }
-    ),
+    of_metadata=_layers_of_metadata,
+    defaults={
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
     keys={
         "rms_norm_eps": "norm_eps",
         "intermediate_size": "block_ff_dim",
@@ -107,5 +117,86 @@ LFM2 = Family(
         "token_embd_norm.weight": "model.norm.weight",
     },
     computes=(SHORT_CONVOLUTIONS,),
-    of_tensors=channels_alone,
+    of_tensors=_channels_alone,
 )
+
+
+def _moe_config(stated: StatedConfig) -> Fields:
+    values = stated.values
+    experts = Experts(
+        normalized=bool(values["norm_topk_prob"]),
+        sigmoid=True,
+        choice_bias=bool(values["use_expert_bias"]),
+        scale=float(values["routed_scaling_factor"]),
+    )
+    dense = int(values["num_dense_layers"]), int(values["intermediate_size"])
+    return {
+        **_layers_of_config(stated),
+        "intermediate_size": int(values["moe_intermediate_size"]),
+        "num_experts": int(values["num_experts"]),
+        "experts_used": int(values["num_experts_per_tok"]),
+        "experts": _after_dense(experts, *dense),
+    }
+
+
+def _moe_metadata(stated: StatedMetadata) -> Fields:
+    """llama.cpp normalizes and scales nothing, whatever config.json said."""
+    gate = stated.require("expert_gating_func", int)
+    if gate != _SIGMOID:
+        raise UnsupportedModelError(
+            f"{stated.metadata.path} weighs its experts by the function {gate}, not by a sigmoid",
+            remedy="Convert the model again.",
+        )
+    dense = (
+        stated.get("leading_dense_block_count", int) or 0,
+        stated.require("feed_forward_length", int),
+    )
+    has_bias = any(name.endswith(".expert_bias") for name in stated.tensors)
+    return {
+        **_layers_of_metadata(stated),
+        **stated.experts(_after_dense(Experts(sigmoid=True, choice_bias=has_bias), *dense)),
+    }
+
+
+def _after_dense(experts: Experts, count: int, size: int) -> Experts:
+    """Puts experts in all layers but the first ones, which have one MLP of this size."""
+    return replace(experts, dense_layers=count, dense_size=size) if count else experts
+
+
+def _moe_tensors(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    def ours(name: str) -> str:
+        found = _EXPERT.fullmatch(name)
+        return f"{found[1]}.mlp.experts.{found[2]}.{_PARTS[found[3]]}.weight" if found else name
+
+    return {ours(name): each for name, each in _channels_alone(config, tensors).items()}
+
+
+LFM2_MOE = Family(
+    model_types=("lfm2_moe",),
+    architectures=("lfm2moe",),
+    of_config=_moe_config,
+    of_metadata=_moe_metadata,
+    defaults={
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "num_dense_layers": 2,
+        "rope_theta": 1e6,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": True,
+        "use_expert_bias": True,
+    },
+    keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
+    parts={**LFM2.parts, "feed_forward.gate": "mlp.router", "feed_forward": "mlp"},
+    gguf_parts={
+        **LFM2.gguf_parts,
+        **GGUF_EXPERTS,
+        "exp_probs_b.bias": "mlp.expert_bias",
+    },
+    others=LFM2.others,
+    computes=(EXPERTS, SHORT_CONVOLUTIONS),
+    of_tensors=_moe_tensors,
+)
+FAMILIES = (LFM2, LFM2_MOE)

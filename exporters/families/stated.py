@@ -6,7 +6,6 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.core.rope import Rope, RopeScaling
@@ -14,36 +13,32 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
 from edge_spec.exporters.families.yarn import Yarn
 
-_ACTIVATIONS = MappingProxyType(
-    {
-        "silu": "silu",
-        "swish": "silu",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "gelu_new": "gelu_tanh",
-        "gelu": "gelu",
-        "relu": "relu",
-    }
-)
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
 EXPERTS = "a mixture of experts"
 CONVOLUTION = "conv"  # as layer_types of config.json names it
 SHORT_CONVOLUTIONS = f"layers of {CONVOLUTION!r}"
 # Keys of config.json for what no family here has; a model that sets one is another model.
-_LACKED = MappingProxyType(
-    {
-        "kv_lora_rank": "multi-head latent attention",
-        "q_lora_rank": "multi-head latent attention",
-        "mlp_bias": "biases in its MLPs",
-        "num_local_experts": EXPERTS,
-        "num_experts": EXPERTS,
-        "n_routed_experts": EXPERTS,
-        "sparse_config": "sparse attention",
-        "attention_chunk_size": "attention in chunks",
-        "clip_qkv": "clipped queries, keys and values",
-        "conv_bias": "biases in its convolutions",
-        "use_bidirectional_attention": "attention to later tokens",
-        "use_parallel_residual": "parallel residuals",
-    }
-)
+_LACKED = {
+    "kv_lora_rank": "multi-head latent attention",
+    "q_lora_rank": "multi-head latent attention",
+    "mlp_bias": "biases in its MLPs",
+    "num_local_experts": EXPERTS,
+    "num_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
+    "sparse_config": "sparse attention",
+    "attention_chunk_size": "attention in chunks",
+    "clip_qkv": "clipped queries, keys and values",
+    "conv_bias": "biases in its convolutions",
+    "use_bidirectional_attention": "attention to later tokens",
+    "use_parallel_residual": "parallel residuals",
+}
 _LONG = ("longrope", "su")  # LongRoPE, and what it was called at first
 _START = "decoder_start_token_id"  # stated where an encoder stands beside the decoder
 _ORIGINAL = "original_max_position_embeddings"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_spec.core.experts import Experts
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, SLIDING, last_of
@@ -82,8 +83,14 @@ class StatedMetadata:
             return [int(size) for size in stated[: self.num_layers]]
         return [int(self.metadata.require(key, int))] * min(self.num_layers, MAX_LAYERS)
 
-    def has_layer_tensor(self, layer: int, name: str) -> bool:
-        return f"model.layers.{layer}.{name}" in self.tensors
+    def experts(self, experts: Experts) -> dict[str, Any]:
+        """Returns the fields of a model whose layers have such experts."""
+        return {
+            "intermediate_size": self.require("expert_feed_forward_length", int),
+            "num_experts": self.require("expert_count", int),
+            "experts_used": self.require("expert_used_count", int),
+            "experts": experts,
+        }
 
     def layer_types(self, period: int) -> list[str]:
         """FULL or SLIDING of each layer. period: of layers whose last one is FULL, if none is

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from edge_spec.core.encoder import Encoder
 from edge_spec.core.layer_kind import LayerKind
@@ -16,39 +15,31 @@ from edge_spec.core.relative_positions import RelativePositions
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
 
-_MLPS: Mapping[str, Fields] = MappingProxyType(
-    {
-        "relu": {"activation": "relu", "gated_mlp": False},
-        "gated-gelu": {"activation": "gelu_tanh"},
-        "gated-silu": {"activation": "silu"},
-    }
-)
-_HALVES = MappingProxyType({"encoder": "encoder", "decoder": "model"})
-_WHOLE = MappingProxyType(
-    {
-        "shared.weight": "model.embed_tokens.weight",
-        "encoder.final_layer_norm.weight": "encoder.norm.weight",
-        "decoder.final_layer_norm.weight": "model.norm.weight",
-    }
-)
+_MLPS: Mapping[str, Fields] = {
+    "relu": {"activation": "relu", "gated_mlp": False},
+    "gated-gelu": {"activation": "gelu_tanh"},
+    "gated-silu": {"activation": "silu"},
+}
+_HALVES = {"encoder": "encoder", "decoder": "model"}
+_WHOLE = {
+    "shared.weight": "model.embed_tokens.weight",
+    "encoder.final_layer_norm.weight": "encoder.norm.weight",
+    "decoder.final_layer_norm.weight": "model.norm.weight",
+}
 _BIAS = "layer.0.SelfAttention.relative_attention_bias"
 # Of what a layer has after its first norm, without their numbers, which differ in both halves.
-_PARTS = MappingProxyType(
-    {
-        **{f"SelfAttention.{part}": f"self_attn.{part}_proj" for part in "qkvo"},
-        **{f"EncDecAttention.{part}": f"cross_attn.{part}_proj" for part in "qkvo"},
-        "DenseReluDense.wi": "mlp.up_proj",
-        "DenseReluDense.wi_0": "mlp.gate_proj",
-        "DenseReluDense.wi_1": "mlp.up_proj",
-        "DenseReluDense.wo": "mlp.down_proj",
-    }
-)
-_NORMS = MappingProxyType(
-    {
-        "encoder": ("input_layernorm", "post_attention_layernorm"),
-        "decoder": ("input_layernorm", "cross_attn.input_norm", "post_attention_layernorm"),
-    }
-)
+_PARTS = {
+    **{f"SelfAttention.{part}": f"self_attn.{part}_proj" for part in "qkvo"},
+    **{f"EncDecAttention.{part}": f"cross_attn.{part}_proj" for part in "qkvo"},
+    "DenseReluDense.wi": "mlp.up_proj",
+    "DenseReluDense.wi_0": "mlp.gate_proj",
+    "DenseReluDense.wi_1": "mlp.up_proj",
+    "DenseReluDense.wo": "mlp.down_proj",
+}
+_NORMS = {
+    "encoder": ("input_layernorm", "post_attention_layernorm"),
+    "decoder": ("input_layernorm", "cross_attn.input_norm", "post_attention_layernorm"),
+}
 _BLOCK = re.compile(r"(encoder|decoder)\.block\.(\d+)\.(layer\.(\d)\.(.+))\.weight")
 
 

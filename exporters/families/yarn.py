@@ -23,7 +23,12 @@ class Yarn:
 
     def factors(self, theta: float, rotary_dim: int) -> tuple[float, ...]:
         """Returns what each of the rotary_dim / 2 frequencies is divided by."""
-        low, high = (self._pair(turns, theta, rotary_dim) for turns in self._turns)
+        # The pairs of a head that turn this often within the original context.
+        wavelengths = (
+            self.original_context_length / (turns * 2 * math.pi)
+            for turns in (self.fast_turns, self.slow_turns)
+        )
+        low, high = (rotary_dim * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
         if self.in_whole_steps:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary_dim - 1)
@@ -34,12 +39,3 @@ class Yarn:
     def magnitude(self, scale: float = 1.0) -> float:
         """Returns what cos and sin are multiplied with."""
         return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
-
-    @property
-    def _turns(self) -> tuple[float, float]:
-        return self.fast_turns, self.slow_turns
-
-    def _pair(self, turns: float, theta: float, rotary_dim: int) -> float:
-        """Returns which pair of a head turns this often within the original context."""
-        wavelength = self.original_context_length / (turns * 2 * math.pi)
-        return rotary_dim * math.log(wavelength) / (2 * math.log(theta))
