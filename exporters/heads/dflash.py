@@ -17,9 +17,14 @@ from edge_spec.exporters.heads.eagle import (
     mapping,
     unusable,
 )
-from edge_spec.exporters.heads.eagle_tensors import named_as_ours, published_name, require_exactly
-from edge_spec.exporters.heads.head_files import HeadFiles
-from edge_spec.exporters.heads.stored_tensors import StoredTensors
+from edge_spec.exporters.heads.eagle_tensors import (
+    Shapes,
+    layer_shapes,
+    named_as_ours,
+    published_name,
+    require_exactly,
+)
+from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors
 
 _CONTEXT_NORM = "hidden_norm.weight"
 _MAX_BLOCK = 64  # tokens
@@ -39,13 +44,16 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
             f"{path} has a sliding window, which is not computed for DFlash heads",
             remedy="Use another head.",
         )
+    size = count(path, values, "block_size")
+    if not 2 <= size <= _MAX_BLOCK:
+        raise unusable(path, f"usable block_size: it is {size}, expected 2 to {_MAX_BLOCK}")
     head = DFlashHead(
         path=path,
         config=config,
         feature_layers=_feature_layers(path, values, stated, target),
         feature_size=target.hidden_size,
         tensors=StoredTensors(named) if files.has_weights else {},
-        block_size=_block_size(path, values),
+        block_size=size,
         mask_token=_mask_token(path, stated, target),
     )
     _require_target(head, values, target)
@@ -68,13 +76,6 @@ def _feature_layers(
             remedy=_OWN_TARGET,
         )
     return tuple(each + 1 for each in ids)
-
-
-def _block_size(path: Path, values: Mapping[str, Any]) -> int:
-    size = count(path, values, "block_size")
-    if not 2 <= size <= _MAX_BLOCK:
-        raise unusable(path, f"usable block_size: it is {size}, expected 2 to {_MAX_BLOCK}")
-    return size
 
 
 def _mask_token(path: Path, stated: Mapping[str, Any], target: ModelConfig) -> int:
@@ -105,27 +106,20 @@ def _published(name: str) -> str:
     return _CONTEXT_NORM if name == "context_norm" else published_name(name)
 
 
-def _shapes(head: DFlashHead) -> dict[str, tuple[int, ...]]:
+def _shapes(head: DFlashHead) -> Shapes:
     config, hidden = head.config, head.config.hidden_size
     joined = len(head.feature_layers) * head.feature_size
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes: Shapes = {
         "fc.weight": (hidden, joined),
         "context_norm": (hidden,),
         "norm": (hidden,),
     }
     for layer in range(config.num_layers):
-        own = {
-            "q.weight": (config.query_size, hidden),
-            "k.weight": (config.kv_size, hidden),
-            "v.weight": (config.kv_size, hidden),
-            "o.weight": (hidden, config.query_size),
-            "gate.weight": (config.intermediate_size, hidden),
-            "up.weight": (config.intermediate_size, hidden),
-            "down.weight": (hidden, config.intermediate_size),
+        norms = {
             "q_norm": (config.head_dim,),
             "k_norm": (config.head_dim,),
             "input_norm": (hidden,),
-            "post_norm": (hidden,),
         }
+        own = {**layer_shapes(config, hidden), **norms}
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
     return shapes

@@ -24,28 +24,18 @@ pass makes stand apart, and only scores are put side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import BinaryIO
-
 import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
-from edge_spec.core.heads import DFlashHead, HeadMatrix
-from edge_spec.exporters.heads.layer_graph import LayersGraph
+from edge_spec.core.heads import HeadMatrix
+from edge_spec.exporters.heads.graph_parts import LayersGraph
 from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
-def dflash_graph(
-    head: DFlashHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-) -> bytes:
-    """Returns a serialized ModelProto, whose weights are written. matrices: all of the head's;
-    bits: see `LayersGraph`."""
-    return _Block(head.config, head.tensors, matrices, bits, weights).built()
-
-
-class _Block(LayersGraph):
+class DFlashGraph(LayersGraph):
     def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
         graph = self._graph
         context = self._norm(self._multiply("found", "fc"), "context_norm")
         stream = "embedded"

@@ -18,9 +18,7 @@ from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
-from edge_spec.exporters.heads.head_files import HeadFiles
-from edge_spec.exporters.heads.scored_tokens import scored_tokens
-from edge_spec.exporters.heads.stored_tensors import StoredTensors
+from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, scored_tokens
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
@@ -51,7 +49,10 @@ def eagle_head(files: HeadFiles) -> EagleHead:
         window=head_window(path, sizes),
     )
     require_target(head, named, sizes, target)
-    require_shapes(head, named, scored, _stated_names(values))
+    # Norms that config.json asks for: without them a head would silently draft worse.
+    options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
+    asked = frozenset(name for option, name in options.items() if values.get(option) is True)
+    require_shapes(head, named, scored, asked)
     return with_weights(head, named) if files.has_weights else head
 
 
@@ -60,12 +61,6 @@ def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHea
     embed = named.get("embed")
     rows = None if embed is None else lambda tokens: embed.rows(tokens).float32()
     return replace(head, tensors=StoredTensors(named), embed_rows=rows)
-
-
-def _stated_names(values: Mapping[str, Any]) -> frozenset[str]:
-    """Returns norms that config.json asks for: without them a head would silently draft worse."""
-    options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
-    return frozenset(name for option, name in options.items() if values.get(option) is True)
 
 
 def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:

@@ -29,27 +29,20 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import EagleHead, HeadMatrix
-from edge_spec.exporters.heads.layer_graph import LayersGraph
+from edge_spec.exporters.heads.graph_parts import LayersGraph
 from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
-def eagle_graph(
-    head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-) -> bytes:
-    """Returns a serialized ModelProto, whose weights are written. matrices: all of the head's;
-    bits: see `LayersGraph`."""
-    return _Step(head, matrices, bits, weights).built()
-
-
-class _Step(LayersGraph):
+class EagleGraph(LayersGraph):
     def __init__(
         self, head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
     ) -> None:
-        super().__init__(head.config, head.tensors, matrices, bits, weights)
+        super().__init__(head, matrices, bits, weights)
         self._head = head
 
     def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
         stream, read = self._enter()
         for layer in range(self._config.num_layers):
             if layer:

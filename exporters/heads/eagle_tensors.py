@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -15,25 +15,21 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 Shapes = dict[str, tuple[int, ...]]
 
 # Theirs -> ours, without the names of layers.
-_WHOLE = MappingProxyType(
-    {
-        "fc.weight": "fc.weight",
-        "fc.bias": "fc.bias",
-        "input_norm.weight": "fc_norm",
-        "embed_tokens.weight": "embed",
-        "lm_head.weight": "head",
-        "norm.weight": "norm",
-    }
-)
-_OF_LAYERS = MappingProxyType(
-    {
-        "hidden_norm.weight": "hidden_norm",
-        "input_layernorm.weight": "input_norm",
-        "post_attention_layernorm.weight": "post_norm",
-        "self_attn.q_norm.weight": "q_norm",
-        "self_attn.k_norm.weight": "k_norm",
-    }
-)
+_WHOLE = {
+    "fc.weight": "fc.weight",
+    "fc.bias": "fc.bias",
+    "input_norm.weight": "fc_norm",
+    "embed_tokens.weight": "embed",
+    "lm_head.weight": "head",
+    "norm.weight": "norm",
+}
+_OF_LAYERS = {
+    "hidden_norm.weight": "hidden_norm",
+    "input_layernorm.weight": "input_norm",
+    "post_attention_layernorm.weight": "post_norm",
+    "self_attn.q_norm.weight": "q_norm",
+    "self_attn.k_norm.weight": "k_norm",
+}
 _PROJECTION = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)")
 _LAYER = re.compile(r"(?:midlayer|layers\.(\d{1,3}))\.(.+)")
 VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
@@ -141,21 +137,27 @@ def _required_shapes(head: EagleHead) -> Shapes:
         shapes |= {name: (hidden,) for name in ("embed_norm", "state_norm", "norm")}
     for layer in range(config.num_layers):
         beside = layer == 0 and not head.joins_embedding
-        read = 2 * hidden if beside else hidden
-        own = {
-            "q.weight": (config.query_size, read),
-            "k.weight": (config.kv_size, read),
-            "v.weight": (config.kv_size, read),
-            "o.weight": (hidden, config.query_size),
-            "gate.weight": (config.intermediate_size, hidden),
-            "up.weight": (config.intermediate_size, hidden),
-            "down.weight": (hidden, config.intermediate_size),
-            "post_norm": (hidden,),
-        }
+        own = layer_shapes(config, 2 * hidden if beside else hidden)
         if layer or beside or head.norms_inputs:  # what EAGLE-1's first layer reads is not normed
             own["input_norm"] = (hidden,)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
     return shapes
+
+
+def layer_shapes(config: ModelConfig, read: int) -> Shapes:
+    """Returns the shapes of a layer's matrices and of its norm before the MLP. read: the width of
+    what its attention reads."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        "q.weight": (config.query_size, read),
+        "k.weight": (config.kv_size, read),
+        "v.weight": (config.kv_size, read),
+        "o.weight": (hidden, config.query_size),
+        "gate.weight": (inner, hidden),
+        "up.weight": (inner, hidden),
+        "down.weight": (hidden, inner),
+        "post_norm": (hidden,),
+    }
 
 
 def _optional_groups(head: EagleHead, scored: int) -> Iterator[Shapes]:

@@ -24,15 +24,10 @@ from edge_spec.exporters.heads.graph_parts import HeadGraph
 from edge_spec.exporters.onnx.graph import tensor
 
 
-def medusa_graph(
-    head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-) -> bytes:
-    """Returns a serialized ModelProto, whose weights are written. matrices: K.B of block B of head
-    K, and output.K, or output.0 that they share; bits: as `HeadGraph.multiply` has them."""
-    return _Heads(head, matrices, bits, weights).built()
+class MedusaGraph:
+    """matrices: K.B of block B of head K, and output.K, or output.0 that they share; bits: as
+    `HeadGraph.multiply` has them."""
 
-
-class _Heads:
     def __init__(
         self, head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
     ) -> None:
@@ -40,6 +35,7 @@ class _Heads:
         self._graph = HeadGraph(weights)
 
     def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
         head, graph = self._head, self._graph
         shares = len(head.outputs) == 1
         if shares:
@@ -90,9 +86,8 @@ class _Heads:
 
     def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:
         bits = max(self._bits, 8)
-        return graph.multiply(
-            states, f"output.{output}", self._matrices[f"output.{output}"], bits, name
-        )
+        matrix = f"output.{output}"
+        return graph.multiply(states, matrix, self._matrices[matrix], bits, name)
 
     def _after_one_block(self, blocks: Sequence[HeadMatrix]) -> str:
         """All heads read the same state: their matrices are one."""

@@ -13,12 +13,12 @@ from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.medusa import medusa_head
-from edge_spec.exporters.heads.mtp import mtp_head
-from edge_spec.exporters.heads.qwen35 import (
+from edge_spec.exporters.heads.mtp import (
     directory_head,
     first_tensor,
     gguf_head,
     is_gguf_head,
+    mtp_head,
 )
 from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
 from edge_spec.exporters.mtp_layers import STATED, mtp_prefix

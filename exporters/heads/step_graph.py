@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, TrainedHead
-from edge_spec.exporters.heads.dflash_graph import dflash_graph
-from edge_spec.exporters.heads.eagle_graph import eagle_graph
-from edge_spec.exporters.heads.medusa_graph import medusa_graph
+from edge_spec.exporters.heads.dflash_graph import DFlashGraph
+from edge_spec.exporters.heads.eagle_graph import EagleGraph
+from edge_spec.exporters.heads.medusa_graph import MedusaGraph
 
 
 def step_graph(
@@ -18,7 +18,7 @@ def step_graph(
     `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS; output matrices have 8 at
     least."""
     if isinstance(head, MedusaHead):
-        return medusa_graph(head, matrices, bits, weights)
+        return MedusaGraph(head, matrices, bits, weights).built()
     if isinstance(head, EagleHead):
-        return eagle_graph(head, matrices, bits, weights)
-    return dflash_graph(head, matrices, bits, weights)
+        return EagleGraph(head, matrices, bits, weights).built()
+    return DFlashGraph(head, matrices, bits, weights).built()
