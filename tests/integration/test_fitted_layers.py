@@ -165,14 +165,14 @@ def test_a_file_that_changes_meanwhile_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 60e6), ("Q4_1", 250e6)])
+@pytest.mark.parametrize(("kind", "bound"), [("Q4_0", 300e6), ("Q4_1", 500e6)])
 def test_what_is_allocated_is_a_layer(
     kind: str, bound: float, tiny: ModuleType, tmp_path: Path
 ) -> None:
-    """A copy in float32 has 310 MB. What is allocated is counted, not what the machine has of it
+    """A copy in float32 has 580 MB. What is allocated is counted, not what the machine has of it
     in memory."""
-    shape = {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 128}
-    model = tiny.build(num_hidden_layers=20, **shape)
+    shape = {"hidden_size": 1024, "intermediate_size": 4096, "head_dim": 256}
+    model = tiny.build(num_hidden_layers=10, **shape)
     for values in model.weights.values():
         values *= 0.1 if values.ndim == 2 else 1
     source = open_checkpoint(tiny.write_gguf(model, tmp_path / "model.gguf", kind))
