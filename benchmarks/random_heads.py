@@ -32,15 +32,8 @@ def write_eagle3(directory: Path, target: ModelConfig, scored: int) -> Path:
     for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
         shapes[f"midlayer.{norm}.weight"] = (hidden,)
     config = {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
+        **_sizes(target),
         "num_hidden_layers": 1,
-        "rms_norm_eps": target.norm_epsilon,
-        "rope_theta": target.rope_theta,
-        "vocab_size": target.vocab_size,
         "draft_vocab_size": scored,
     }
     return _written(directory, config, shapes, scored)
@@ -89,19 +82,26 @@ def write_dflash(directory: Path, target: ModelConfig, block_size: int = 16) -> 
         shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in own.items()}
     config = {
         "block_size": block_size,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
+        **_sizes(target),
         "num_hidden_layers": count,
         "num_target_layers": target.num_layers,
-        "rms_norm_eps": target.norm_epsilon,
-        "rope_theta": target.rope_theta,
-        "vocab_size": target.vocab_size,
         "dflash_config": {"mask_token_id": 0, "target_layer_ids": layers},
     }
     return _written(directory, config, shapes, None)
+
+
+def _sizes(target: ModelConfig) -> dict[str, object]:
+    """Returns what the config of a head takes over from its target's."""
+    return {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_attention_heads": target.num_heads,
+        "num_key_value_heads": target.num_kv_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.norm_epsilon,
+        "rope_theta": target.rope_theta,
+        "vocab_size": target.vocab_size,
+    }
 
 
 def _written(
@@ -116,10 +116,10 @@ def _written(
     for name, (kind, shape, size) in tensors.items():
         start, end = end, end + size * int(np.prod(shape))
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    told = json.dumps(header).encode()
+    described = json.dumps(header).encode()
     random = np.random.default_rng(0)
     with (directory / "model.safetensors").open("wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
+        file.write(len(described).to_bytes(8, "little") + described)
         for name, shape in shapes.items():
             scale = 0.0 if "norm" in name else 0.02
             for start in range(0, shape[0], _ROWS_AT_ONCE):

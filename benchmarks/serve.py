@@ -33,8 +33,16 @@ from typing import Any
 
 import serve_table
 from common import open_engine, report
-from serve_clients import Answer, ask, short_prompts, token_ms
-from servers import Server, own_server, peer_server, server_at
+from serve_clients import (
+    Answer,
+    Server,
+    ask,
+    own_server,
+    peer_server,
+    server_at,
+    short_prompts,
+    token_ms,
+)
 
 from edge_spec.engine.engine import Engine
 

@@ -11,8 +11,7 @@ from itertools import cycle, islice, product
 from statistics import median
 from typing import Any
 
-from serve_clients import Seen, ask, long_prompt, quantile, short_prompts, watch_memory
-from servers import Server
+from serve_clients import Seen, Server, ask, long_prompt, quantile, short_prompts, watch_memory
 
 KINDS = ("short", "long", "alike")
 _FIRST_ALIKE = 100  # number of long prompts, beyond those of other rows

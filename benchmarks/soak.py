@@ -36,9 +36,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import soak_http
 from common import machine
-from soak_requests import DRAFTERS, DRAFTERS_OF_PAIR, Outcome
+from soak_askers import DRAFTERS, DRAFTERS_OF_PAIR, HttpAsker, Outcome
 
 from edge_spec.storage.atomic import atomic_file
 
@@ -121,8 +120,8 @@ def child(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
-def told(process: subprocess.Popen[str]) -> Any:
-    """The next line of a child."""
+def next_line(process: subprocess.Popen[str]) -> Any:
+    """Returns what the next line of a child says."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -134,7 +133,7 @@ def ask_sdk(process: subprocess.Popen[str], number: int) -> list[Outcome]:
     assert process.stdin is not None
     process.stdin.write(f"{number}\n")
     process.stdin.flush()
-    return [Outcome(**each) for each in told(process)]
+    return [Outcome(**each) for each in next_line(process)]
 
 
 def growth(samples: list[Usage], until_s: float) -> dict[str, Any]:
@@ -217,13 +216,15 @@ def run(arguments: Namespace) -> dict[str, Any]:
     pair = pair if arguments.draft else []
     serve = ["serve", arguments.model, "--json", "--port", "0", "--parallel", "2", *pair]
     with ExitStack() as opened:
-        sdk = opened.enter_context(child(["soak_sdk.py", arguments.model, context, threads, *pair]))
-        told(sdk)
+        sdk = opened.enter_context(
+            child(["soak_askers.py", arguments.model, context, threads, *pair])
+        )
+        next_line(sdk)
         server = opened.enter_context(
             child(["-c", SERVER, *serve, "--context", context, "--threads", threads])
         )
         drafters = DRAFTERS_OF_PAIR if pair else DRAFTERS
-        asker = soak_http.HttpAsker(told(server)["port"], drafters)
+        asker = HttpAsker(next_line(server)["port"], drafters)
         pids = {"sdk": sdk.pid, "server": server.pid}
         samples: dict[str, list[Usage]] = {name: [] for name in pids}
         where, tally, began = machine(), Tally(), time.monotonic()
@@ -243,7 +244,7 @@ def run(arguments: Namespace) -> dict[str, Any]:
                 if elapsed_s >= arguments.minutes * 60:
                     break
                 tally.take("sdk", ask_sdk(sdk, number))
-                tally.take("server", soak_http.step(asker, number))
+                tally.take("server", asker.step(number))
         except KeyboardInterrupt:
             pass
         found = summary(tally, samples, elapsed_s)

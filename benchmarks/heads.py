@@ -1,23 +1,31 @@
-"""Measures what a trained head costs beside its target, and how often it has to be right.
+"""Trained heads: what they cost beside a target, and questions about one domain to train them on.
 
-    python benchmarks/head_cost.py smollm2                # shapes A to D, beside the target
+    python benchmarks/heads.py cost smollm2
+    python benchmarks/heads.py questions DIR
 
-A is an EAGLE-3 layer of the target's shape, B three Medusa heads of one block that share an output
-matrix; both score `--scored` tokens. C are three Medusa heads with an output matrix each, D a
-DFlash head of five layers that drafts blocks of 16 tokens; both score all tokens. Three draft
-tokens are asked of each, their choice included. c is what a draft token of A costs (the mean of the
-chain), or a round of B, in plain steps; r what a pass of k rows costs. A chain of k - 1 draft
-tokens, each right with the chance a once those before it are, pays where 1 + a + ... + a^(k-1) is
-at least r + (k - 1) c (A) or r + c (B). Passes of target and head are timed in turns, as a
-conversation makes them.
+`cost` times heads with random weights. A is an EAGLE-3 layer of the target's shape, B three Medusa
+heads of one block that share an output matrix; both score `--scored` tokens. C are three Medusa
+heads with an output matrix each, D a DFlash head of five layers that drafts blocks of 16 tokens;
+both score all tokens. Three draft tokens are asked of each, their choice included. c is what a
+draft token of A costs (the mean of the chain), or a round of B, in plain steps; r what a pass of k
+rows costs. A chain of k - 1 draft tokens, each right with the chance a once those before it are,
+pays where 1 + a + ... + a^(k-1) is at least r + (k - 1) c (A) or r + c (B). Passes of target and
+head are timed in turns, as a conversation makes them.
+
+`questions` makes 48 manuals of half a page and five questions about each: 198 to learn from, and 24
+that are asked afterwards, 12 of them about manuals that no question to learn from is about. Then
+`edge-spec distill --prompts DIR/learn.jsonl` trains a head, and `edge-spec bench --draft HEAD
+--prompts DIR/ask.jsonl` says how fast the others are answered with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,6 +54,20 @@ from edge_spec.models.source import Source
 ROWS = (2, 3, 4, 8)
 FEATURES = 5  # of a token, that D reads
 CHAIN = Budget(num_draft_tokens=3, num_rows=4, branches=False)
+_MAKERS = ("Halden", "Orrin", "Velt", "Sorrel", "Kestrel", "Marlow", "Pell", "Tavin")
+_THINGS = ("pump", "heater", "lamp", "kettle", "drill", "fan", "scale", "router", "filter", "saw")
+_PARTS = ("housing", "valve", "gasket", "switch", "cable", "bearing", "sensor", "display")
+_COLOURS = ("red", "amber", "green", "blue", "white")
+ASKED = (
+    "Summarize the manual of the {name} in a few sentences.",
+    "How is the {name} installed? List the steps.",
+    "What does it mean when the light of the {name} is {colour}, and what has to be done?",
+    "How is the {part} of the {name} cleaned and how often?",
+    "Write a short note to a customer who asks about the warranty of the {name}.",
+)
+_MANUALS, _NEW = 48, 6  # of them, about which nothing is learnt
+_SEED = 7
+_HELD_OUT = 12  # questions about manuals that others are learnt of, and as many about new ones
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -66,23 +88,7 @@ def cost_of_round(shape: str, rows: int, cost: float) -> float:
     return cost * (rows - 1 if shape == "A" else 1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a MODEL")
-    parser.add_argument("--runtime", default="ort")
-    parser.add_argument("--scored", type=int, default=8192, help="tokens that the heads score")
-    parser.add_argument("--context", type=int, default=256, help="tokens before the steps")
-    parser.add_argument("--repetitions", type=int, default=60)
-    parser.add_argument("--threads", type=int, help="of a wide head")
-    parser.add_argument("--float", action="store_true", help="the head in float32 by numpy")
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure_beside(Path(folder), arguments)
-    report({"head_cost": found}, arguments.out)
-
-
-def measure_beside(folder: Path, arguments: Any) -> dict[str, Any]:
+def measure_beside(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     source = Source(arguments.model, lambda what, fraction: None)
     stored = runtimes.open_checkpoint(source.path)
     paths = {
@@ -108,7 +114,7 @@ def measure_beside(folder: Path, arguments: Any) -> dict[str, Any]:
         times = _times(engine.parts.model, network, drafters, arguments)
     for name, value in times.items():
         print(f"{name}: {value:.2f} ms")
-    return {"ms": times, "break_even": _told(times)}
+    return {"ms": times, "break_even": _break_evens(times)}
 
 
 def _times(
@@ -129,11 +135,8 @@ def _times(
         "plain": lambda: plain.forward(one),
         "with features": lambda: telling.forward(one),
         "A, three draft tokens": lambda: _chain(drafting, 3, network.likeliest),
-        "plain again": lambda: plain.forward(one),
     }
-    for name in drafters:
-        calls[f"{name}, a round"] = rounds[name]
-        calls[f"plain after {name}"] = lambda: plain.forward(one)
+    calls |= {f"{name}, a round": rounds for name, rounds in rounds.items()}
     for rows in ROWS:
         tree = TokenTree.chain(7, list(range(8, 7 + rows)))
         calls[f"{rows} rows"] = lambda tree=tree: plain.forward(tree)
@@ -180,7 +183,8 @@ def _rounds(drafter: Drafter, config: ModelConfig, budget: Budget) -> Callable[[
     return round_
 
 
-def _told(times: dict[str, float]) -> dict[str, Any]:
+def _break_evens(times: dict[str, float]) -> dict[str, Any]:
+    """Prints, and returns, from which chance on a chain of each length pays."""
     found = {}
     print("shape  k      c     r  pays from")
     for shape, name in (("A", "A, three draft tokens"), ("B", "B, a round")):
@@ -222,6 +226,93 @@ def _chain(session: Any, count: int, choose: Callable[[np.ndarray], Any]) -> Non
 
 def _text(context: int) -> Iterable[int]:
     return np.random.default_rng(1).integers(100, 5000, context).tolist()
+
+
+@dataclass(frozen=True)
+class Manual:
+    """A document: a product's manual."""
+
+    name: str
+    part: str
+    colour: str
+    text: str
+
+
+def manuals(count: int, seed: int) -> list[Manual]:
+    random = np.random.default_rng(seed)
+    found = []
+    for index in range(count):
+        maker, thing = random.choice(_MAKERS), _THINGS[index % len(_THINGS)]
+        name = f"{maker} {thing} {random.integers(2, 90) * 10}"
+        part, other = random.choice(_PARTS, 2, replace=False)
+        colour, second = random.choice(_COLOURS, 2, replace=False)
+        text = (
+            f"Manual of the {name}. The {name} is made for indoor use and runs on "
+            f"{random.integers(110, 240)} volts. To install it, place it on a level surface, "
+            f"connect the {other} to the {part}, tighten the {random.integers(2, 8)} screws, and "
+            f"press the main button for {random.integers(2, 9)} seconds. When the light is "
+            f"{colour}, the {part} is blocked and has to be cleaned. When the light is {second}, "
+            f"the {name} is ready for use. Clean the {part} every {random.integers(2, 12)} weeks "
+            f"with warm water and a soft cloth, and never use solvents. Replace the {other} after "
+            f"{random.integers(1, 9) * 500} hours. The warranty of the {name} covers "
+            f"{random.integers(1, 6)} years, but not damage to the {other} that comes from wrong "
+            f"installation. For service, call the {maker} service desk and have the serial number "
+            f"of the {name} at hand."
+        )
+        found.append(Manual(name, str(part), str(colour), text))
+    return found
+
+
+def write_questions(folder: Path) -> None:
+    known, random = manuals(_MANUALS, _SEED), np.random.default_rng(5)
+    pairs = [(which, asked) for which in range(_MANUALS - _NEW) for asked in range(len(ASKED))]
+    random.shuffle(pairs)
+    new = [
+        (which, int(asked))
+        for which in range(_MANUALS - _NEW, _MANUALS)
+        for asked in random.choice(len(ASKED), _HELD_OUT // _NEW, replace=False)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [("known", pair) for pair in pairs[:_HELD_OUT]] + [("new", pair) for pair in new]
+    for name, entries in (
+        ("learn", [("manuals", pair) for pair in pairs[_HELD_OUT:]]),
+        ("ask", asked),
+    ):
+        lines = [
+            {"id": f"{which}-{at}", "category": category, "prompt": _prompt(known[which], at)}
+            for category, (which, at) in entries
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _prompt(manual: Manual, asked: int) -> str:
+    question = ASKED[asked].format(**vars(manual))
+    return f"Answer with the help of the text.\n\n{manual.text}\n\nQuestion: {question}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("questions").add_argument("folder", type=Path)
+    cost = commands.add_parser("cost")
+    cost.add_argument("model", help="a MODEL")
+    cost.add_argument("--runtime", default="ort")
+    cost.add_argument("--scored", type=int, default=8192, help="tokens that the heads score")
+    cost.add_argument("--context", type=int, default=256, help="tokens before the steps")
+    cost.add_argument("--repetitions", type=int, default=60)
+    cost.add_argument("--threads", type=int, help="of a wide head")
+    cost.add_argument("--float", action="store_true", help="the head in float32 by numpy")
+    cost.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "questions":
+        write_questions(arguments.folder)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure_beside(Path(folder), arguments)
+    report({"head_cost": found}, arguments.json)
 
 
 if __name__ == "__main__":
