@@ -38,11 +38,10 @@ class AskedPlace:
         str,
         Option(
             "auto, or an installed runtime: ort, llamacpp, ik, openvino, coreml, reference.",
-            more="`auto`: the first of `ort`, `llamacpp` and `ik` that is here and can run the "
-            "model ([models.md](models.md#what-runs-it)), `coreml` for a Core ML bundle. "
-            "`llamacpp` and `ik` read GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
-            "([devices.md](devices.md#openvino)), `coreml` needs macOS 15 or newer, "
-            "`reference` is numpy: slow, exact.",
+            more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` and `ik` "
+            "read GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
+            "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
+            "slow, exact.",
             is_place=True,
         ),
     ] = "auto"
@@ -63,8 +62,8 @@ class AskedPlace:
         Option(
             "A file of edge-spec plan: where models run, who drafts.",
             read_as=Path | None,
-            more="Options that contradict it are refused. Without one, the plan that the cache "
-            "holds for this model decides what is left to `auto`: [plan.md](plan.md).",
+            more="Without one, that of the cache decides what is left to `auto`: "
+            "[plan.md](plan.md#pinning-a-plan).",
         ),
     ] = None
     draft_runtime: Annotated[str, Option("The draft's runtime.", is_place=True)] = "auto"
@@ -115,9 +114,8 @@ class AskedDrafting:
         Option(
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
             "answers, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
-            more="Draft tokens of several share a tree. `auto` is `suffix`, `suffix,corpus` where "
-            "there is a corpus, `suffix,cascade` where there is a draft: "
-            "[drafters.md](drafters.md).",
+            more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
+            "where there is a draft: [drafters.md](drafters.md).",
         ),
     ] = "auto"
     draft: Annotated[
@@ -126,9 +124,8 @@ class AskedDrafting:
             "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
             "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
             read_as=list[str] | None,
-            more="`auto` takes the smallest that has the model's tokens and at most half its size: "
-            "[models.md](models.md#a-draft-that-is-chosen). The directory of a head is told from a "
-            "model's by content: [drafters.md](drafters.md#trained-heads).",
+            more="[models.md](models.md#a-draft-that-is-chosen), "
+            "[drafters.md](drafters.md#trained-heads).",
         ),
     ] = None
     draft_overlap: Annotated[
@@ -136,7 +133,7 @@ class AskedDrafting:
         Option(
             "Draft while the model verifies: auto where devices differ.",
             read_as=DraftOverlap,
-            more="With `auto` as long as that is faster: [drafters.md](drafters.md#draft-models).",
+            more="[drafters.md](drafters.md#draft-models).",
         ),
     ] = "auto"
     draft_n_max: Annotated[
@@ -206,7 +203,7 @@ class AskedDecoding:
         int | None,
         Option(
             "Most rows that all conversations together score, a pass.",
-            more="One alone may use all of them. Without it, as many as pay.",
+            more="Without it, as many as pay.",
         ),
     ] = None
     prompt_cache: Annotated[
@@ -232,17 +229,15 @@ class AskedDecoding:
         Option(
             "The language that it writes, such as fra_Latn.",
             metavar="NAME",
-            more="Without it, the one that the model's files force; where they force none, it is "
-            "asked for.",
+            more="Without it, the one that the model's files force.",
         ),
     ] = None
     call_timeout_s: Annotated[
         float | None,
         Option(
             "Seconds that a pass of the model may take before it is given up.",
-            more="The answer then ends with an error, and the next one works: "
-            "[reliability.md](reliability.md#the-target). `early-exit` and `layer-skip` are not to "
-            "be had with it.",
+            more="[reliability.md](reliability.md#the-target). Not with `early-exit` and "
+            "`layer-skip`.",
         ),
     ] = None
 
