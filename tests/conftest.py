@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.models.demo import FILE_NAME, fetch_demo_model
-from edge_spec.placement.idle_measuring import SWITCH
+from edge_spec.placement.idle_process import SWITCH
 from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 
 # Windows has not all of them.

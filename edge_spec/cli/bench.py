@@ -221,8 +221,7 @@ def _require_forgetful(drafter: str, repeat: int) -> None:
 
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.chart import draw_chart
-    from edge_spec.diagnostics.bench.speedup_report import markdown
+    from edge_spec.diagnostics.bench.speedup_report import draw_chart, markdown
     from edge_spec.diagnostics.report_files import write_report
 
     if as_json:

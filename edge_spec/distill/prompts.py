@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.diagnostics.bench.loops import in_loops
+from edge_spec.diagnostics.bench.figures import in_loops
 from edge_spec.distill.conversations import Conversation
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError

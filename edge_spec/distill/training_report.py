@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.diagnostics.lossless_check import Proof
-from edge_spec.diagnostics.page import rendered
+from edge_spec.diagnostics.report_files import rendered
 from edge_spec.distill.drafter_training import Learnt
 from edge_spec.distill.request import DistillRequest
 from edge_spec.placement.machine import describe_machine

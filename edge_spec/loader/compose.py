@@ -25,8 +25,7 @@ from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
-from edge_spec.placement.idle_measuring import measure_when_idle
-from edge_spec.placement.idle_process import InTurns
+from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.placement.row_findings import rows_key, settle_rows
 from edge_spec.storage.json_store import tell_unkept

@@ -1,9 +1,15 @@
 """Work in a process of its own that ends as soon as an answer begins, and starts again once it is
-quiet."""
+quiet; above all measuring installed runtimes, so that the next start knows which is the fastest.
+
+Each runtime is measured in a process of its own, which gives way to all others. Nothing is
+converted, nothing is opened where memory is short, and a machine that is busy or runs on its
+battery is left alone.
+"""
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import math
 import os
@@ -11,16 +17,35 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Protocol
 
-from edge_spec.core.isolated import IsolatedError, Lifeline
+from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import EdgeSpecError
+from edge_spec.fitting.devices import processor
+from edge_spec.fitting.memory import free_bytes
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolution import resolution_on
+from edge_spec.models.source import Source
+from edge_spec.placement.candidates import candidate_of, description
 from edge_spec.placement.machine import busy_share, on_battery
+from edge_spec.placement.pinning import is_open
+from edge_spec.placement.place_work import measure_place
+from edge_spec.placement.profile import kept_profiles
+from edge_spec.placement.row_findings import holds
 
 LOWEST = 19  # of nice(2)
 QUIET_S = 30.0  # after an answer, before anything begins
 _MOST_BUSY = 0.2  # of all cores, with other work
+SWITCH = "EDGE_SPEC_IDLE_PLAN"  # an environment variable; "0" turns it off
+_MOST_S = 600.0  # that it may take in all
+_PASSES_S = 15.0  # that the passes of one runtime may take
+_ROOM = 3  # times a model's files, that has to be free for other runtimes' copies of it
+_NICE = 5
 
 _log = logging.getLogger(__name__)
 
@@ -181,3 +206,58 @@ def give_way(nice: int) -> None:
         with suppress(OSError):  # it leads its session's processes already, or none are grouped
             os.setsid()
             Path("/proc/self/autogroup").write_text(f"{nice}\n", encoding="ascii")
+
+
+def measure_when_idle(
+    source: Source,
+    options: LoadOptions,
+    runtime: str,
+    may_begin: Callable[[], bool] = is_idle,
+    quiet_s: float = QUIET_S,
+) -> IdleProcess | None:
+    """Starts measuring; returns None where all is known, or a second copy of the model would not
+    fit. runtime: that the engine has, the only one to measure where it was asked for."""
+    if os.environ.get(SWITCH) == "0" or (options.quantization, options.block_size) != (None, None):
+        return None
+    free = free_bytes()
+    if free is not None and free < _ROOM * source.num_bytes:
+        return None
+    names = unmeasured(source, options, runtime)
+    if not names:
+        return None
+    work = partial(_measure_each, source.model, names, options.runtime_options)
+    process = IdleProcess(work, may_begin, quiet_s, _MOST_S)
+    process.start()
+    return process
+
+
+def unmeasured(source: Source, options: LoadOptions, runtime: str) -> list[str]:
+    """Names the runtimes that read the model as it is stored here, and have no profile of it."""
+    names = runtimes.installed_runtimes() if is_open(options) else []
+    known = {key.runtime for key, _ in kept_profiles(source) if holds(key, options.runtime_options)}
+    found = []
+    for name in dict.fromkeys((runtime, *names)):
+        with suppress(EdgeSpecError):
+            if name not in known and resolution_on(source, name, options).stored.is_there:
+                found.append(name)
+    return found
+
+
+def _measure_each(
+    model: str, names: Sequence[str], options: RuntimeOptions, lifeline: Lifeline
+) -> None:
+    """Raises IsolatedError where an answer has begun; a runtime that fails is passed over."""
+    for name in names:
+        place = json.dumps(description(model, processor(name), options))
+        try:
+            isolated(measure_described, place, timeout_s=_MOST_S, lifeline=lifeline)
+        except IsolatedError as error:
+            if lifeline.has_ended:
+                raise
+            _log.info("%s was not measured with %s while idle: %s", model, name, error)
+
+
+def measure_described(place: str) -> None:
+    """Measures in the other process, and keeps what it finds. Raises an EdgeSpecError, OSError."""
+    give_way(_NICE)
+    measure_place(candidate_of(json.loads(place)), _PASSES_S, lambda fraction: None)

@@ -11,15 +11,13 @@ from edge_spec.core.model import Progress
 from edge_spec.models.device_names import share_chip
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.attempt import PlaceError, attempt
 from edge_spec.placement.candidates import described
 from edge_spec.placement.gains import Pair, with_draft
-from edge_spec.placement.place_work import PAIR, measure_pair
+from edge_spec.placement.place_work import PAIR, PlaceError, attempt, measure_pair, preferred
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import PairFindings, load_pair, save_pair
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import MeasuredPlace, Surveyor, processor_first
-from edge_spec.placement.texts import preferred
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.vocabulary import same_vocabulary
 

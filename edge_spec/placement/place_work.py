@@ -1,32 +1,49 @@
-"""Work with a model at one place, here or in a process of its own: what it takes and returns can be
-written as JSON."""
+"""Work with a model at one place, which may fail: on another device than the processor in a process
+of its own, since a driver may crash, hang, or take the memory of all.
+
+What a work takes and returns can be written as JSON. For the processor a process would take longer
+than a small model's passes; what its libraries raise is a reason, too.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
+from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reason_of, tell
+from edge_spec.core.model import Progress
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
 from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.memory import resident_bytes
-from edge_spec.placement.candidates import Candidate, candidate_of
+from edge_spec.placement.candidates import Candidate, candidate_of, described
 from edge_spec.placement.chain import agreements
-from edge_spec.placement.comparison import own_loop_cost
+from edge_spec.placement.comparison import own_loop_cost, probe_pair
 from edge_spec.placement.measure import Effort, measure
-from edge_spec.placement.pair_probe import probe_pair
-from edge_spec.placement.profile import PairFindings, Profile, save_profile
+from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile, save_profile
 from edge_spec.placement.replay import Recording, record
 from edge_spec.placement.row_findings import rows_key, settle_rows
 from edge_spec.storage.json_store import tell_unkept
+from edge_spec.text.prompt_files import Prompt
 
 OnStep = Callable[[float], None]
 PlaceWork = Callable[[Candidate, Any, OnStep], Any]
+
+_TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to measure
+_MOST_TOKENS, _LEAST_TOKENS = 64, 16  # of each recorded answer
+_LEAST_TEXTS = 2
+_WHAT = "Recording texts"
+_READ_S, _WRITE_S = 8.0, 8.0  # for all prompts, and for all answers
 
 
 @dataclass(frozen=True)
@@ -127,3 +144,106 @@ def measure_pair(place: Candidate, draft: Any, on_step: OnStep) -> Any:
 WORKS: dict[str, PlaceWork] = {
     work.__name__: work for work in (measure_place, record_at, read_at, measure_pair)
 }
+
+
+class PlaceError(Exception):
+    """A place did not do its work; `str()` is the reason, one line. is_silent: it never
+    answered, and is not worth waiting for again."""
+
+    def __init__(self, reason: str, is_silent: bool = False) -> None:
+        super().__init__(reason)
+        self.is_silent = is_silent
+
+
+def attempt(
+    work: PlaceWork,
+    place: Candidate,
+    argument: Any,
+    on_step: OnStep,
+    others: Sequence[Candidate] = (),
+) -> Any:
+    """Returns what `work`, one of WORKS, makes of `argument`. others: places that it uses, too.
+    Raises PlaceError."""
+    if not any(each.is_risky for each in (place, *others)):
+        try:
+            return work(place, argument, on_step)
+        except Exception as error:  # as in the other process
+            raise PlaceError(reason_of(error)) from error
+    request = {"work": work.__name__, "place": described(place), "argument": argument}
+    done = 0.0
+
+    def on_done(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+        on_step(fraction)
+
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "request"  # longer than a command line may be
+        file.write_text(json.dumps(request), encoding="utf-8")
+        try:
+            return isolated(do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_done)
+        except NoAnswerError as error:
+            slow = f"it is too slow: {done:.0%} was done within {_TIMEOUT_S:g} s"
+            raise PlaceError(slow if done else str(error), is_silent=True) from error
+        except IsolatedError as error:
+            raise PlaceError(str(error)) from error
+
+
+def do_request(file: str) -> Any:
+    """Does the work in the other process. Raises an EdgeSpecError, OSError, and whatever a library
+    raises."""
+    request = json.loads(Path(file).read_text(encoding="utf-8"))
+    place = candidate_of(request["place"])
+    return WORKS[request["work"]](place, request["argument"], tell)
+
+
+def record_texts(
+    place: Candidate, prompts: Sequence[Prompt], profile: Profile, progress: Progress
+) -> list[Recording]:
+    """Greedy answers. The slower the model, the shorter they are, and the fewer of the longest
+    prompts are among them; what does not fit the context is cut. Raises PlaceError."""
+    chosen = _affordable(place, prompts, profile.prefill_tokens_per_s)
+    step_s = profile.costs(TYPICAL_TOKENS).at(1)
+    num_tokens = int(_WRITE_S / (step_s * len(chosen)))
+    num_tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, num_tokens))
+    limit = place.prepared.config.context_length
+    asked = tuple(
+        _asked(category, tokens[: max(1, limit - num_tokens)], num_tokens, limit)
+        for category, tokens in chosen
+    )
+    request = ASKED.dump_python(asked, mode="json")
+    found = attempt(record_at, place, request, partial(progress, _WHAT))
+    progress(_WHAT, 1.0)
+    return [each.recording for each in WRITTEN.validate_python(found)]
+
+
+def preferred(
+    place: Candidate, recordings: Sequence[Recording], on_step: OnStep
+) -> list[list[bool]]:
+    """Says for each token of each text whether the model at this place prefers it after the ones
+    before. Raises PlaceError."""
+    written = WRITTEN.dump_python(tuple(map(Written.of, recordings)), mode="json")
+    found: list[list[bool]] = attempt(read_at, place, written, on_step)
+    return found
+
+
+def _asked(category: str, prompt: list[int], num_tokens: int, limit: int) -> Asked:
+    return Asked(category, tuple(prompt), min(num_tokens, limit - len(prompt)))
+
+
+def _affordable(
+    place: Candidate, prompts: Sequence[Prompt], tokens_per_s: float
+) -> list[tuple[str, list[int]]]:
+    """Categories and tokens, the shortest prompts first."""
+    encode = place.prepared.text.prompt_of
+    found = sorted(((each.category, encode(each.text)) for each in prompts), key=_length)
+    total = accumulate(map(_length, found))
+    return [
+        each
+        for i, (each, so_far) in enumerate(zip(found, total, strict=True))
+        if i < _LEAST_TEXTS or so_far <= _READ_S * tokens_per_s
+    ]
+
+
+def _length(prompt: tuple[str, list[int]]) -> int:
+    return len(prompt[1])

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from edge_spec.errors import UsageError
-from edge_spec.fitting.device_memory import FreeMemory, Needs
+from edge_spec.fitting.forecast import FreeMemory, Needs
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed

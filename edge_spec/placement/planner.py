@@ -1,8 +1,9 @@
-"""Makes a plan: every place is measured, texts are recorded once, and each way to draft is
-replayed on them at the costs of each place."""
+"""Makes a plan: every place is measured, texts are recorded once, each way to draft is replayed on
+them at the costs of each place, and the ways are ranked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,22 +13,24 @@ from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError
 from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.devices import Device
+from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.fitting.memory import format_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.attempt import PlaceError
-from edge_spec.placement.drafting import replay_drafters
-from edge_spec.placement.gains import plain_rate, row_share
+from edge_spec.placement.gains import plain_rate, replay_drafters, row_share
 from edge_spec.placement.pairing import Pairing
+from edge_spec.placement.place_work import PlaceError, preferred, record_texts
 from edge_spec.placement.plan import Placement, Plan
-from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import MeasuredPlace, Surveyor, processor_first
-from edge_spec.placement.texts import preferred, record_texts
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _LEAST_AGREEING = 0.25  # of a text's tokens; other weights and kernels agree on most
 _READ_TEXTS = 2
+
+_FEW_RIGHT = 0.4  # of a drafter's draft tokens
+_SLOWER_STEP = 1.03  # times the best one's
+_MOST_LOSS = 0.005  # nats a token beyond the least: half a percent of perplexity
 
 
 @dataclass
@@ -164,3 +167,59 @@ def _alone_or_together() -> Iterator[str]:
     yield from alone
     for name, traits in alone.items():
         yield from (f"{other},{name}" for other in traits.planned_with if other in alone)
+
+
+def ranked(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement, ...]:
+    """Sorts them: the fastest that fits and whose weights say what the model's say comes first,
+    each other one has the reason it lost by. A drafter that keeps answers is never chosen: that has
+    to be asked for."""
+    least = min((each.loss for each in placements if each.loss is not None), default=0.0)
+
+    def is_close(placement: Placement) -> bool:
+        return placement.loss is None or placement.loss - least <= _MOST_LOSS
+
+    def may_run(placement: Placement) -> tuple[bool, bool, bool]:
+        return (
+            not factory.remembers(placement.drafter),
+            placement.shortage(free) is None,
+            is_close(placement),
+        )
+
+    def worth(placement: Placement) -> tuple[tuple[bool, bool, bool], float]:
+        return may_run(placement), placement.tokens_per_s or 0.0
+
+    best, *others = sorted(placements, key=worth, reverse=True)
+    return best, *(
+        replace(each, reason=_reason(each, best, free, is_close(each))) for each in others
+    )
+
+
+def _reason(each: Placement, best: Placement, free: FreeMemory, is_close: bool) -> str:
+    shortage = each.shortage(free)
+    if shortage is not None:
+        return f"does not fit: {shortage}"
+    if each.tokens_per_s is None:  # there was less when it was to be measured
+        return f"does not fit: {format_bytes(each.memory_bytes or 0)} are too much"
+    if not is_close and (best.loss or 0.0) < (each.loss or 0.0):
+        return f"its weights lose {math.expm1(each.loss or 0.0):.1%} of perplexity"
+    if factory.remembers(each.drafter):
+        return "it keeps answers on the disk, and is used where it is asked for"
+    slower = f"{1 - each.tokens_per_s / (best.tokens_per_s or 1.0):.0%} slower"
+    step_ms, best_ms = _step_ms(each), _step_ms(best)
+    if each.target != best.target and step_ms > _SLOWER_STEP * best_ms:
+        return f"{slower}: a step takes {step_ms:.3g} ms, not {best_ms:.3g}"
+    if each.drafter == "none":
+        return f"{slower}: nothing is drafted"
+    if each.acceptance is None:
+        return f"{slower}: it found nothing to draft here"
+    if each.acceptance < _FEW_RIGHT:
+        return f"{slower}: its draft tokens are right too seldom here ({each.acceptance:.0%})"
+    row_share, guess_share = each.row_share or 0.0, each.guess_share or 0.0
+    if guess_share > row_share:
+        return f"{slower}: a draft token takes {guess_share:.2f} of a step"
+    return f"{slower}: a row costs {row_share:.2f} of a step"
+
+
+def _step_ms(placement: Placement) -> float:
+    """Returns the time of a plain round."""
+    return 1e3 * (placement.speedup or 1.0) / (placement.tokens_per_s or 1.0)

@@ -1,22 +1,23 @@
-"""Measures models at every place where they can run here."""
+"""Measures models at every place where they can run here, within the memory of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edge_spec.core.model import Progress
 from edge_spec.fitting.devices import Device
+from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, forecast
+from edge_spec.fitting.memory import PLANNED_TOKENS, Sizing, free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.attempt import PlaceError, attempt
 from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
-from edge_spec.placement.place_work import PROFILE, measure_place
-from edge_spec.placement.plan import Place
+from edge_spec.placement.pinning import applied
+from edge_spec.placement.place_work import PROFILE, PlaceError, attempt, measure_place
+from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import Profile, ProfileKey, load_profile
-from edge_spec.placement.room import Room
 from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
@@ -158,3 +159,41 @@ class Surveyor:
 
 def _known_rows(place: Candidate) -> RowFindings | None:
     return known_rows(rows_key(place.key, place.prepared.config))
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that is free before any model is open."""
+
+    devices: DeviceMemories
+    free: FreeMemory
+
+    @classmethod
+    def now(cls, devices: Sequence[Device]) -> Room:
+        memories = DeviceMemories(devices)
+        return cls(memories, FreeMemory(free_bytes(), memories.free()))
+
+    def fits(self, place: Candidate) -> bool:
+        """Says whether it fits; True also where that is not known."""
+        runtime = place.prepared.runtime
+        if not isinstance(runtime, Sizing):
+            return True
+        memory = runtime.memory(place.prepared.source, place.options, PLANNED_TOKENS)
+        needs = self.devices.needs([(runtime.name, memory)])
+        return self.free.shortage(replace(needs, main=needs.main + memory.total)) is None
+
+    def with_memory(
+        self,
+        placement: Placement,
+        target: Candidate,
+        draft: Candidate | None = None,
+        draft_model: str | None = None,
+    ) -> Placement:
+        """Completes it with what its models need together, where their runtimes can tell."""
+        options = applied(LoadOptions(), placement, draft_model)
+        drafts = [] if draft is None else [draft.prepared]
+        found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self.devices)
+        if found is None:
+            return placement
+        needs = found.needs
+        return replace(placement, memory_bytes=needs.main, on_devices=needs.on_devices)

@@ -64,7 +64,7 @@ class LlamaCppRuntime:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
     def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.fitting.device_memory.ListsMemory`; servers tell theirs to nobody."""
+        """See `edge_spec.fitting.forecast.ListsMemory`; servers tell theirs to nobody."""
         return list(listed(self.name, self._library(), ()))
 
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:

@@ -16,8 +16,8 @@ from edge_spec.cli.main import run
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.diagnostics.device_check import checks, memory, sessions
 from edge_spec.diagnostics.device_check.checks import CHECKS, run_check, run_checks
-from edge_spec.diagnostics.device_check.passes import check_passes
 from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
+from edge_spec.diagnostics.device_check.sessions import check_passes
 from edge_spec.diagnostics.device_check.soak import check_soak
 from edge_spec.diagnostics.doctor.finding import Finding, ok
 from edge_spec.placement.measure import Effort

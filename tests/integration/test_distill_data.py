@@ -22,7 +22,7 @@ from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.bench.loops import in_loops
+from edge_spec.diagnostics.bench.figures import in_loops
 from edge_spec.distill.answers import (
     CONVERSATIONS,
     WriterLostError,

@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.families import FAMILIES, RUNTIMES, TABLE, markdown
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.runtimes.llamacpp.hybrid import REWINDABLE

@@ -13,7 +13,7 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import isolated
-from edge_spec.placement import attempt as attempt_module
+from edge_spec.placement import place_work
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
@@ -58,7 +58,7 @@ def test_what_goes_wrong_is_a_line_and_the_best_of_the_rest_is_chosen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     machine("cpu,wrong,fast,slow,aborts,hangs,full,lost,small")
-    monkeypatch.setattr(attempt_module, "isolated", impatient)
+    monkeypatch.setattr(place_work, "isolated", impatient)
     assert run(["plan", str(gguf("llama")), "--json"]) == 0
     out, err = capsys.readouterr()
     plan = json.loads(out)

@@ -14,7 +14,7 @@ import pytest
 
 from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
-from edge_spec.diagnostics.doctor.examine import examine
+from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.errors import (
     ExportError,

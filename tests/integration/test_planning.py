@@ -20,12 +20,12 @@ from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.idle_measuring import SWITCH, measure_when_idle
+from edge_spec.placement.idle_process import SWITCH, measure_when_idle
+from edge_spec.placement.place_work import record_texts
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.texts import record_texts
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
 

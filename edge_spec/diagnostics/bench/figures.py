@@ -10,10 +10,12 @@ import numpy as np
 
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.bootstrap import Interval, Paired, joined, prompt_speedups, speedup
-from edge_spec.diagnostics.bench.loops import tokens_in_loops
 from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run, Task
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
+
+MAX_PERIOD = 128  # tokens of a passage
+MIN_OCCURRENCES = 3
 
 
 class Figures:
@@ -180,3 +182,32 @@ def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
             for name in _TIMES
         },
     }
+
+
+def tokens_in_loops(tokens: Sequence[int]) -> int:
+    """Counts the tokens that lie in loops."""
+    return int(in_loops(tokens).sum())
+
+
+def in_loops(tokens: Sequence[int]) -> np.ndarray:
+    """[tokens] bool: which of them lie in loops.
+
+    A loop is a stretch of the text in which each token equals the one `period` tokens before it,
+    for a period of at most MAX_PERIOD tokens, and which is at least MIN_OCCURRENCES periods long.
+    The first occurrence of the passage is no part of it: nothing foretold it. Takes time
+    proportional to the text's length times MAX_PERIOD.
+    """
+    text = np.asarray(tokens, np.int64)
+    in_loop: np.ndarray = np.zeros(len(text), np.bool_)
+    for period in range(1, min(MAX_PERIOD, len(text) // MIN_OCCURRENCES) + 1):
+        repeats = text[period:] == text[:-period]
+        for start, end in _runs(repeats):
+            if end - start >= (MIN_OCCURRENCES - 1) * period:
+                in_loop[period + start : period + end] = True
+    return in_loop
+
+
+def _runs(values: np.ndarray) -> np.ndarray:
+    """[runs, 2]: where true values begin that stand next to each other, and where they end."""
+    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2)

@@ -9,13 +9,13 @@ from typing import Any
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.device_check.memory import check_memory, check_out_of_memory
-from edge_spec.diagnostics.device_check.passes import check_passes
 from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
 from edge_spec.diagnostics.device_check.sessions import (
     ELSEWHERE,
     check_branches,
     check_chains,
     check_opening,
+    check_passes,
 )
 from edge_spec.diagnostics.device_check.soak import check_soak
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, judged, note, of_error

@@ -12,7 +12,7 @@ from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
-from edge_spec.placement.drafting import pass_costs
+from edge_spec.placement.gains import pass_costs
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,

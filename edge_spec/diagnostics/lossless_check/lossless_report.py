@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
-from edge_spec.diagnostics.page import rendered
+from edge_spec.diagnostics.report_files import rendered
 from edge_spec.exactness.lossless import Promise
 from edge_spec.placement.machine import describe_machine
 

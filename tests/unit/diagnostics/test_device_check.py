@@ -10,9 +10,9 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.device_check.memory import judge_taken
-from edge_spec.diagnostics.device_check.passes import judge_clock
+from edge_spec.diagnostics.device_check.sessions import judge_clock
 from edge_spec.diagnostics.device_check.soak import judge_growth
-from edge_spec.diagnostics.privacy import Privacy
+from edge_spec.diagnostics.doctor.document import Privacy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 MB = 1_000_000

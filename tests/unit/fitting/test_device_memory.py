@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory, Needs
 from edge_spec.fitting.devices import Device
+from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, Needs
 from edge_spec.fitting.memory import Memory
 
 

@@ -10,10 +10,9 @@ from edge_spec.core.isolated import IsolatedError, NoAnswerError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.devices import Device
 from edge_spec.models.source import Source
-from edge_spec.placement import attempt as attempt_module
-from edge_spec.placement.attempt import PlaceError, attempt
+from edge_spec.placement import place_work
 from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.place_work import measure_place
+from edge_spec.placement.place_work import PlaceError, attempt, measure_place
 from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.survey import Faults
 from fixtures.silence import quiet
@@ -40,7 +39,7 @@ def test_all_but_the_processor_is_tried_in_another_process(
     def isolated(*given: object, **more: object) -> None:
         raise IsolatedError("elsewhere")
 
-    monkeypatch.setattr(attempt_module, "isolated", isolated)
+    monkeypatch.setattr(place_work, "isolated", isolated)
     assert str(fails(candidate("x", kind))) == "elsewhere"
 
 
@@ -67,7 +66,7 @@ def test_a_device_that_only_takes_long_is_said_to_be_slow(
         on_step(done)
         raise NoAnswerError("there was no answer")
 
-    monkeypatch.setattr(attempt_module, "isolated", isolated)
+    monkeypatch.setattr(place_work, "isolated", isolated)
     failed = fails(candidate("x", "gpu"))
     assert str(failed) == told and failed.is_silent
 

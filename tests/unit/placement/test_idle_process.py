@@ -16,9 +16,14 @@ import pytest
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement import idle_measuring
-from edge_spec.placement.idle_measuring import measure_when_idle
-from edge_spec.placement.idle_process import LOWEST, IdleProcess, InTurns, is_idle
+from edge_spec.placement import idle_process
+from edge_spec.placement.idle_process import (
+    LOWEST,
+    IdleProcess,
+    InTurns,
+    is_idle,
+    measure_when_idle,
+)
 from edge_spec.placement.machine import busy_share, cpu_name
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
@@ -208,7 +213,7 @@ def test_a_process_that_gives_way_leaves_the_group_of_its_session_and_lowers_its
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(idle_measuring.SWITCH, raising=False)
+    monkeypatch.delenv(idle_process.SWITCH, raising=False)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     return Source(str(file), lambda what, fraction: None)
@@ -227,9 +232,9 @@ def test_nothing_is_measured_where_it_is_not_wanted_or_has_no_room(
     assert begins(source, LoadOptions()) and begins(source, LoadOptions(runtime="reference"))
     assert not begins(source, LoadOptions(quantization="int8"))  # of another conversion
     for free, expected in ((11, False), (None, True)):  # of a file of 4 bytes
-        monkeypatch.setattr(idle_measuring, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(idle_process, "free_bytes", lambda free=free: free)
         assert begins(source, LoadOptions()) == expected
-    monkeypatch.setenv(idle_measuring.SWITCH, "0")
+    monkeypatch.setenv(idle_process.SWITCH, "0")
     assert not begins(source, LoadOptions())
 
 
@@ -238,6 +243,6 @@ def test_runtimes_that_read_the_file_as_it_is_are_measured_unless_one_was_asked_
 ) -> None:
     installed = ["ort", "llamacpp"]  # of which the first would have to convert it
     monkeypatch.setattr("edge_spec.models.runtimes.installed_runtimes", lambda: installed)
-    unmeasured = idle_measuring.unmeasured
+    unmeasured = idle_process.unmeasured
     assert unmeasured(source, LoadOptions(), "reference") == ["reference", "llamacpp"]
     assert unmeasured(source, LoadOptions(runtime="reference"), "reference") == ["reference"]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.fitting.device_memory import DeviceMemories, FreeMemory
 from edge_spec.fitting.devices import CPU, Device
+from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.fitting.memory import Memory
 from edge_spec.placement.gains import Pair, plain_rate, with_draft
 from edge_spec.placement.plan import Place, Placement
+from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import ContextCosts, PairFindings, Profile
-from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 
 MB = 1_000_000

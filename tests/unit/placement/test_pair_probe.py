@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.placement.pair_probe import probe_pair
+from edge_spec.placement.comparison import probe_pair
 from edge_spec.testing import ScriptedModel, ScriptedSession
 
 

@@ -16,21 +16,21 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
-from edge_spec.fitting.device_memory import FreeMemory
 from edge_spec.fitting.devices import Device
+from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import candidates as candidates_module
 from edge_spec.placement.candidates import candidates, thread_counts
 from edge_spec.placement.chain import Meanwhile, RoundCosts, agreements, best_walk, walk
-from edge_spec.placement.drafting import RealTime, pass_costs
+from edge_spec.placement.gains import RealTime, pass_costs
 from edge_spec.placement.plan import (
     Place,
     Placement,
 )
+from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import ContextCosts, Profile
-from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording, VirtualClock, replay
 from edge_spec.testing import ScriptedModel
 from fixtures.silence import quiet

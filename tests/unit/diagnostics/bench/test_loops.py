@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge_spec.diagnostics.bench.loops import MAX_PERIOD, MIN_OCCURRENCES, tokens_in_loops
+from edge_spec.diagnostics.bench.figures import MAX_PERIOD, MIN_OCCURRENCES, tokens_in_loops
 
 SENTENCE = [11, 12, 13, 14]
 

@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 
 from edge_spec.core.metrics import Stats
-from edge_spec.diagnostics.bench.chart import draw_chart
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
@@ -25,7 +24,7 @@ from edge_spec.diagnostics.bench.measuring import (
     Task,
 )
 from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
-from edge_spec.diagnostics.bench.speedup_report import document, markdown
+from edge_spec.diagnostics.bench.speedup_report import document, draw_chart, markdown
 from edge_spec.errors import MissingDependencyError
 from edge_spec.text.prompt_files import Prompt
 
