@@ -29,7 +29,6 @@ from edge_spec.models.options import DraftingOptions
 from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.gains import can_overlap, draft_token_s
-from edge_spec.placement.kept_costs import row_costs
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
@@ -40,7 +39,7 @@ from edge_spec.placement.profile import (
     load_profile,
     profile_key,
 )
-from edge_spec.placement.row_findings import rows_key
+from edge_spec.placement.row_findings import row_costs, rows_key
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import same_vocabulary
 

@@ -1,22 +1,32 @@
-"""Findings about the rows of a pass: how they agree here, and what a plain step of the plain width
-costs.
+"""Findings about the rows of a pass: how they agree here, what a plain step of the plain width
+costs, and of a model that has no profile yet what passes of some rows cost.
 
-Both follow from a library's build, the processor, the form of the weights and a model's shapes, not
-from its values: findings are kept in the cache under these and shared by all models of one shape.
+All follow from a library's build, the processor, the form of the weights and a model's shapes, not
+from its values: they are kept in the cache under these and shared by all models of one shape.
+
+Policies correct the costs by every pass, and a profile takes their place. Where passes turn out
+much faster, the machine was busy when they were measured: they are removed then, and the next
+process measures them again. Much slower passes say less: the context may be long, or the machine
+busy now.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from edge_spec.control.cost import RowCosts, costs_of
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import HasWays, Model, RuntimeOptions
 from edge_spec.exactness.batch_invariance import (
@@ -30,13 +40,19 @@ from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessnes
 from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features, cpu_name
+from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
 from edge_spec.placement.profile import ProfileKey, options_apart
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import KeptFile, require_sealed
+from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
+_MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
+
+_log = logging.getLogger(__name__)
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,7 @@ class RowFindings:
 
     widths: tuple[int, ...]
     batch_invariance: BatchInvariance
-    plain_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    plain_cost: _Seconds
     way: str = ""
 
     def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
@@ -79,9 +95,12 @@ class RowFindings:
 
 @dataclass(frozen=True)
 class _File:
+    """findings, seconds: t(k); None for what is not known. Files of before have no seconds."""
+
     version: Literal[1]  # raise it when a finding means something else
     key: RowsKey
-    findings: RowFindings
+    findings: RowFindings | None = None
+    seconds: dict[Annotated[int, Field(ge=1)], _Seconds] | None = None
 
 
 _FILE = TypeAdapter(_File)
@@ -115,8 +134,15 @@ def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
 
 def known_rows(key: RowsKey) -> RowFindings | None:
     """Returns what the cache knows; nothing is measured."""
-    file = KeptFile(key.path, _FILE).read()
-    return file.findings if file is not None and file.key == key else None
+    return _kept(key).findings
+
+
+def _kept(key: RowsKey) -> _File:
+    return _known(key, KeptFile(key.path, _FILE).read())
+
+
+def _known(key: RowsKey, file: _File | None) -> _File:
+    return file if file is not None and file.key == key else _File(1, key)
 
 
 def read_rows(path: Path) -> RowsKey:
@@ -190,7 +216,7 @@ def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> No
 
 
 def _keep(key: RowsKey, findings: RowFindings) -> None:
-    KeptFile(key.path, _FILE).keep(lambda old: _File(1, key, findings))
+    KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), findings=findings))
 
 
 def shapes_of(config: ModelConfig) -> tuple[int, ...]:
@@ -207,3 +233,39 @@ def shapes_of(config: ModelConfig) -> tuple[int, ...]:
         config.experts_used,
         min(config.context_length, _SHORT_CONTEXT),
     )
+
+
+def row_costs(
+    model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
+) -> RowCosts:
+    """Returns what the cache knows of such a model; else measures it now, and keeps it."""
+    seconds = _kept(key).seconds
+    if not seconds:
+        passes = quick_passes(model, clock=clock)
+        seconds = median_seconds(passes)
+        if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
+            found = seconds
+            KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), seconds=found))
+    return costs_of(model.config, seconds, partial(_discard, key, seconds))
+
+
+def _discard(key: RowsKey, seconds: Mapping[int, float]) -> None:
+    """Removes what was measured on a busy machine, where no other process has replaced it. What it
+    costs not to is time, so nothing is raised."""
+
+    def without(old: _File | None) -> _File:
+        file = _known(key, old)
+        return replace(file, seconds=None) if file.seconds == seconds else file
+
+    if _kept(key).seconds == seconds:
+        _log.info("the costs in %s are of a busy machine: they are measured again", key.path)
+        KeptFile(key.path, _FILE).keep(without)
+
+
+def kept_costs() -> Iterator[tuple[RowsKey, Mapping[int, float]]]:
+    """Yields all costs in the cache, by what they hold for; a damaged file is passed over."""
+    for path in sorted((cache_directory() / "rows").glob("*.json")):
+        with suppress(OSError, DamagedError):
+            file = read_sealed(path, _FILE)
+            if file.seconds:
+                yield file.key, file.seconds

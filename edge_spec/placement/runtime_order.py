@@ -18,13 +18,12 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.runtime_choice import RuntimeCandidates
-from edge_spec.placement.kept_costs import kept_costs
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
     Profile,
     kept_profiles,
 )
-from edge_spec.placement.row_findings import RowsKey, holds, shapes_of
+from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of
 
 _REQUANTIZED_WELL = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0"})  # or carried over
 _MARGIN = 1.1  # of the usual one's time: less may be what else the machine did

@@ -33,7 +33,6 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtime_choice import candidates_for, choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
-from edge_spec.placement.kept_costs import costs_path
 from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_profile
 from edge_spec.placement.row_findings import rows_key
@@ -353,7 +352,7 @@ def costs_of(source: Source, runtime: str, weights: str, step_s: float, **change
     )
     key = replace(rows_key(profile, source.header.config), **changes)
     content = {"version": 1, "key": asdict(key), "seconds": {"1": step_s, "2": 2 * step_s}}
-    kept = KeptFile(costs_path(key), TypeAdapter(dict[str, Any]))
+    kept = KeptFile(key.path, TypeAdapter(dict[str, Any]))
     kept.update(lambda old: content)
 
 

@@ -15,7 +15,6 @@ from edge_spec.fitting.memory import format_bytes
 from edge_spec.models.bundle import is_bundle, open_unhashed
 from edge_spec.models.kept_tokenizer import SUFFIX, read_kept_tokenizer
 from edge_spec.models.pair_history import check_history
-from edge_spec.placement.kept_costs import read_costs
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows
@@ -49,7 +48,6 @@ KINDS = (
     Kind("prompts", f"*{PROMPT_SUFFIX}", check_beginning),
     Kind("profiles", "*.json", read_key),
     Kind("rows", "*.json", read_rows),
-    Kind("costs", "*.json", read_costs),
     Kind("digests", "*.json", check_digests),
     Kind("plans", "*.json", read_plan),
     Kind("pairs", "*.json", check_history),

@@ -11,9 +11,8 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ModelFileError
-from edge_spec.placement.kept_costs import costs_path, read_costs, row_costs
 from edge_spec.placement.measure import QUICK_WIDTHS
-from edge_spec.placement.row_findings import RowsKey
+from edge_spec.placement.row_findings import RowsKey, kept_costs, read_rows, row_costs
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
@@ -69,7 +68,7 @@ def test_a_second_start_measures_nothing_and_another_shape_does() -> None:
 def test_what_a_busy_machine_takes_is_not_kept() -> None:
     first, second = Clocked(1.0, 9.0, 1.0, 2.0, 7.0), Clocked(1.0)
     costs_of(first)
-    assert not costs_path(KEY).exists()
+    assert not KEY.path.exists()
     costs_of(second)
     assert second.num_passes == 16
 
@@ -83,13 +82,13 @@ def test_a_slow_model_makes_few_passes() -> None:
 
 def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
     costs_of(Clocked(1.0))
-    assert read_costs(costs_path(KEY)) == KEY
-    costs_path(KEY).write_text("{}")
-    with pytest.raises(ModelFileError, match="holds no costs of this version"):
-        read_costs(costs_path(KEY))
+    assert read_rows(KEY.path) == KEY
+    KEY.path.write_text("{}")
+    with pytest.raises(ModelFileError, match="holds no findings of this version"):
+        read_rows(KEY.path)
     again = Clocked(1.0)
     costs_of(again)
-    assert again.num_passes == 16 and read_costs(costs_path(KEY)) == KEY
+    assert again.num_passes == 16 and read_rows(KEY.path) == KEY
 
 
 @pytest.mark.parametrize(("now", "is_kept"), [(0.5, False), (0.9, True), (2.0, True)])
@@ -100,7 +99,7 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(now: float, is_ke
     for number in range(60):
         rows = 1 + number % 2
         costs.observe(rows, now * SECONDS[rows])
-    assert costs_path(KEY).exists() == is_kept
+    assert bool(list(kept_costs())) == is_kept
     again = Clocked(now)
     found = costs_of(again)
     assert found[2] == pytest.approx(SECONDS[2] * (1 if is_kept else now))
@@ -109,7 +108,7 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(now: float, is_ke
 def test_what_another_process_has_measured_meanwhile_stays() -> None:
     costs_of(Clocked(1.0))
     costs = row_costs(Clocked(1.0), KEY)
-    costs_path(KEY).unlink()
+    KEY.path.unlink()
     costs_of(Clocked(0.5))
     for _ in range(60):
         costs.observe(1, 0.5 * SECONDS[1])
@@ -122,4 +121,4 @@ def test_passes_that_others_share_say_nothing_of_it() -> None:
     costs = row_costs(Clocked(1.0), KEY).shared()
     for _ in range(60):
         costs.observe(1, 0.3 * SECONDS[1])
-    assert costs_path(KEY).exists() and not costs.is_outdated
+    assert bool(list(kept_costs())) and not costs.is_outdated
