@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -65,10 +65,16 @@ def require_fit(
         return
     shortage_of = _EXCESS if makes_room else _SHORTAGE
     if shortage_of(found) is not None:
-        raise _refusal(shortage_of, found, target, drafts, options, num_tokens)
-    if limit is None or found.needed <= _TIGHT * limit:
-        return
-    if not _is_counted(found, target, drafts, options):
+        fitting = what_fits(
+            target, drafts, options, num_tokens, lambda other: shortage_of(other) is None
+        )
+        raise DeviceMemoryError(
+            f"{_names(found)} with {num_tokens} tokens of context needs {shortage_of(found)}",
+            remedy="Choose another --device, or fewer --gpu-layers where the runtime has them. "
+            f"{fitting} {_OVERRIDE}",
+        )
+    is_tight = limit is not None and found.needed > _TIGHT * limit
+    if limit is None or not is_tight or not _is_counted(found, target, drafts, options):
         return
     if found.needed > limit:
         fitting = what_fits(
@@ -82,24 +88,6 @@ def require_fit(
         "%s, nearly all of %s: the system may swap, or stop the program",
         _need_of(found, num_tokens),
         format_bytes(limit),
-    )
-
-
-def _refusal(
-    shortage_of: Callable[[Forecast], str | None],
-    found: Forecast,
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
-    options: LoadOptions,
-    num_tokens: int,
-) -> DeviceMemoryError:
-    fitting = what_fits(
-        target, drafts, options, num_tokens, lambda other: shortage_of(other) is None
-    )
-    return DeviceMemoryError(
-        f"{_names(found)} with {num_tokens} tokens of context needs {shortage_of(found)}",
-        remedy="Choose another --device, or fewer --gpu-layers where the runtime has them. "
-        f"{fitting} {_OVERRIDE}",
     )
 
 
@@ -172,17 +160,8 @@ def what_fits(
     fits: Callable[[Forecast], bool],
 ) -> str:
     """Returns a remedy: what would fit with that context, each as the runtimes forecast it."""
-    fitting = list(_fitting(target, drafts, options, num_tokens, fits))
-    return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
+    fitting: list[str] = []
 
-
-def _fitting(
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
-    options: LoadOptions,
-    num_tokens: int,
-    fits: Callable[[Forecast], bool],
-) -> Iterator[str]:
     def of(changed: LoadOptions, tokens: int, used: Sequence[ResolvedModel] = drafts) -> Forecast:
         found = forecast(target, used, changed, tokens)
         assert found is not None  # as it was for these models before
@@ -193,21 +172,22 @@ def _fitting(
     )
     if context is not None:
         found = of(replace(options, context_length=context), context)
-        yield f"--context {context} ({_size(found)})"
+        fitting.append(f"--context {context} ({_size(found)})")
     if target.runtime.name in declared_options(AskedOptions)["kv_type"].option.runtimes:
         for name in _KV_TYPES:
             found = of(replace(options, kv_type=name), num_tokens)
             if fits(found) and options.kv_type not in _KV_TYPES:
-                yield f"--kv-type {name} ({_size(found)})"
+                fitting.append(f"--kv-type {name} ({_size(found)})")
                 break
     smaller = _requantized(target, drafts, options, num_tokens)
     if smaller is not None and fits(smaller[1]):
         command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
-        yield f"the same model by {command} ({_size(smaller[1])})"
+        fitting.append(f"the same model by {command} ({_size(smaller[1])})")
     if drafts:
         found = of(options, num_tokens, ())
         if fits(found):
-            yield f"--draft none ({_size(found)})"
+            fitting.append(f"--draft none ({_size(found)})")
+    return f"What fits: {'; '.join(fitting)}." if fitting else "Use a smaller model."
 
 
 def _size(found: Forecast) -> str:

@@ -167,11 +167,7 @@ class Forecast:
     @property
     def fits(self) -> bool:
         """True also where it is not known what is free."""
-        return self._shortage is None
-
-    @property
-    def _shortage(self) -> str | None:
-        return FreeMemory(self.free, self.devices.free()).shortage(self.needs)
+        return FreeMemory(self.free, self.devices.free()).shortage(self.needs) is None
 
     def __str__(self) -> str:
         parts = " + ".join(

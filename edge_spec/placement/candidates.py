@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from edge_spec.core.model import Progress, Runtime, RuntimeOptions
+from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.core.runtime_protocols import HasSettings
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
@@ -124,7 +124,9 @@ def candidates(
         for threads in thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
             # A draft's own options are its device and its threads.
-            tried = [how] if is_draft else _settings(model.runtime, how)
+            tried = [how]
+            if not is_draft and isinstance(model.runtime, HasSettings):
+                tried += model.runtime.settings(how)
             found += [
                 Candidate(source, device, model, each, profile_key(source, model, each))
                 for each in tried
@@ -137,11 +139,6 @@ def candidates(
             remedy='Run: pip install "edge-spec[cpu]".',
         )
     return found, refused
-
-
-def _settings(runtime: Runtime, options: RuntimeOptions) -> list[RuntimeOptions]:
-    """Returns the options as they are, and what else the runtime offers."""
-    return [options, *(runtime.settings(options) if isinstance(runtime, HasSettings) else ())]
 
 
 def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:

@@ -21,7 +21,7 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.chain import Meanwhile, RoundCosts, Walk, best_walk, walk
+from edge_spec.placement.chain import Meanwhile, RoundCosts, best_walk, walk
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
@@ -55,7 +55,8 @@ def with_draft(
     beside = _beside(pair, costs)
     if beside is not None:
         other = best_walk(recordings, hits, beside)
-        overlapped = _ratio(other, best) < 1 - HYSTERESIS  # as `OverlapTrial` will judge it
+        seconds = best.tokens_per_s / other.tokens_per_s  # of a token, over one of the best
+        overlapped = seconds < 1 - HYSTERESIS  # as `OverlapTrial` will judge it
         best = other if overlapped else best
     return replace(
         placement,
@@ -129,11 +130,6 @@ def _beside(pair: Pair, costs: RoundCosts) -> RoundCosts | None:
         return None
     slowdowns = Meanwhile(pair.findings.target_slowdown, pair.findings.draft_slowdown)
     return replace(costs, meanwhile=slowdowns)
-
-
-def _ratio(one: Walk, other: Walk) -> float:
-    """The seconds of a token."""
-    return other.tokens_per_s / one.tokens_per_s
 
 
 class RealTime(Drafter):

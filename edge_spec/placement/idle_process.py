@@ -20,10 +20,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Protocol
 
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.fitting.devices import processor
 from edge_spec.fitting.memory import free_bytes
@@ -50,16 +50,10 @@ _NICE = 5
 _log = logging.getLogger(__name__)
 
 
-class _IdleWork(Protocol):
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class InTurns:
     """Joins works that share a model, of which each begins when those before it are done."""
 
-    def __init__(self, works: Sequence[_IdleWork]) -> None:
+    def __init__(self, works: Sequence[IdleWork]) -> None:
         self._works = works
 
     def pause(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from statistics import median
 
 import numpy as np
@@ -28,6 +29,7 @@ _NO_INFLUENCE = 1e-6
 _TIMED = 5  # passes
 _FLIPPED = 2  # sublayers that a new try changes
 _LONGEST = 8  # draft tokens of a round, in forecasts
+_FORECAST = attrgetter("forecast")
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,14 @@ class SkipSearch:
             known = judge.skip(frozenset(part.skipped))  # on this text
             flipped = self._random.integers(0, 2 * model.config.num_layers, _FLIPPED).tolist()
             tried = judge.skip(frozenset(part.skipped).symmetric_difference(flipped))
-        return tried if _worth(tried) > _worth(known) else part
+        return tried if tried.forecast > known.forecast else part
 
 
 def best_exit(judge: Judge) -> ChosenPart:
     """Chooses among some exits by their forecast."""
     layers = judge.num_layers
     exits = sorted({max(1, round(share * layers)) for share in _EXITS} - {layers})
-    return max((judge.exit(layer) for layer in exits), key=_worth)
+    return max((judge.exit(layer) for layer in exits), key=_FORECAST)
 
 
 def best_nested(judge: Judge) -> ChosenPart:
@@ -219,7 +221,7 @@ def best_nested(judge: Judge) -> ChosenPart:
     counts = {max(1, round(share * len(order))) for share in _SKIPPED} | {useless}
     counts |= {useless + round(share * (len(order) - useless)) for share in _SKIPPED}
     counts -= {0, len(order)}
-    return max((judge.skip(frozenset(order[:count])) for count in sorted(counts)), key=_worth)
+    return max((judge.skip(frozenset(order[:count])) for count in sorted(counts)), key=_FORECAST)
 
 
 def optimized(
@@ -254,13 +256,9 @@ def optimized(
         ]
         part = judge.skip(frozenset(chosen))
         study.tell(trial, part.forecast)
-        best = max(best, part, key=_worth)
+        best = max(best, part, key=_FORECAST)
         on_trial(count)
     return best
-
-
-def _worth(part: ChosenPart) -> float:
-    return part.forecast
 
 
 def save_parts(bundle: Bundle, parts: Mapping[str, ChosenPart]) -> None:

@@ -7,7 +7,7 @@ busy slows all of it alike; medians leave out what disturbed a few passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -141,23 +141,9 @@ def measure(
     on_step: Callable[[float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Does all of `measuring` at once. on_step: is given the share that is done, 0 to 1."""
-    with closing(measuring(model, effort, clock)) as steps:
-        while True:
-            try:
-                on_step(next(steps))
-            except StopIteration as end:
-                profile: Profile = end.value
-                return profile
-
-
-def measuring(
-    model: Model,
-    effort: Effort,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Generator[float, None, Profile]:
-    """Yields after every pass how much is done, 0 to 1; what happens between two passes does not
-    count. Sessions are the measurement's own, and closed however it ends.
+    """Measures until it is certain enough. on_step: is given after every pass the share that is
+    done, 0 to 1; what it takes does not count. Sessions are the measurement's own, and closed
+    however it ends.
 
     t(k): from the call of `forward` until its logits are there. Their values decide nothing, so
     random tokens do; those of a mixture of experts touch more experts than most texts, so that its
@@ -178,14 +164,14 @@ def measuring(
         for wanted in sorted({min(wanted, room) for wanted in effort.contexts}):
             session = model.open_session()
             opened.callback(session.close)
-            yield from _prefill(session, tokens[:wanted], effort, watch, prefills)
+            prefills += _prefill(session, tokens[:wanted], effort, watch, on_step)
             sessions[session.length] = session
         step = TokenTree.chain(tokens[0])
         step_s = min(watch.time(lambda: session.forward(step)) for _ in range(_FIRST_STEPS))
         too_long = step_s * _ROUND_STEPS * effort.min_rounds > effort.max_s
         widths = [rows for rows in (_FEW_WIDTHS if too_long else effort.widths) if rows <= widest]
         samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [])
-        yield from _rounds(sessions, tokens, samples, effort, watch, rng)
+        _rounds(sessions, tokens, samples, effort, watch, rng, on_step)
     return Profile(
         contexts=tuple(
             ContextCosts(at, {rows: _typical(samples.passes[at, rows]) for rows in widths})
@@ -206,15 +192,17 @@ def _prefill(
     tokens: Sequence[int],
     effort: Effort,
     watch: Stopwatch,
-    seconds: list[float],
-) -> Generator[float, None, None]:
-    """Appends what a token of each pass took. Ends early once it has had its share of the time."""
+    on_step: Callable[[float], None],
+) -> list[float]:
+    """Returns what a token of each pass took. Ends early once it has had its share of the time."""
+    seconds: list[float] = []
     for start in range(0, len(tokens), effort.prefill_tokens):
         if start and watch.total_s > _PREFILL_SHARE * effort.max_s:
-            return
+            break
         part = tokens[start : start + effort.prefill_tokens]
         seconds.append(watch.time(partial(session.prefill, part)) / len(part))
-        yield min(1.0, watch.total_s / effort.max_s)
+        on_step(min(1.0, watch.total_s / effort.max_s))
+    return seconds
 
 
 def _rounds(
@@ -224,7 +212,8 @@ def _rounds(
     effort: Effort,
     watch: Stopwatch,
     rng: np.random.Generator,
-) -> Generator[float, None, None]:
+    on_step: Callable[[float], None],
+) -> None:
     """The first round is not counted: it binds buffers."""
     order = list(samples.passes)
     for done in range(effort.max_rounds + 1):
@@ -237,7 +226,7 @@ def _rounds(
             first = int(rng.integers(len(tokens) - rows + 1))
             tree = TokenTree.chain(tokens[first], tokens[first + 1 : first + rows])
             _measure_pass(sessions[at], tree, samples if done else None, watch, at)
-            yield min(1.0, max(watch.total_s / effort.max_s, done / (effort.max_rounds + 1)))
+            on_step(min(1.0, max(watch.total_s / effort.max_s, done / (effort.max_rounds + 1))))
 
 
 def _measure_pass(

@@ -108,7 +108,11 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     placement = _usable(tuple(fitting))
     if placement is None:
         return options
-    outdated = [each for each in _places(placement) if _is_outdated(each)]
+    outdated = [
+        each
+        for each in _places(placement)
+        if each.library != runtimes.library_version(each.runtime)
+    ]
     if outdated:
         _log.warning(
             "the plan of %s was made with version %s of the library of %s: it is not used. "
@@ -176,10 +180,6 @@ class _Machine:
             (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
             for device in self._devices
         )
-
-
-def _is_outdated(place: Place) -> bool:
-    return place.library != runtimes.library_version(place.runtime)
 
 
 def _places(placement: Placement) -> Iterator[Place]:

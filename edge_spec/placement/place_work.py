@@ -208,8 +208,9 @@ def record_texts(
     num_tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, num_tokens))
     limit = place.prepared.config.context_length
     asked = tuple(
-        _asked(category, tokens[: max(1, limit - num_tokens)], num_tokens, limit)
+        Asked(category, tuple(prompt), min(num_tokens, limit - len(prompt)))
         for category, tokens in chosen
+        for prompt in [tokens[: max(1, limit - num_tokens)]]
     )
     request = ASKED.dump_python(asked, mode="json")
     found = attempt(record_at, place, request, partial(progress, _WHAT))
@@ -225,10 +226,6 @@ def preferred(
     written = WRITTEN.dump_python(tuple(map(Written.of, recordings)), mode="json")
     found: list[list[bool]] = attempt(read_at, place, written, on_step)
     return found
-
-
-def _asked(category: str, prompt: list[int], num_tokens: int, limit: int) -> Asked:
-    return Asked(category, tuple(prompt), min(num_tokens, limit - len(prompt)))
 
 
 def _affordable(

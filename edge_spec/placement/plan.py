@@ -118,28 +118,12 @@ def plan_json(plan: Plan) -> str:
     return _PLAN.dump_json(plan).decode()
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, *, sealed: bool = False) -> Plan:
     """Reads a plan. One that was written by `plan --json`, or by hand, has no sha256, and is read,
-    too.
+    too, unless it has to be `sealed`.
 
     Raises UsageError for what is no plan of this version, OSError.
     """
-    return _read(path, sealed=False)
-
-
-def cached_plan(path: Path) -> Plan | None:
-    """Returns the plan in the cache, None where there is none; a damaged one is passed over, which
-    one line says."""
-    try:
-        return _read(path, sealed=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (UsageError, OSError) as error:
-        _log.warning("the cached plan is not used: %s", error)
-        return None
-
-
-def _read(path: Path, *, sealed: bool) -> Plan:
     try:
         return read_sealed(path, _PLAN, required=sealed)
     except DamagedError as error:
@@ -148,3 +132,15 @@ def _read(path: Path, *, sealed: bool) -> Plan:
             remedy="Make it again with edge-spec plan --out, or delete its sha256 if you "
             "changed it yourself.",
         ) from None
+
+
+def cached_plan(path: Path) -> Plan | None:
+    """Returns the plan in the cache, None where there is none; a damaged one is passed over, which
+    one line says."""
+    try:
+        return read_plan(path, sealed=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (UsageError, OSError) as error:
+        _log.warning("the cached plan is not used: %s", error)
+        return None

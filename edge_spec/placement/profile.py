@@ -72,7 +72,7 @@ class ContextCosts:
 
 @dataclass(frozen=True)
 class Profile:
-    """One measurement. `measure.measuring` says how each number comes about."""
+    """One measurement. `measure.measure` says how each number comes about."""
 
     contexts: Annotated[tuple[ContextCosts, ...], Field(min_length=1)]  # the shortest first
     prefill_tokens_per_s: _Seconds

@@ -18,11 +18,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.runtime_choice import RuntimeCandidates
-from edge_spec.placement.profile import (
-    TYPICAL_TOKENS,
-    Profile,
-    kept_profiles,
-)
+from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
 from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of
 
 _REQUANTIZED_WELL = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0"})  # or carried over
@@ -94,7 +90,11 @@ def _known_seconds(
     for name in usual:
         weights = _weights(candidates.resolution(name))
         own = (name, weights)
-        found = [_plain_s(each) for key, each in profiles if (key.runtime, key.weights) == own]
+        found = [
+            min(each.seconds(TYPICAL_TOKENS).values())
+            for key, each in profiles
+            if (key.runtime, key.weights) == own
+        ]
         found = found or list(_of_shapes(costs, name, weights, source.header.config))
         if found:
             seconds[name] = min(found)
@@ -113,10 +113,6 @@ def _of_shapes(
         is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
         if is_same and weights in (None, key.weights):
             yield min(seconds.values())  # a wider pass bounds what a step takes
-
-
-def _plain_s(profile: Profile) -> float:
-    return min(profile.seconds(TYPICAL_TOKENS).values())
 
 
 def _weights(resolution: Resolution) -> str | None:

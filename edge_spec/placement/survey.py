@@ -66,12 +66,7 @@ class Surveyor:
     uncertain. is_certain: whether none is. refresh: as in `Planner`.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        progress: Progress,
-        refresh: bool,
-    ) -> None:
+    def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
         self.reasons: list[str] = []
         self.is_certain = True
@@ -88,18 +83,14 @@ class Surveyor:
         do. Raises an EdgeSpecError where there is no place at all, OSError.
         """
         places, refused = candidates(
-            source,
-            options,
-            self._devices,
-            self._progress,
-            is_draft=bool(role),
+            source, options, self._devices, self._progress, is_draft=bool(role)
         )
         for line in refused:
             self._refuse(f"{role}{line}")
         tried = [each for each in places if self.room.fits(each) and not self.faults.of(each)]
         known: dict[ProfileKey, Profile | None] = {}
         if not self._refresh:
-            known = {each.key: self._kept_profile(each) for each in tried}
+            known = {each.key: load_profile(each.key, each.prepared.profiles) for each in tried}
         new = {each.key: each for each in tried if known.get(each.key) is None}
         max_s = min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new))))
         for key, place in new.items():
@@ -108,7 +99,12 @@ class Surveyor:
         for each in tried:
             self._note_profile(each.place, known.get(each.key), role)
         return [
-            MeasuredPlace(place, known.get(place.key), _known_rows(place), self.faults.of(place))
+            MeasuredPlace(
+                place,
+                known.get(place.key),
+                known_rows(rows_key(place.key, place.prepared.config)),
+                self.faults.of(place),
+            )
             for place in places
         ]
 
@@ -116,9 +112,6 @@ class Surveyor:
         """This place is of no use to the plan."""
         self.faults.add(place, error)
         self._refuse(f"{role}{place.place}: {error}")
-
-    def _kept_profile(self, place: Candidate) -> Profile | None:
-        return load_profile(place.key, place.prepared.profiles)
 
     def _measured(self, place: Candidate, max_s: float, role: str) -> Profile | None:
         what = f"Measuring {place.prepared.name} on {place.place}"
@@ -155,10 +148,6 @@ class Surveyor:
     def _note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
-
-
-def _known_rows(place: Candidate) -> RowFindings | None:
-    return known_rows(rows_key(place.key, place.prepared.config))
 
 
 @dataclass(frozen=True)

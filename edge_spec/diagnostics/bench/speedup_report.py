@@ -127,6 +127,7 @@ _SPEEDUP_HEADER = (
 
 
 def _speedup_cells(of: Mapping[str, Any]) -> list[str]:
+    without = f"{_interval(of, 'loop_free_speedup')} of {of['loop_free_prompts']}"
     return [
         str(of["prompts"]),
         _number(of["plain_per_second"], 1),
@@ -134,31 +135,21 @@ def _speedup_cells(of: Mapping[str, Any]) -> list[str]:
         _interval(of, "speedup"),
         _number(of["mean_accepted_length"], 2),
         _share(of["acceptance_rate"]),
-        *_loop_cells(of),
+        _share(of["loop_share"]),
+        without if of["loop_free_speedup"] is not None else "",
     ]
 
 
 def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
     header = ["the same prompts", *_SPEEDUP_HEADER]
-    rows = [
-        [
-            name,
-            *_speedup_cells(of),
-        ]
-        for name, of in (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
-    ]
+    sides = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
+    rows = [[name, *_speedup_cells(of)] for name, of in sides]
     return [
         f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; "
         f"prompts of each category: {sampled['per_category']} at most.",
         "",
         *markdown_table(header, rows),
     ]
-
-
-def _loop_cells(of: Mapping[str, Any]) -> list[str]:
-    """The share of tokens in loops, and the speedup over how many prompts without any."""
-    without = f"{_interval(of, 'loop_free_speedup')} of {of['loop_free_prompts']}"
-    return [_share(of["loop_share"]), without if of["loop_free_speedup"] is not None else ""]
 
 
 def _lossless(report: Document) -> list[str]:

@@ -126,7 +126,8 @@ def _tokens(tokens: Tokens) -> Iterator[Finding]:
 def _specials(specials: list[SpecialToken], *, is_same: bool) -> Iterator[Finding]:
     different = [each for each in specials if not each.is_same]
     if not different:
-        yield ok("specials", f"the same {len(specials)}: {_names(specials)}")
+        names = ", ".join(f"{each.purpose} {each.target}" for each in specials)
+        yield ok("specials", f"the same {len(specials)}: {names}")
         return
     shown = "; ".join(map(str, different[:_SHOWN]))
     more = f"; {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
@@ -136,10 +137,6 @@ def _specials(specials: list[SpecialToken], *, is_same: bool) -> Iterator[Findin
         )
     else:
         yield note("specials", f"{shown}{more}")
-
-
-def _names(specials: list[SpecialToken]) -> str:
-    return ", ".join(f"{each.purpose} {each.target}" for each in specials)
 
 
 def special_tokens(

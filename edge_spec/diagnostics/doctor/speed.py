@@ -166,8 +166,10 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
         "acceptance": least,
     }
     shares = ", ".join(f"{rows} rows {costs.rows.at(rows) / step_s:.2f}" for rows in (2, 4, 8))
-    yield ok("step", f"{1e3 * step_s:.3g} ms; in steps: {shares}{_draft_text(share)}")
-    shown = ", ".join(f"{count}: {_percent(least[count])}" for count in _SHOWN)
+    drafting = f", a draft token {share:.2f}" if share else ""
+    yield ok("step", f"{1e3 * step_s:.3g} ms; in steps: {shares}{drafting}")
+    percents = {n: "never" if each is None else f"{each:.0%}" for n, each in least.items()}
+    shown = ", ".join(f"{count}: {percents[count]}" for count in _SHOWN)
     if all(each is None for each in least.values()):
         yield warning(
             "break-even", "speculation never pays here", "Use --drafter none, or a smaller draft."
@@ -180,14 +182,6 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
             f"a step of the draft takes {share:.2f} of the target's",
             "Choose a smaller draft, or another --draft-runtime or --draft-device.",
         )
-
-
-def _draft_text(share: float) -> str:
-    return f", a draft token {share:.2f}" if share else ""
-
-
-def _percent(share: float | None) -> str:
-    return "never" if share is None else f"{share:.0%}"
 
 
 def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -> Iterator[Finding]:

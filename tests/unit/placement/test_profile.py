@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.placement.measure import WIDTHS, Effort, measure, measuring
+from edge_spec.placement.measure import WIDTHS, Effort, measure
 from edge_spec.placement.profile import (
     ContextCosts,
     Profile,
@@ -181,7 +181,8 @@ def test_what_does_not_fit_is_not_measured(context_length: int, max_rows: int, w
 def test_the_order_of_passes_is_shuffled_and_always_the_same() -> None:
     def passes() -> list[float]:
         model = TimedModel()
-        times = [model.now_s for _ in measuring(model, Effort(), model.clock)]
+        times: list[float] = []
+        measure(model, Effort(), lambda share: times.append(model.now_s), model.clock)
         return np.diff(times[8:]).round(9).tolist()
 
     seconds = passes()
@@ -193,10 +194,9 @@ def test_the_order_of_passes_is_shuffled_and_always_the_same() -> None:
 
 def test_an_ended_measurement_closes_its_sessions() -> None:
     model = TimedModel()
-    steps = measuring(model, Effort(), model.clock)
-    for _ in range(12):
-        next(steps)
-    steps.close()
+    steps = iter(range(12))
+    with pytest.raises(StopIteration):
+        measure(model, Effort(), lambda share: next(steps), model.clock)
     assert model.opened and all(session.is_closed for session in model.opened)
 
 
