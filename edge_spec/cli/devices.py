@@ -17,8 +17,7 @@ from edge_spec.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edge_spec.fitting.devices import Device
-    from edge_spec.placement.operations import FunctionPlacement
+    from edge_spec.fitting.devices import Device, FunctionPlacement
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 
@@ -56,8 +55,8 @@ def devices(
 
 
 def _show_placements(path: Path, json: bool) -> None:
+    from edge_spec.fitting.devices import placements_of
     from edge_spec.models.bundle import open_bundle
-    from edge_spec.placement.operations import placements_of
 
     found = placements_of(open_bundle(path))
     if json:

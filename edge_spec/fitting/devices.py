@@ -1,21 +1,26 @@
-"""Every device that the installed runtimes can put a model on."""
+"""Every device that the installed runtimes can put a model on, and where a library means to run
+each operation of a model (`edge-spec devices --model`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
-from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.model import Runtime, RuntimeOptions
+from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.fitting.memory import free_bytes, total_bytes
 from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
 
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: who serves there is not known
 _TIMEOUT_S = 60.0  # more than a runtime takes to try a device
 _SERVER_TIMEOUT_S = 20.0  # more for each
+
+UNKNOWN = "unknown"  # a device that the library does not tell
 
 
 @dataclass(frozen=True)
@@ -85,3 +90,46 @@ def devices_of(runtime: str, *rpc_servers: str) -> list[dict[str, Any]]:
         return [asdict(Device(runtime, None, None, "", fault=fault))]
     found = loaded.devices(RuntimeOptions(rpc_servers=rpc_servers))
     return [asdict(device) for device in found]
+
+
+@dataclass(frozen=True)
+class FunctionPlacement:
+    """Counts the operations of one function of a model, constants left out; largest first.
+
+    shares: of the estimated cost, which add up to 1; empty where the library tells no costs.
+    fallbacks: operations by their kind that the device which was asked for cannot run.
+    """
+
+    function: str
+    operations: Mapping[str, int]  # by device
+    shares: Mapping[str, float]  # by device
+    fallbacks: Mapping[str, int]
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A runtime that knows where operations of its models will run."""
+
+    def placements(self, source: Any, options: RuntimeOptions) -> Sequence[FunctionPlacement]:
+        """source, options: what `open` takes. Raises DeviceError where the library cannot tell."""
+
+
+def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
+    """Asks the first installed runtime that reads the bundle and can tell. Raises UsageError where
+    there is none."""
+    format = bundle.manifest.format
+    for runtime in _installed():
+        if format in runtimes.formats_of(runtime) and isinstance(runtime, Placing):
+            return runtime.placements(bundle, RuntimeOptions())
+    raise UsageError(
+        f"no runtime tells where operations of {bundle.path} run, a bundle of format {format}",
+        remedy="Core ML does: give a bundle that was exported with --format coreml.",
+    )
+
+
+def _installed() -> Iterator[Runtime]:
+    for name in entry_points.names("runtimes"):
+        try:
+            yield runtimes.load_runtime(name)
+        except MissingDependencyError:
+            continue

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from edge_spec.core.model import HasOwnLoop, Model, Session
+from edge_spec.core.model import HasOwnLoop, Model
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.measure import LEAST_S, SEED, Stopwatch
 from edge_spec.placement.profile import PairFindings
@@ -172,11 +172,10 @@ def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
     tree = TokenTree.chain(tokens[0], tokens[1:rows])
     with closing(model.open_session()) as session:
         session.prefill(tokens[:context])
-        yield partial(_pass, session, tree)
 
+        def one_pass() -> None:
+            session.forward(tree).logits.copy()
+            session.commit([0])
+            session.rollback(context)
 
-def _pass(session: Session, tree: TokenTree) -> None:
-    length = session.length
-    session.forward(tree).logits.copy()
-    session.commit([0])
-    session.rollback(length)
+        yield one_pass

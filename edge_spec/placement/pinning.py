@@ -165,7 +165,10 @@ class _Machine:
             ):
                 extra = entry_points.EXTRAS.get(place.runtime, "cpu")
                 return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
-            if place.device != CPU and not self._has(place):
+            if place.device != CPU and not any(
+                (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
+                for device in self._devices
+            ):
                 return f"{place.runtime} has no device {place.device} now"
         on_devices = DeviceMemories(self._devices).free() if placement.on_devices else {}
         shortage = placement.shortage(FreeMemory(free_bytes(), on_devices))
@@ -174,12 +177,6 @@ class _Machine:
     @cached_property
     def _devices(self) -> list[Device]:
         return list_devices()
-
-    def _has(self, place: Place) -> bool:
-        return any(
-            (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
-            for device in self._devices
-        )
 
 
 def _places(placement: Placement) -> Iterator[Place]:

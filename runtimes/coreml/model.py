@@ -24,7 +24,7 @@ from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
 from edge_spec.runtimes.static.model import StaticModel, config_of
 
 if TYPE_CHECKING:
-    from edge_spec.placement.operations import FunctionPlacement
+    from edge_spec.fitting.devices import FunctionPlacement
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import DeviceError
-from edge_spec.placement.operations import UNKNOWN, FunctionPlacement
+from edge_spec.fitting.devices import UNKNOWN, FunctionPlacement
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.units import ALL, CLASSES, UNITS
 

@@ -16,11 +16,11 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.exporters.coreml.package import read_function
+from edge_spec.fitting.devices import placements_of
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolution import Resolution
 from edge_spec.models.source import Source
-from edge_spec.placement.operations import placements_of
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from subprocess import list2cmdline
 
@@ -112,8 +113,9 @@ def choose(
     drafts = () if draft is None else (draft.model,)
     asked = replace(places or LoadOptions(), draft=drafts)
     options = planned(source, asked, progress)
-    plan = _plan(source, draft)
-    placement = None
+    plan = placement = None
+    with suppress(EdgeSpecError, OSError):  # there is none, or the check of the caches names it
+        plan = read_plan(plan_path(source, draft))
     if plan is not None:
         completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
         placement = next((each for each, found in completed if found == options), None)
@@ -143,10 +145,3 @@ def require_convertible(opening: Opening) -> None:
         option = "--runtime" if opening.role == ROLES[0] else "--draft-runtime"
         reader = f"Add {option} {runtimes.auto_runtime({'gguf'})}, which reads the file as it is."
         raise UnsupportedModelError(error.message, remedy=f"{reader} {error.remedy}") from None
-
-
-def _plan(source: Source, draft: Source | None) -> Plan | None:
-    try:
-        return read_plan(plan_path(source, draft))
-    except (EdgeSpecError, OSError):  # there is none, or the check of the caches names it
-        return None

@@ -56,14 +56,11 @@ def _unlisted(subject: Subject) -> Finding:
     """Describes files without a list: their headers were read, and that all tensors lie within the
     files, where our own readers know the architecture."""
     path = subject.path
-    if path.is_file():
-        size = path.stat().st_size
-        return ok("files", f"GGUF, {size / 1e6:.1f} MB, no tensor is cut off; it has no hashes")
-    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    found = f"Hugging Face, {size / 1e6:.1f} MB"
-    if subject.is_other:
-        return ok("files", f"{found}; it has no hashes")
-    return ok("files", f"{found}, no tensor is cut off; it has no hashes")
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    whole = "" if subject.is_other and path.is_dir() else ", no tensor is cut off"
+    form = "Hugging Face" if path.is_dir() else "GGUF"
+    return ok("files", f"{form}, {size / 1e6:.1f} MB{whole}; it has no hashes")
 
 
 def _listed(subject: Subject) -> dict[str, FileEntry] | None:

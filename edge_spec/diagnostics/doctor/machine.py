@@ -14,7 +14,7 @@ from edge_spec.diagnostics.doctor.chosen import Chosen
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.fit import what_fits
-from edge_spec.fitting.forecast import ModelMemory, forecast
+from edge_spec.fitting.forecast import forecast
 from edge_spec.fitting.memory import PLANNED_TOKENS, format_bytes, free_bytes, total_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle
@@ -129,7 +129,9 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
         "fits": full.fits,
     }
     for each in full.models:
-        yield ok(each.role, _parts(each))
+        sizes = (each.memory.weights, each.memory.cache, each.memory.work + each.memory.library)
+        weights, cache, rest = map(format_bytes, sizes)
+        yield ok(each.role, f"{each.runtime}: {weights} weights, {cache} cache, {rest} beside")
     free = "what is free is not known" if full.free is None else f"{format_bytes(full.free)} free"
     together = f"{format_bytes(full.total)} with {tokens} tokens of text, {free}"
     if full.device_shortage is not None:
@@ -147,10 +149,3 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
     else:
         remedy = what_fits(target, drafts, chosen.options, few, lambda found: found.fits)
         yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
-
-
-def _parts(each: ModelMemory) -> str:
-    memory = each.memory
-    sizes = (memory.weights, memory.cache, memory.work + memory.library)
-    weights, cache, rest = map(format_bytes, sizes)
-    return f"{each.runtime}: {weights} weights, {cache} cache, {rest} beside"

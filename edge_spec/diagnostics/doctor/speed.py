@@ -13,7 +13,6 @@ from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.gains import pass_costs
-from edge_spec.placement.plan import Placement
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
     Profile,
@@ -189,7 +188,10 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     numbers["speedup"] = expected
     if chosen.placement is not None:
         expected["plan"] = chosen.placement.speedup
-        yield ok("plan", _plan_line(chosen.placement))
+        speedup, share = chosen.placement.speedup, chosen.placement.acceptance
+        found = "" if speedup is None else f", {speedup:.2f} times plain decoding"
+        found += "" if share is None else f", {share:.0%} accepted"
+        yield ok("plan", f"{chosen.placement}{found}")
     elif chosen.plan is not None:
         yield note(
             "plan",
@@ -238,9 +240,3 @@ def expected_speedup(acceptance: float, costs: Costs) -> float:
             for count in DRAFT_TOKENS
         ),
     )
-
-
-def _plan_line(planned: Placement) -> str:
-    speedup = "" if planned.speedup is None else f", {planned.speedup:.2f} times plain decoding"
-    acceptance = "" if planned.acceptance is None else f", {planned.acceptance:.0%} accepted"
-    return f"{planned}{speedup}{acceptance}"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof
+from edge_spec.diagnostics.lossless_check.prove import Proof
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.diagnostics.lossless_check.texts import Texts
 from edge_spec.diagnostics.report_files import rendered
@@ -40,7 +40,11 @@ def document(proof: Proof, device: str) -> Document:
         "greedy": _texts(proof.greedy),
         "seeded": None if proof.seeded is None else _texts(proof.seeded),
         "sampling": None if proof.sampling is None else _sampling(proof.sampling),
-        "determinism": _determinism(proof.determinism),
+        "determinism": {
+            **asdict(proof.determinism),
+            "num_differing": len(proof.determinism.differing),
+            "passed": proof.determinism.passed,
+        },
         "skipped_prompts": list(proof.skipped),
         "machine": machine,
         "versions": versions,
@@ -168,15 +172,6 @@ def _sampling(sampling: Sampling) -> Document:
         "told_apart": sampling.told_apart,
         "within_noise_only": sampling.within_noise and not sampling.fit.passed,
         "passed": sampling.passed,
-    }
-
-
-def _determinism(determinism: Determinism) -> Document:
-    return {
-        **asdict(determinism),
-        "num_differing": len(determinism.differing),
-        "differing": [asdict(difference) for difference in determinism.differing],
-        "passed": determinism.passed,
     }
 
 

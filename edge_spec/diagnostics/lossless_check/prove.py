@@ -118,7 +118,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     noise = 0.0
     if lossless.promise is Promise.TIES:
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
-    comparison = _comparison(engine, extent, noise)
+    comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
     differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
     seeded, sampling = None, None
@@ -154,7 +154,7 @@ def try_exact(
 ) -> Proof:
     """The same proof, whose differences say whether they are gone on `engine`, the same model in
     exact mode."""
-    comparison = _comparison(engine, extent, noise=0.0)
+    comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise=0.0)
     wanted = {difference.prompt for difference in proof.differing}
     plan = make_plan(engine, [p for p in prompts if p.id in wanted], extent.max_tokens, 1)
 
@@ -176,10 +176,6 @@ def try_exact(
     if seeded is not None:
         seeded = tried(seeded, replace(comparison, params=_SEEDED))
     return replace(proof, greedy=tried(proof.greedy, comparison), seeded=seeded)
-
-
-def _comparison(engine: Engine, extent: Extent, noise: float) -> TextComparison:
-    return TextComparison(engine, _GREEDY, extent.max_tokens, noise)
 
 
 def _measured(engine: Engine) -> BatchInvariance:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.placement.operations import FunctionPlacement
+from edge_spec.fitting.devices import FunctionPlacement
 from edge_spec.runtimes.coreml.unit_plan import summarize
 
 
@@ -101,7 +101,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> str:
     """A command that shows the plan above for any bundle."""
     monkeypatch.setattr("edge_spec.models.bundle.open_bundle", lambda path: path)
     monkeypatch.setattr(
-        "edge_spec.placement.operations.placements_of",
+        "edge_spec.fitting.devices.placements_of",
         lambda bundle: summarize(Plan({"rows_1": OPERATIONS}), "ane"),
     )
     return str(Path("some-bundle"))
