@@ -15,6 +15,7 @@ from edge_spec.core.model import require_state
 from edge_spec.fitting.memory import return_freed
 
 GROWTH_TOKENS = 512
+MAX_ROWS, PREFILL_ROWS = 64, 256  # of a pass that is scored, and of one that reads a prompt
 # A multiple of what vector kernels take at once: then each token is added up in the same lane
 # however much room there is after the last one, and sums are the same bit for bit.
 KERNEL_TOKENS = 64

@@ -1,14 +1,16 @@
-"""Any causal Hugging Face model to ONNX bundle, step by step."""
+"""Converts any causal Hugging Face model to an ONNX bundle, step by step."""
 
 from __future__ import annotations
 
 import json
+import reprlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +18,17 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
+from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
     MissingDependencyError,
+    ModelFileError,
     UnsupportedModelError,
     UsageError,
 )
+from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards, text_fields
 from edge_spec.exporters.optimum import tools
-from edge_spec.exporters.optimum.source import OptimumSource, open_source
 from edge_spec.exporters.parity import (
     Converted,
     check_against,
@@ -43,9 +47,8 @@ from edge_spec.storage.atomic import atomic_directory, scratch_directory
 LIBRARY = "optimum-onnx"
 _STEP_S = 4 * 3600.0  # then it hangs
 _MAX_REASON = 300  # characters
+_PICKLES = ("*.bin", "*.pt", "*.pth")
 _REMEDY = "Use another model, or --no-check."
-
-
 # Bounds as in exporters/onnx.
 QUANTIZATIONS = MappingProxyType(
     {
@@ -56,22 +59,18 @@ QUANTIZATIONS = MappingProxyType(
 )
 
 
-class _Step(NamedTuple):
-    """One of onnxruntime's tools, applied to the graph before it."""
+@dataclass(frozen=True)
+class OptimumSource:
+    """A directory that holds nothing which has to be executed to be read."""
 
-    done: str  # such as "fused"
-    work: Callable[..., None]
-    arguments: tuple[int, ...]
-    quantization: str | None  # None: as before
-    max_kl_divergence: float
-
-
-class _Made(NamedTuple):
-    """The graph that a step has written, and how far it is from the source."""
-
-    directory: Path
-    quantization: str
-    parity: dict[str, float]
+    path: Path
+    model_type: str
+    chat_template: str | None
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    adds_bos: bool  # whether every prompt begins with it
+    read_tokenizer: Callable[[], str]
+    sampling: RecommendedSampling
 
 
 class OptimumExporter:
@@ -99,27 +98,39 @@ class OptimumExporter:
         transformers does; then, or when interrupted, `out` is left as it was.
         """
         out = out.absolute()
-        name, block_size = _checked(out, options)
+        options.require_only("optimum")
+        name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
+        if options.num_layers is not None:
+            raise UsageError(
+                "the optimum exporter cannot leave layers out", remedy="Leave --layers out."
+            )
+        require_replaceable(out)
         with scratch_directory(out) as scratch:
             making = _Making(source, scratch, options.check, progress)
             making.write_graph()
-            making.take(_fusion(making.config))
+            sizes = [making.config[key] for key in ("num_heads", "hidden_size", "context_length")]
+            making.take("fused", tools.fuse, sizes, "fp32", "fp32")
             if name != "fp32":
-                making.take(_quantization(name, block_size))
+                arguments = [QUANTIZATIONS[name].bits, block_size]
+                stored = f"{name} block {block_size}"
+                making.take("quantized", tools.quantize, arguments, name, stored)
             with atomic_directory(out) as work:
-                making.finish(work)
+                for file in (tools.GRAPH_FILE, tools.DATA_FILE):
+                    shutil.move(making.kept / file, work / file)
+                making.describe(work)
         bundle = open_bundle(out)
         manifest = bundle.manifest
         return ExportReport(out, bundle.num_bytes, manifest.parity, manifest.notes)
 
 
 class _Making:
-    """Applies steps in a scratch directory; `kept` is the last good one."""
+    """Applies steps in a scratch directory; `kept` is that of the last good one."""
 
     def __init__(
         self, source: OptimumSource, scratch: Path, check: bool, progress: Progress
     ) -> None:
         self.config: dict[str, Any] = {}
+        self.kept = scratch / "exported"
         self._source = source
         self._scratch = scratch
         self._check = check
@@ -127,21 +138,19 @@ class _Making:
         self._tokens: list[int] = []
         self._notes: list[str] = []
         self._tokenizer_json = source.read_tokenizer()
-        self._kept = _Made(scratch / "exported", "fp32", {})
+        self._quantization = "fp32"  # of `kept`, and how far it is from the source
+        self._parity: dict[str, float] = {}
 
     def write_graph(self) -> None:
         """Raises UnsupportedModelError, ExportError."""
-        path, directory = self._source.path, self._kept.directory
+        path = self._source.path
         self._progress("Exporting with optimum", 0.0)
-        directory.mkdir()
+        self.kept.mkdir()
         text = parity_tokens(path, self._tokenizer_json)
         (self._scratch / tools.TOKENS_FILE).write_text(json.dumps(text), encoding="ascii")
+        arguments = map(str, (path, self._scratch, self.kept))
         try:
-            written = isolated(
-                tools.write_graph,
-                *map(str, (path, self._scratch, directory)),
-                timeout_s=_STEP_S,
-            )
+            written = isolated(tools.write_graph, *arguments, timeout_s=_STEP_S)
         except IsolatedError as error:
             raise ExportError(
                 f"optimum cannot export {path}: {str(error)[:_MAX_REASON]}",
@@ -154,46 +163,34 @@ class _Making:
             )
         self.config, self._tokens = written["config"], written["tokens"]
         self._notes = written["notes"]
-        self._kept = self._compared(self._kept, QUANTIZATIONS["fp32"].max_kl_divergence)
+        self._parity = self._compared(self.kept, QUANTIZATIONS["fp32"].max_kl_divergence)
 
-    def take(self, step: _Step) -> None:
-        """Keeps what it makes, or notes why not."""
-        self._progress(f"Trying onnxruntime's tools: {step.done}", 0.0)
-        made = _Made(self._scratch / step.done, step.quantization or self._kept.quantization, {})
-        arguments = map(str, (self._kept.directory, made.directory, *step.arguments))
+    def take(
+        self,
+        done: str,
+        work: Callable[..., None],
+        arguments: list[int],
+        quantization: str,
+        stored: str,
+    ) -> None:
+        """Keeps what one of onnxruntime's tools makes of `kept`, or notes why not.
+
+        done: such as "fused". quantization: of QUANTIZATIONS; stored: as a manifest states it.
+        """
+        self._progress(f"Trying onnxruntime's tools: {done}", 0.0)
+        made, bound = self._scratch / done, QUANTIZATIONS[quantization].max_kl_divergence
         try:
-            isolated(step.work, *arguments, timeout_s=_STEP_S)
-            made = self._compared(made, step.max_kl_divergence)
+            isolated(work, *map(str, (self.kept, made, *arguments)), timeout_s=_STEP_S)
+            parity = self._compared(made, bound)
         except (IsolatedError, EdgeSpecError) as error:
             reason = error.message if isinstance(error, EdgeSpecError) else str(error)
-            self._notes.append(f"Not {step.done}: {reason[:_MAX_REASON]}.")
+            self._notes.append(f"Not {done}: {reason[:_MAX_REASON]}.")
             return
-        shutil.rmtree(self._kept.directory)
-        self._kept = made
+        shutil.rmtree(self.kept)
+        self.kept, self._parity, self._quantization = made, parity, stored
 
-    def finish(self, work: Path) -> None:
-        """Writes the bundle."""
-        for name in (tools.GRAPH_FILE, tools.DATA_FILE):
-            shutil.move(self._kept.directory / name, work / name)
-        self._describe(self._kept, work)
-
-    def _compared(self, made: _Made, max_kl_divergence: float) -> _Made:
-        """Adds its parity, unless nothing is to be checked. Raises ExportError beyond the bound,
-        BundleError where the runtime cannot run it."""
-        if not self._check:
-            return made
-        self._describe(made, made.directory)
-        scores = np.load(self._scratch / tools.SCORES_FILE, mmap_mode="r")
-        bundle = open_bundle(made.directory)
-        score, longest = scored_by("ort", bundle, (32, 1)), bundle.config.context_length
-        converted = Converted(score, longest, max_kl_divergence, _REMEDY)
-        parity = check_against(self._source.path, scores, self._tokens, converted, self._part)
-        return made._replace(parity=parity._asdict())
-
-    def _part(self, done: float) -> None:
-        self._progress("Comparing with transformers", done)
-
-    def _describe(self, made: _Made, directory: Path) -> None:
+    def describe(self, directory: Path) -> None:
+        """Writes the tokenizer and the manifest beside a graph."""
         (directory / TOKENIZER).write_text(self._tokenizer_json, encoding="utf-8")
         source = self._source
         write_manifest(
@@ -206,33 +203,78 @@ class _Making:
             bos_id=source.bos_id,
             adds_bos=source.adds_bos,
             sampling=source.sampling.stated,
-            quantization=made.quantization,
+            quantization=self._quantization,
             source_sha256=None,
-            parity=made.parity,
+            parity=self._parity,
             kv_cache="growing",
             notes=self._notes,
         )
 
-
-def _fusion(config: Mapping[str, Any]) -> _Step:
-    bound = QUANTIZATIONS["fp32"].max_kl_divergence
-    sizes = (config["num_heads"], config["hidden_size"], config["context_length"])
-    return _Step("fused", tools.fuse, sizes, None, bound)
-
-
-def _quantization(name: str, block_size: int) -> _Step:
-    chosen = QUANTIZATIONS[name]
-    stored = f"{name} block {block_size}"
-    arguments = (chosen.bits, block_size)
-    return _Step("quantized", tools.quantize, arguments, stored, chosen.max_kl_divergence)
-
-
-def _checked(out: Path, options: ExportOptions) -> tuple[str, int]:
-    options.require_only("optimum")
-    name, block_size = chosen_quantization(options, QUANTIZATIONS), chosen_block_size(options)
-    if options.num_layers is not None:
-        raise UsageError(
-            "the optimum exporter cannot leave layers out", remedy="Leave --layers out."
+    def _compared(self, made: Path, max_kl_divergence: float) -> dict[str, float]:
+        """Returns its parity, empty where nothing is to be checked. Raises ExportError beyond the
+        bound, BundleError where the runtime cannot run it."""
+        if not self._check:
+            return {}
+        self.describe(made)
+        scores = np.load(self._scratch / tools.SCORES_FILE, mmap_mode="r")
+        bundle = open_bundle(made)
+        score, longest = scored_by("ort", bundle, (32, 1)), bundle.config.context_length
+        converted = Converted(score, longest, max_kl_divergence, _REMEDY)
+        parity = check_against(
+            self._source.path,
+            scores,
+            self._tokens,
+            converted,
+            lambda done: self._progress("Comparing with transformers", done),
         )
-    require_replaceable(out)
-    return name, block_size
+        return parity._asdict()
+
+
+def open_source(path: Path) -> OptimumSource:
+    """Weights stay unread. Raises ModelFileError, UnsupportedModelError."""
+    if not path.is_dir():
+        raise UnsupportedModelError(
+            f"{path} is no directory, which is all that optimum exports",
+            remedy="Give a Hugging Face directory with config.json and safetensors.",
+        )
+    values = read_json(path / "config.json")
+    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
+    for name, content in (("config.json", values), ("tokenizer_config.json", tokenizer_config)):
+        if content.get("auto_map"):
+            raise UnsupportedModelError(
+                f"{path / name} asks to run code of the model's own (auto_map)",
+                remedy="Only architectures that transformers brings itself can be exported.",
+            )
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelFileError(
+            f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}",
+            remedy="Download the file again.",
+        )
+    if values.get("is_encoder_decoder"):
+        raise UnsupportedModelError(
+            f"{path / 'config.json'} is of a model with an encoder and a decoder",
+            remedy="Only models that write text token by token, without an encoder, can run.",
+        )
+    if "quantization_config" in values:
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: the weights are quantized already",
+            remedy="Export the model that they were quantized from.",
+        )
+    _require_safetensors(path)
+    return OptimumSource(path, model_type, **text_fields(path, values))
+
+
+def _require_safetensors(path: Path) -> None:
+    names = shards(path) if (path / INDEX).exists() else [SINGLE]
+    for name in names:
+        if (path / name).is_file() and name.endswith(".safetensors"):
+            continue
+        if name == SINGLE and any(next(path.glob(kind), None) for kind in _PICKLES):
+            raise UnsupportedModelError(
+                f"{path} has its weights as a pickle, which can run code when it is read",
+                remedy="Use the model's safetensors.",
+            )
+        raise ModelFileError(
+            f"there is no safetensors file {path / name}", remedy="Download the model again."
+        )

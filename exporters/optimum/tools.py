@@ -36,7 +36,9 @@ def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
     Returns "refused", why the architecture cannot be exported; or "config", of a ModelConfig,
     "tokens" that were scored, and "notes".
     """
-    _go_offline()
+    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
+    import onnx
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,7 +70,7 @@ def write_graph(directory: str, scratch: str, out: str) -> dict[str, Any]:
     # What main_export calls once it has loaded the model, which would be a second time here.
     onnx_export_from_model(model, raw, task=_TASK, do_validation=False)
     described = _described(config, raw / GRAPH_FILE, scores.shape[1], context)
-    _save(_load(raw / GRAPH_FILE), Path(out))
+    _save(onnx.load(str(raw / GRAPH_FILE)), Path(out))
     shutil.rmtree(raw)
     return {"config": described, "tokens": tokens, "notes": notes}
 
@@ -102,10 +104,11 @@ def fuse(source: str, out: str, num_heads: str, hidden_size: str, context_length
 
 def quantize(source: str, out: str, bits: str, block_size: str) -> None:
     """Packs the constant matrices of all products into symmetric blocks, the head's in 8 bits."""
+    import onnx
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    model = ONNXModel(_load(Path(source) / GRAPH_FILE))
+    model = ONNXModel(onnx.load(str(Path(source) / GRAPH_FILE)))
     model.replace_gemm_with_matmul()  # the quantizer leaves Gemm as it is
     graph = model.model.graph
     _untie(graph)
@@ -150,11 +153,6 @@ def _untie(graph: Any) -> None:
     for node in [node for node in graph.node if node.op_type == "Transpose"]:
         if node.output[0] not in used:
             graph.node.remove(node)
-
-
-def _go_offline() -> None:
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    warnings.simplefilter("ignore")  # of tracing, for each constant that depends on a shape
 
 
 def _problem(config: Any) -> str | None:
@@ -231,12 +229,6 @@ def _described(config: Any, graph: Path, vocab_size: int, context: int) -> dict[
         "rope_theta": float(getattr(config, "rope_theta", None) or 0.0),
         "tied_embeddings": bool(config.tie_word_embeddings),
     }
-
-
-def _load(graph: Path) -> Any:
-    import onnx
-
-    return onnx.load(str(graph))
 
 
 def _save(model: Any, out: Path) -> None:

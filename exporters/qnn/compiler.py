@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import onnx
+from onnx import TensorProto, external_data_helper
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
-from edge_spec.errors import ExportError, MissingDependencyError
-from edge_spec.exporters.qnn.socs import SOCS
+from edge_spec.errors import ExportError, MissingDependencyError, UsageError
 from edge_spec.exporters.qnn.worker import BINARY_SUFFIX, compile_all
 
 _TIMEOUT_S = 4 * 3600.0  # the head of a large vocabulary takes minutes at each width
@@ -104,3 +107,63 @@ def _require_whole(binary: Binary, graphs: Mapping[str, Path], out: Path) -> Non
         raise ExportError(
             "QNN's compiler ended without a binary", remedy="Export without --compile."
         )
+
+
+DATA_FILE = "outside.data"
+_LEAST_BYTES = 1024  # smaller ones stay in their graph
+
+
+def share_outside(graphs: Iterable[Path]) -> None:
+    """Moves the large initializers of these graphs, in one directory, into DATA_FILE beside them,
+    those that are equal once."""
+    stored: dict[bytes, tuple[int, int]] = {}
+    for path in graphs:
+        model = onnx.load(path, load_external_data=False)
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) >= _LEAST_BYTES:
+                _move(tensor, path.parent / DATA_FILE, stored)
+        path.write_bytes(model.SerializeToString())
+
+
+def _move(tensor: TensorProto, data: Path, stored: dict[bytes, tuple[int, int]]) -> None:
+    if tensor.raw_data not in stored:
+        with data.open("ab") as file:
+            stored[tensor.raw_data] = file.tell(), file.write(tensor.raw_data)
+    offset, length = stored[tensor.raw_data]
+    external_data_helper.set_external_data(tensor, data.name, offset, length)
+    tensor.ClearField("raw_data")
+
+
+class Soc(NamedTuple):
+    """model: QNN's number; htp_arch: the version of its NPU."""
+
+    model: int
+    htp_arch: int
+
+
+# Those with an NPU of version 73 or later: functions of older ones cannot share weights. QNN takes
+# any name and any version without a word, and compiles for another one.
+SOCS: Mapping[str, Soc] = MappingProxyType(
+    {
+        "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
+        "SM8650": Soc(57, 75),  # 8 Gen 3
+        "SM8750": Soc(69, 79),  # 8 Elite
+        "SM8850": Soc(87, 81),  # 8 Elite Gen 5
+        "SC8380XP": Soc(60, 73),  # Snapdragon X
+        "SC8480XP": Soc(88, 81),  # X2
+    }
+)
+
+
+def chosen_soc(asked: str | None) -> str:
+    """Raises UsageError for none, and for one that is not known."""
+    known = ", ".join(SOCS)
+    if asked is None:
+        raise UsageError(
+            "a binary for an NPU is for one processor, and none is named",
+            remedy=f"Add --soc with one of {known}.",
+        )
+    name = asked.upper()
+    if name not in SOCS:
+        raise UsageError(f"unknown processor {asked!r}", remedy=f"Choose one of {known}.")
+    return name

@@ -12,10 +12,15 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.exporters.onnx.initializers import DATA_FILE
-from edge_spec.exporters.qnn.compiler import Binary, compile_graphs, require_compiler
+from edge_spec.exporters.qnn.compiler import (
+    SOCS,
+    Binary,
+    chosen_soc,
+    compile_graphs,
+    require_compiler,
+    share_outside,
+)
 from edge_spec.exporters.qnn.htp_graph import write_htp_graph
-from edge_spec.exporters.qnn.outside import share_outside
-from edge_spec.exporters.qnn.socs import SOCS, chosen_soc
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
 from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, open_unhashed, write_manifest
 from edge_spec.models.bundle_files import list_files

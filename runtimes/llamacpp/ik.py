@@ -20,14 +20,13 @@ from edge_spec.runtimes.llamacpp.library import (
     Library,
     LibraryDevice,
     ModelChoices,
+    SequenceForm,
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog, LogCallback
-from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 NAME = "ik_llama.cpp"
 _ALL_LAYERS = 999
-_WHOLE = 0  # llama_state_seq_flags
 _HANDLE, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
 _FLAGS = (ctypes.c_bool, ctypes.c_bool)
 _UNBOUND: tuple[tuple[str, list[Any], Any], ...] = (
@@ -122,11 +121,9 @@ def library() -> Library:
         make_contiguous=partial(_make_contiguous, unbound),
         # Its flash attention gives other logits then, by far; without it they differ in last bits.
         shares_cells=False,
-        state_size=lambda context, sequence: int(
-            unbound.llama_state_seq_get_size(context, sequence, _WHOLE)
-        ),
-        state_read=partial(_read_state, unbound),
-        state_write=partial(_write_state, unbound),
+        state_size=unbound.llama_state_seq_get_size,
+        state_read=unbound.llama_state_seq_get_data,
+        state_write=unbound.llama_state_seq_set_data,
         state_form=SequenceForm(0, (0,)),
         state_window=lambda model: 0,
     )
@@ -135,14 +132,6 @@ def library() -> Library:
 def _make_contiguous(unbound: Any, context: int) -> None:
     unbound.llama_kv_cache_defrag(context)
     unbound.llama_kv_cache_update(context)
-
-
-def _read_state(unbound: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
-    return int(unbound.llama_state_seq_get_data(context, buffer, size, sequence, _WHOLE))
-
-
-def _write_state(unbound: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
-    return int(unbound.llama_state_seq_set_data(context, buffer, size, sequence, _WHOLE))
 
 
 def _load_model(bound: Any, path: bytes, choices: ModelChoices) -> int | None:

@@ -22,11 +22,11 @@ from edge_spec.core.model import Forward
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, count_leaves
 from edge_spec.runtimes.llamacpp.outputs import view
-from edge_spec.runtimes.llamacpp.session import MAX_ROWS
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
 

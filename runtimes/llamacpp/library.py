@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.layer_inputs import LayerInputs
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
-from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -98,6 +97,14 @@ class ContextChoices:
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
 
 
+class SequenceForm(NamedTuple):
+    """`words_before`, then the number of cells, then for each cell its position and `cell`, in
+    words of 32 bits. Keys and values by layers follow, whose types and sizes a library checks."""
+
+    words_before: int
+    cell: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Library:
     """Functions under llama.cpp's present names; handles are addresses, None where one failed.
@@ -150,9 +157,9 @@ class Library:
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
     make_contiguous: Callable[[int], None] | None  # where a pass needs a cache without holes
     shares_cells: bool  # whether a sequence scores the same in any cells, beside those of others
-    state_size: Callable[[int, int], int]  # context, sequence: bytes of it
-    state_read: Callable[[int, Any, int, int], int]  # context, buffer, size, sequence
-    state_write: Callable[[int, Any, int, int], int]
+    state_size: Callable[[int, int, int], int]  # context, sequence, flags: bytes of it
+    state_read: Callable[[int, Any, int, int, int], int]  # context, buffer, size, sequence, flags
+    state_write: Callable[[int, Any, int, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
     layer_inputs: LayerInputs | None = None

@@ -20,8 +20,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.fitting.memory import Memory, context_tokens
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, Offload
-from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS, MAX_ROWS
+from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS
 
 # Copied into the order of the kernels for AVX2 and NEON; of these only Q4_0 was measured.
 REPACKED = frozenset({"Q4_0", "Q4_K", "IQ4_NL"})

@@ -13,14 +13,15 @@ from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.fitting.memory import free_bytes
 from edge_spec.placement.machine import available_cores
-from edge_spec.runtimes.llamacpp.device_choice import (
+from edge_spec.runtimes.kv_cache import MAX_ROWS
+from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
+    remote_devices,
     require_used,
     wanted_devices,
 )
 from edge_spec.runtimes.llamacpp.library import ContextChoices, Library, ModelChoices, Way
 from edge_spec.runtimes.llamacpp.offload import fitted
-from edge_spec.runtimes.llamacpp.remote import remote_devices
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ class LlamaCppModel:
     """Weights that its sessions share; each session has a context, that is a cache, of its own."""
 
     def __init__(self, library: Library, source: ModelInfo, options: RuntimeOptions) -> None:
-        from edge_spec.runtimes.llamacpp.session import MAX_ROWS
-
         self.config = source.config
         if options.context_length is not None:
             shorter = min(options.context_length, self.config.context_length)

@@ -12,9 +12,8 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.runtimes.llamacpp import ik, upstream
-from edge_spec.runtimes.llamacpp.device_choice import choose_devices, wanted_devices
+from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
-from edge_spec.runtimes.llamacpp.listing import listed
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.offload import offload
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer

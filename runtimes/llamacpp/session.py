@@ -14,15 +14,14 @@ from edge_spec.core.model import Forward, require_rollback, require_room, requir
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.features import Features
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.outputs import ContextOutputs
-from edge_spec.runtimes.llamacpp.sequence import holds
-from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
+from edge_spec.runtimes.llamacpp.transfer import holds, read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
-MAX_ROWS = 64
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
 _NO_ROOM = 1  # what decode returns then
 _NOTHING = np.empty(0, np.uint8)

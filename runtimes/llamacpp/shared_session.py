@@ -12,10 +12,11 @@ from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, SessionError
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.joint import JointCache
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import Member
-from edge_spec.runtimes.llamacpp.session import MAX_ROWS, LlamaCppSession
+from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 

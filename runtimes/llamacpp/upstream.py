@@ -17,14 +17,13 @@ from edge_spec.runtimes.llamacpp.library import (
     ContextChoices,
     Library,
     ModelChoices,
+    SequenceForm,
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
-from edge_spec.runtimes.llamacpp.sequence import SequenceForm
 from edge_spec.runtimes.llamacpp.steady import steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
-_WHOLE = 0  # llama_state_seq_flags
 
 
 def _loaded() -> tuple[Any, Any, LibraryLog]:
@@ -98,11 +97,9 @@ def library() -> Library:
         sequence_start=api.llama_memory_seq_pos_min,
         make_contiguous=None,
         shares_cells=True,
-        state_size=lambda context, sequence: int(
-            api.llama_state_seq_get_size_ext(context, sequence, _WHOLE)
-        ),
-        state_read=partial(_read_state, api),
-        state_write=partial(_write_state, api),
+        state_size=api.llama_state_seq_get_size_ext,
+        state_read=api.llama_state_seq_get_data_ext,
+        state_write=api.llama_state_seq_set_data_ext,
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
         state_window=api.llama_model_n_swa,
         layer_inputs=layer_inputs(api.llama_cpp._lib),
@@ -156,14 +153,6 @@ def _is_plain_decoder(api: Any, model: int) -> bool:
         or api.llama_model_is_diffusion(model)
         or api.llama_model_has_encoder(model)
     )
-
-
-def _read_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
-    return int(api.llama_state_seq_get_data_ext(context, buffer, size, sequence, _WHOLE))
-
-
-def _write_state(api: Any, context: int, buffer: Any, size: int, sequence: int) -> int:
-    return int(api.llama_state_seq_set_data_ext(context, buffer, size, sequence, _WHOLE))
 
 
 def _address_of(name: str, api: Any) -> Callable[[int], int | None]:

@@ -12,10 +12,10 @@ import numpy as np
 from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UnsupportedModelError
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.openvino.graph import DOMAIN, WEIGHT, rewrite
 from edge_spec.runtimes.openvino.library import core, import_openvino
-from edge_spec.runtimes.openvino.session import MAX_ROWS, OpenVinoSession
-from edge_spec.runtimes.openvino.supported import require_supported
+from edge_spec.runtimes.openvino.session import OpenVinoSession
 
 GRAPH_FILE = "model.onnx"
 _OPERATORS = re.compile(r"[Oo]perators?[^:]*?: *([\w.,;\- ]+)")
@@ -38,7 +38,6 @@ class OpenVinoModel:
                 remedy="Choose --runtime ort.",
             )
         config = bundle.config
-        require_supported(config, bundle.path)
         length = min(options.context_length or config.context_length, config.context_length)
         self.config = replace(config, context_length=length)
         self.capabilities = Capabilities(

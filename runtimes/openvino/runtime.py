@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.fitting.devices import Device
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.openvino.library import core
 from edge_spec.runtimes.openvino.npu_device import find_npu, is_npu, listed_stand_in
-from edge_spec.runtimes.openvino.supported import require_supported
 
 if TYPE_CHECKING:
     from edge_spec.fitting.memory import Memory
@@ -39,6 +38,7 @@ class OpenVinoRuntime:
             return open_for_npu(source, options, find_npu())
         from edge_spec.runtimes.openvino.model import OpenVinoModel
 
+        self.require_config(source.config, source.path)
         return OpenVinoModel(source, options, choose(core(), options.providers))
 
     def format_on(self, providers: Sequence[str]) -> str:
@@ -52,7 +52,16 @@ class OpenVinoRuntime:
             choose(core(), providers)
 
     def require_config(self, config: ModelConfig, path: Path) -> None:
-        require_supported(config, path)
+        """Raises UnsupportedModelError."""
+        lacked = config.unlike_layers
+        if config.encoder is not None:
+            lacked = "an encoder"
+        elif config.convolving:
+            lacked = "short convolutions"
+        if lacked is not None:
+            raise UnsupportedModelError(
+                f"{path} has {lacked}, which openvino is not given", remedy="Choose --runtime ort."
+            )
 
     def devices(self, options: RuntimeOptions) -> list[Device]:
         return [*listed(core()), *listed_stand_in()]
@@ -62,13 +71,10 @@ class OpenVinoRuntime:
     ) -> Memory:
         """Raises UsageError for a bundle of another form than the device takes."""
         _require_form(source, options)
-        if source.manifest.format == STATIC:
-            from edge_spec.runtimes.openvino.npu_memory import npu_memory
+        from edge_spec.runtimes.openvino.memory import bundle_memory, npu_memory
 
-            return npu_memory(source, options, num_tokens)
-        from edge_spec.runtimes.openvino.memory import bundle_memory
-
-        return bundle_memory(source, options, num_tokens)
+        forecast = npu_memory if source.manifest.format == STATIC else bundle_memory
+        return forecast(source, options, num_tokens)
 
 
 def _require_form(source: Bundle, options: RuntimeOptions) -> None:

@@ -11,11 +11,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.kv_cache import KvCache
+from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, KvCache
 from edge_spec.runtimes.openvino.library import last_line
-
-MAX_ROWS = 64
-PREFILL_ROWS = 256
 
 
 class OpenVinoSession:

@@ -8,10 +8,13 @@ does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ou
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import CDLL, Structure, byref, c_char_p, c_int, c_size_t, c_ulonglong, c_void_p
 from ctypes import create_string_buffer as string_buffer
-from typing import NamedTuple
+from functools import cache
+from threading import Lock
+from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError
 
@@ -133,3 +136,51 @@ def _refused(known: tuple[str, str], words: str) -> DeviceError:
     """known: the cause, and what can be done about it; words: the library's own."""
     cause, remedy = known
     return DeviceError(f"{cause} ({words})", remedy=remedy)
+
+
+_CUDA = "CUDAExecutionProvider"
+_FATAL = 4  # onnxruntime's severity
+_preparing = Lock()
+
+
+def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
+    """Raises DeviceError where CUDA is among the providers, and its driver is missing, shows no
+    device, or is older than this onnxruntime's CUDA."""
+    if _CUDA not in providers:
+        return
+    driver, built = cuda_driver(), _cuda_version(onnxruntime)
+    if not built:
+        return
+    needed = int(built.partition(".")[0])  # a driver runs all of one major version
+    if driver.version[0] < needed:
+        cause, remedy = OLD_DRIVER
+        newest = ".".join(map(str, driver.version))
+        raise DeviceError(f"{cause} (it runs CUDA {newest}, not {built})", remedy=remedy)
+
+
+def prepare_cuda(onnxruntime: Any) -> None:
+    """Loads, once, the libraries that NVIDIA's packages bring, where this onnxruntime uses CUDA.
+
+    Neither this nor a start that fails later prints: what it would say is in the error.
+    """
+    with _preparing:
+        _prepare(onnxruntime)
+
+
+@cache
+def _prepare(onnxruntime: Any) -> None:
+    if not _cuda_version(onnxruntime):
+        return
+    onnxruntime.set_default_logger_severity(_FATAL)
+    # It prints what it does not find. Only its own `print` is replaced: other threads may write to
+    # standard output meanwhile, which may carry JSON.
+    onnxruntime.print = lambda *words: None
+    try:
+        onnxruntime.preload_dlls()
+    finally:
+        del onnxruntime.print
+
+
+def _cuda_version(onnxruntime: Any) -> str:
+    """Returns the version of the CUDA that it was built with; empty where without."""
+    return str(getattr(onnxruntime, "cuda_version", None) or "")

@@ -13,11 +13,10 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
+from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_cache import DeviceCache
 from edge_spec.runtimes.ort.device_memory import DeviceMemory, Traffic
-from edge_spec.runtimes.ort.pass_errors import pass_error
-from edge_spec.runtimes.ort.passes import MAX_ROWS, PREFILL_ROWS
-from edge_spec.runtimes.ort.signature import Signature, widened
+from edge_spec.runtimes.ort.signature import Signature, pass_error, widened
 from edge_spec.runtimes.ort.stacked import STACKED
 
 _BIAS = "attention_bias"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import onnxruntime
 
 from edge_spec.core.model import Forward, require_rollback
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.ort.device_memory import Traffic
-from edge_spec.runtimes.ort.device_passes import DevicePasses, translated
+from edge_spec.runtimes.ort.device_memory import DeviceGraphs, DeviceMemory, Traffic
+from edge_spec.runtimes.ort.device_passes import DeviceGraph, DevicePasses, translated
+from edge_spec.runtimes.ort.device_place import shares_weights
+from edge_spec.runtimes.ort.graph_loader import GraphLoader
 
 
 class DeviceSession:
@@ -70,3 +74,24 @@ class DeviceSession:
 
     def close(self) -> None:
         self._passes.close()
+
+
+class DeviceSessions:
+    """inference: of the model in the form of `loader`. Where that takes trees, and large weights
+    can be shared (device_weights.py), the form for chains alone is loaded beside it. Raises
+    BundleError, DeviceError."""
+
+    def __init__(self, loader: GraphLoader, inference: onnxruntime.InferenceSession) -> None:
+        assert loader.place is not None
+        self._place = loader.place
+        self._config = loader.config
+        self._trees = self._chains = DeviceGraph(inference)
+        form = loader.form
+        if form is not None and form.takes_trees and shares_weights(self._place, self._config):
+            chains = replace(form, takes_trees=False)
+            self._chains = DeviceGraph(loader.open_form(chains))
+        self._copying = DeviceGraphs(loader.open_beside, self._trees.signature.cache)
+
+    def open(self) -> DeviceSession:
+        memory = DeviceMemory(self._place, self._copying)
+        return DeviceSession(DevicePasses(self._trees, self._chains, self._config, memory))

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.fitting.devices import CPU, GPU, NPU
-from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver
+from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver, prepare_cuda
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.starting import prepare_cuda
 
 _SUFFIX = "executionprovider"
 _AZURE = "AzureExecutionProvider"  # calls a service and takes no graph

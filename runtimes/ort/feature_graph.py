@@ -23,7 +23,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import BundleError
-from edge_spec.runtimes.ort.binding import bind_output
+from edge_spec.runtimes.ort.signature import bind_output
 
 _EMBEDDED, _HIDDEN = "embedded", "hidden"  # as the exporter calls them
 

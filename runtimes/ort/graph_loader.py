@@ -16,8 +16,8 @@ from edge_spec.errors import BundleError, EdgeSpecError
 from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.machine import available_cores
+from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
-from edge_spec.runtimes.ort.devices import add_providers, choose, require_started
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
@@ -56,7 +56,7 @@ class GraphLoader:
         """entries: of onnxruntime's session configuration; settings: attributes of its
         SessionOptions."""
         onnxruntime = import_onnxruntime()
-        self._devices = choose(onnxruntime, options.providers)
+        self._devices = devices.choose(onnxruntime, options.providers)
         self._names = [device.name for device in self._devices]
         self._on_cpu = all(name == CPU for name in self._names)
         self.form = form
@@ -92,7 +92,7 @@ class GraphLoader:
         compiled = _compiled(bundle)
 
         def providers(settings: Any) -> Any:
-            return add_providers(settings, self._devices, compiled)
+            return devices.add_providers(settings, self._devices, compiled)
 
         self._providers = providers
         self._load = partial(
@@ -195,7 +195,7 @@ class GraphLoader:
         if not self._on_cpu:
             from edge_spec.runtimes.ort.listing import fault
 
-            require_started(session, self._devices, fault)
+            devices.require_started(session, self._devices, fault)
             require_on_device(session, self._devices)
         return session
 

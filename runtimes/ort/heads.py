@@ -22,8 +22,8 @@ from edge_spec.core.heads import (
 )
 from edge_spec.core.rope import Rope
 from edge_spec.errors import ModelFileError
-from edge_spec.runtimes.ort.binding import bind_output
 from edge_spec.runtimes.ort.library import import_onnxruntime
+from edge_spec.runtimes.ort.signature import bind_output
 
 _NO_SPINNING = "session.intra_op.allow_spinning"  # of threads that wait: the target needs them
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -18,10 +18,9 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.fitting.memory import free_bytes
 from edge_spec.runtimes.kv_cache import KvCache
-from edge_spec.runtimes.ort.binding import bind_cache, bind_output
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
-from edge_spec.runtimes.ort.pass_errors import pass_error
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes
+from edge_spec.runtimes.ort.signature import bind_cache, bind_output, pass_error
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask
 
 PLACES = (2, 4, 8)  # of sessions, in the graphs that there may be

@@ -12,12 +12,11 @@ import numpy as np
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.fitting.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices
-from edge_spec.runtimes.ort.cuda_driver import free_bytes
+from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
 from edge_spec.runtimes.ort.probe_graph import attention_probe
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
-from edge_spec.runtimes.ort.starting import prepare_cuda, require_driver
 
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first

@@ -19,15 +19,15 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.devices import CPU
 from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.kv_cache import GROWTH_TOKENS
+from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.segments import segment_files
+from edge_spec.runtimes.static.memory import session_bytes
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use
-PREFILL_ROWS = 256  # as passes.py has it, which imports onnxruntime
 _BLOCK_COPY_BYTES = 8  # a block's scale and sum
 _LAYER_BYTES = 95_000  # nodes of the graph
 _EMBEDDING_BLOCK = 32
@@ -38,6 +38,10 @@ _ARENA = 2  # onnxruntime's arena grows in powers of two
 _HALF = 2  # bytes: what a GPU computes in
 _CUDA_BYTES = 500_000_000  # of its context and kernels, on the GPU
 _TREE_ROWS = 64  # whose attention is not fused: all scores are there at once, as float32
+# In each function of a static bundle, of a matrix of integers; all others are float32 there, and so
+# is the head of each function that scores. Measured with all four functions of the demo model.
+_COPIED = 1.5
+_BLOCK_SCALE_BITS = 1  # of a weight: 32 of a block share 32
 
 
 def bundle_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
@@ -159,3 +163,23 @@ def _work(config: ModelConfig, capacity: int, num_arenas: int) -> int:
     masks = 3 * PREFILL_ROWS * capacity
     scores = _DECODED_ROWS * (config.vocab_size + config.hidden_size)
     return _FLOAT * (num_arenas * _ARENA * activations + masks + scores)
+
+
+def static_memory(bundle: Bundle, options: RuntimeOptions, num_tokens: int | None) -> Memory:
+    """Forecasts the same for any number of tokens: a session has all of its slots at once."""
+    config = bundle.config
+    states, scores = session_bytes(bundle, options, num_tokens)
+    weights = sum(entry.num_bytes for entry in bundle.manifest.files.values())
+    if bundle.manifest.compiled is None:  # else one binary, which the NPU maps as it is stored
+        graphs = [name for name in bundle.manifest.files if name.endswith(".onnx")]
+        num_scoring = sum(not name.startswith("prefill") for name in graphs)
+        embedding = config.vocab_size * config.hidden_size * _FLOAT
+        matrices = layer_weights(config) * _static_matrix_bytes(bundle)
+        weights += int(len(graphs) * matrices) + num_scoring * embedding
+    return Memory(weights=weights, cache=states, work=scores, library=LIBRARY_BYTES)
+
+
+def _static_matrix_bytes(bundle: Bundle) -> float:
+    """Returns the bytes of one weight of a layer's matrices, in one function."""
+    bits = re.match(r"int(\d+) block", bundle.manifest.quantization)
+    return _FLOAT if bits is None else _COPIED * (int(bits[1]) + _BLOCK_SCALE_BITS) / 8

@@ -12,13 +12,14 @@ from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.ort.device_place import Place
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.node_placement import count_nodes
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.device_model import DeviceSessions
+    from edge_spec.runtimes.ort.device_session import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.joint import JointGraphs
     from edge_spec.runtimes.ort.session import OrtSession
@@ -42,8 +43,6 @@ class OrtModel:
         place: Place | None = None,
     ) -> None:
         self._loader = GraphLoader(bundle, options, form, place)
-        from edge_spec.runtimes.ort.passes import MAX_ROWS
-
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=form is None or form.takes_trees,
@@ -67,7 +66,7 @@ class OrtModel:
         self._joint: JointGraphs | None = None
         self._device: DeviceSessions | None = None
         if self._loader.place is not None:
-            from edge_spec.runtimes.ort.device_model import DeviceSessions
+            from edge_spec.runtimes.ort.device_session import DeviceSessions
 
             self._device = DeviceSessions(self._loader, self._inference)
 
@@ -79,7 +78,7 @@ class OrtModel:
         opened = partial(OrtSession, self._inference, self.config, self._open_partial, self._fewer)
         if self._encoder is None:
             return opened(open_features=self._open_features)
-        from edge_spec.runtimes.ort.source import OrtSourceSession, encode
+        from edge_spec.runtimes.ort.session import OrtSourceSession, encode
 
         return OrtSourceSession(opened(partial(encode, self._encoder)), self.config)
 

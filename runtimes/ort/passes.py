@@ -12,15 +12,11 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
 from edge_spec.core.preceding import chain_parents, parents_seen, preceding
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.kv_cache import KvCache
-from edge_spec.runtimes.ort.binding import bind_cache, bind_output
+from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, KvCache
 from edge_spec.runtimes.ort.feature_graph import FeatureBuffers
-from edge_spec.runtimes.ort.pass_errors import pass_error
-from edge_spec.runtimes.ort.signature import Signature, widened
+from edge_spec.runtimes.ort.signature import Signature, bind_cache, bind_output, pass_error, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
-MAX_ROWS = 64
-PREFILL_ROWS = 256
 MIN_ATTENDED = 2  # rows that attention computes: see exporters/onnx/graph.py
 
 

@@ -11,10 +11,10 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort.devices import ProviderChoice, choose
+from edge_spec.runtimes.ort import devices
+from edge_spec.runtimes.ort.cuda_driver import require_driver
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.model import OrtModel
-from edge_spec.runtimes.ort.starting import require_driver
 
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
@@ -78,13 +78,10 @@ class OrtRuntime:
     def memory(
         self, source: Bundle, options: RuntimeOptions, num_tokens: int | None = None
     ) -> Memory:
-        if source.manifest.format in (STATIC, COMPILED):
-            from edge_spec.runtimes.ort.static_memory import static_memory
+        from edge_spec.runtimes.ort.memory import bundle_memory, static_memory
 
-            return static_memory(source, options, num_tokens)
-        from edge_spec.runtimes.ort.memory import bundle_memory
-
-        return bundle_memory(source, options, num_tokens)
+        is_static = source.manifest.format in self.also_reads
+        return (static_memory if is_static else bundle_memory)(source, options, num_tokens)
 
     def open_eagle_step(
         self, stored: StoredStep, config: ModelConfig, threads: int | None
@@ -108,10 +105,10 @@ class OrtRuntime:
 
         return OrtDFlashLayers(stored, config, threads)
 
-    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
+    def _devices(self, providers: Sequence[str]) -> list[devices.ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
         onnxruntime = import_onnxruntime()
-        chosen = choose(onnxruntime, providers)
+        chosen = devices.choose(onnxruntime, providers)
         require_driver(onnxruntime, [choice.provider for choice in chosen])
         return chosen
 

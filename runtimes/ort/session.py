@@ -11,16 +11,18 @@ import onnxruntime
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback
+from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.partial import PartialSession
 from edge_spec.runtimes.ort.passes import Passes
-from edge_spec.runtimes.ort.signature import Signature
-from edge_spec.runtimes.ort.source import Encode
+from edge_spec.runtimes.ort.signature import Signature, pass_error
 from edge_spec.runtimes.ort.stacked import has_stacked
 
+# From a source to keys and values, by the names of the decoder's inputs.
+Encode = Callable[[Sequence[int]], Mapping[str, np.ndarray]]
 OpenFeatures = Callable[[Sequence[int]], onnxruntime.InferenceSession]
 
 
@@ -154,3 +156,24 @@ class OrtSession:
         self.length = length
         for part in self._parts:
             part.length = length
+
+
+def encode(
+    inference: onnxruntime.InferenceSession, source: Sequence[int]
+) -> Mapping[str, np.ndarray]:
+    """inference: of exporters/onnx/encoder.py. Raises SessionError, DeviceMemoryError."""
+    names = [value.name for value in inference.get_outputs()]
+    try:
+        found = inference.run(names, {"input_ids": np.array([source], np.int64)})
+    except Exception as error:
+        raise pass_error(error, len(source), 0) from error
+    return dict(zip(names, found, strict=True))
+
+
+class OrtSourceSession(SourceSession):
+    """One whose passes can be ended, as those of its decoder can."""
+
+    def __init__(self, decoder: OrtSession, config: ModelConfig) -> None:
+        assert config.encoder is not None
+        super().__init__(decoder, config.encoder, config.context_length)
+        self.interrupt = decoder.interrupt

@@ -1,17 +1,17 @@
-"""Reads what graphs of different forms (graph_forms.py) take and give."""
+"""Reads what graphs of different forms (graph_forms.py) take and give, and binds buffers to it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from edge_spec.core.model import Forward
-from edge_spec.errors import SessionError
-
-if TYPE_CHECKING:
-    import onnxruntime
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
+from edge_spec.runtimes.kv_cache import KvCache
 
 _PAST = "past."  # begins the names of caches
 _ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -39,10 +39,6 @@ class Signature:
             is_attended_once="attention_rows" not in taken,
         )
 
-    @property
-    def is_half(self) -> bool:
-        return self.cache == np.float16
-
 
 def widened(logits: np.ndarray, hidden: np.ndarray) -> Forward:
     """Returns the scores of a pass in float32, float32 ones as they are.
@@ -66,3 +62,29 @@ def widened(logits: np.ndarray, hidden: np.ndarray) -> Forward:
 
 def _element(kind: str) -> np.dtype[Any]:
     return np.dtype(_ELEMENTS[kind])
+
+
+def bind_output(binding: onnxruntime.IOBinding, name: str, buffer: np.ndarray) -> None:
+    binding.bind_ortvalue_output(name, onnxruntime.OrtValue.ortvalue_from_numpy(buffer))
+
+
+def bind_cache(cache: KvCache, binding: onnxruntime.IOBinding, suffix: str = "") -> None:
+    """Binds each buffer as both past and present. suffix: of the names."""
+    for name, buffer in cache.buffers():
+        shared = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+        binding.bind_ortvalue_input(f"past.{name}{suffix}", shared)
+        binding.bind_ortvalue_output(f"present.{name}{suffix}", shared)
+
+
+# As onnxruntime's arena, the C++ library, and CUDA say it.
+_OUT_OF_MEMORY = re.compile(r"failed to allocate|bad_?alloc|out of memory", re.IGNORECASE)
+
+
+def pass_error(error: Exception, rows: int, start: int) -> EdgeSpecError:
+    """Returns the error of a pass over `rows` rows after `start` tokens that failed."""
+    what = f"onnxruntime failed on {rows} rows at {start} tokens: {error}"
+    if _OUT_OF_MEMORY.search(str(error)):
+        remedy = "Give a shorter --context, or another --device."
+        return DeviceMemoryError(what, remedy=remedy)
+    remedy = "Try fewer rows (--draft-n-max) or another --device."
+    return SessionError(what, remedy=remedy)

@@ -12,8 +12,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.static.layout import Layout
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.static.program import Program
-    from edge_spec.runtimes.static.session import StaticSession
+    from edge_spec.runtimes.static.session import Program, StaticSession
 
 
 class StaticModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.static.interruption import Interruption
 from edge_spec.runtimes.static.layout import SLOT_AXIS, Layout, PassShape
-from edge_spec.runtimes.static.program import InterruptibleProgram, Program
 from edge_spec.runtimes.static.slots import Slots
 
 _FRONT = (slice(None),) * SLOT_AXIS
@@ -143,3 +143,27 @@ class StaticSession:
         found = dict(self._program.predict(shape.function, inputs, self._state))
         self._scored = start
         return found
+
+
+class Program(Protocol):
+    """A package that is ready to run. A state is the cache of one session."""
+
+    def make_state(self) -> Any:
+        """A new state, all zeros."""
+
+    def predict(
+        self, function: str, inputs: Mapping[str, np.ndarray], state: Any
+    ) -> Mapping[str, np.ndarray]:
+        """The function's outputs; writes the state. Raises SessionError."""
+
+    def read_state(self, state: Any, name: str) -> np.ndarray: ...
+
+    def write_state(self, state: Any, name: str, value: np.ndarray) -> None: ...
+
+
+@runtime_checkable
+class InterruptibleProgram(Program, Protocol):
+    """One whose engine can end a pass before its end."""
+
+    def interrupt(self, state: Any) -> None:
+        """Ends the pass on this state that runs, and any later one. Any thread may call."""

@@ -18,8 +18,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.coreml.model import OpenedPackage
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.program import Program
-from edge_spec.runtimes.static.session import StaticSession
+from edge_spec.runtimes.static.session import Program, StaticSession
 from fixtures.coreml_in_numpy import NumpyProgram, open_in_numpy, program_of
 
 CONTEXT = 100  # tokens, of `packaged`; 128 slots

@@ -13,10 +13,9 @@ import pytest
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import runtimes
-from edge_spec.runtimes.llamacpp import LlamaCppModel, remote
-from edge_spec.runtimes.llamacpp.device_choice import choose_devices
+from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, remote_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
-from edge_spec.runtimes.llamacpp.listing import listed
 
 Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]
@@ -48,8 +47,7 @@ def test_the_kind_and_memory_of_each_device_are_listed(
 ) -> None:
     there = [RPC0, RPC1, CPU, BLAS, CUDA0]
     pretended = replace(library, devices=lambda *servers: there, takes_servers=True)
-    monkeypatch.setattr(remote, "fault", lambda server: None)
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.listing.fault", lambda server: None)
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.devices.fault", lambda server: None)
     found = list(listed("llamacpp", pretended, ["a:1", "b:1"]))
     assert [(device.name, device.kind) for device in found] == [
         ("rpc0", "remote"),
@@ -81,7 +79,7 @@ def test_a_build_for_less_than_the_processor_has_is_told(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.listing.cpu_features", lambda: features)
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.devices.cpu_features", lambda: features)
     pretended = replace(library, devices=lambda *servers: [CPU, CUDA0], system_info=lambda: info)
     cpu, cuda = listed("llamacpp", pretended, [])
     assert (cpu.hint is not None) == is_told and cuda.hint is None
@@ -105,7 +103,7 @@ def test_a_server_that_does_not_serve_is_listed_with_the_reason(
     assert "no connection: " in (found[1].fault or "")
     assert not asked
     with pytest.raises(DeviceError, match=f"RPC server {server} cannot be used: no connection"):
-        remote.remote_devices(pretended, [server])
+        remote_devices(pretended, [server])
 
 
 def test_a_library_without_servers_says_how_to_compile_one_with(

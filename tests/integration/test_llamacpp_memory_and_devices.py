@@ -16,7 +16,7 @@ from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
-from edge_spec.runtimes.llamacpp.device_choice import choose_devices
+from edge_spec.runtimes.llamacpp.devices import choose_devices
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
 
 Files = Callable[..., Path]

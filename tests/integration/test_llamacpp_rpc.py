@@ -26,7 +26,7 @@ from edge_spec.errors import DeviceError
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import remote
+from edge_spec.runtimes.llamacpp import devices
 
 PROGRAMS = ("ggml-rpc-server", "rpc-server")
 PROGRAM = os.environ.get("EDGE_SPEC_RPC_SERVER") or next(
@@ -155,7 +155,7 @@ def test_a_server_that_is_busy_or_no_server_is_refused_in_time(
     gguf: Callable[..., Path], servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library itself would wait for ever. The server serves on when it is free again."""
-    monkeypatch.setattr(remote, "_FREE_S", 0.5)
+    monkeypatch.setattr(devices, "_FREE_S", 0.5)
     runtime: Any = runtimes.load_runtime("llamacpp")
     published = runtimes.open_model_info(gguf())
     options = RuntimeOptions(threads=1, rpc_servers=(servers[0].name,))

@@ -109,7 +109,7 @@ def left_over(session: Any) -> tuple[int, int, list[int]]:
     library, context = session._library, session._opened.handle
     memory = library.memory(context)
     others = [s for s in range(1, 64) if library.sequence_start(memory, s) != -1]
-    return library.state_size(context, 0), library.sequence_start(memory, 0), others
+    return library.state_size(context, 0, 0), library.sequence_start(memory, 0), others
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -31,8 +31,7 @@ from edge_spec.models.source import Source
 from edge_spec.placement.planner import Planner
 from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
-from edge_spec.runtimes.openvino.npu_graphs import NpuGraphs
-from edge_spec.runtimes.openvino.npu_model import open_for_npu
+from edge_spec.runtimes.openvino.npu_model import NpuGraphs, open_for_npu
 
 CONTEXT = 40
 NPU = RuntimeOptions(providers=("npu",))

@@ -25,7 +25,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.exporters.optimum import OptimumExporter, export, tools
-from edge_spec.exporters.optimum.source import open_source
+from edge_spec.exporters.optimum.export import open_source
 from edge_spec.models import runtimes
 
 ORIGINAL = "original_max_position_embeddings"

@@ -19,7 +19,7 @@ from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime, graph_forms, graph_loader, runtime, trial
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime, devices, graph_forms, trial
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm, formed_graph, forms_for
 from edge_spec.runtimes.ort.session import OrtSession
@@ -221,10 +221,9 @@ def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     """The device is the CPU under another name, which takes the form of CUDA."""
     cpu = choose(onnxruntime, ["cpu"])[0]
     names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
-    for chooses in (graph_loader, runtime):
-        monkeypatch.setattr(
-            chooses, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
-        )
+    monkeypatch.setattr(
+        devices, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
     cuda = graph_forms._FORMS["CUDAExecutionProvider"]
     monkeypatch.setattr(graph_forms, "_FORMS", {cpu.provider: cuda})
     odd = RuntimeOptions(providers=("odd",), context_length=CONTEXT)

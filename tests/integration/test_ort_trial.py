@@ -12,7 +12,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.node_placement import TellsNodePlacement
 from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort import OrtRuntime, graph_loader, runtime, trial
+from edge_spec.runtimes.ort import OrtRuntime, devices, trial
 from edge_spec.runtimes.ort.devices import choose
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
@@ -43,10 +43,9 @@ def test_a_model_is_tried_on_another_device_before_it_is_used(
     """The device is the CPU under another name, its first scores right, the second time wrong."""
     cpu = choose(onnxruntime, ["cpu"])[0]
     names = {"odd": cpu._replace(name="odd"), "cpu": cpu}
-    for chooses in (graph_loader, runtime):
-        monkeypatch.setattr(
-            chooses, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
-        )
+    monkeypatch.setattr(
+        devices, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
     options = RuntimeOptions(providers=("odd",), context_length=context_length)
     OrtRuntime().open(exported(), options).close()
     right, calls = trial.scores, []
@@ -75,12 +74,11 @@ def test_a_model_whose_operators_stay_on_the_cpu_is_refused_but_for_those_who_as
     """A GPU that takes nothing: what runs, and what tells it, is onnxruntime on the CPU."""
     cpu = choose(onnxruntime, ["cpu"])[0]
     names = {"odd": cpu._replace(name="odd", kind="gpu"), "cpu": cpu}
-    for chooses in (graph_loader, runtime):
-        monkeypatch.setattr(
-            chooses, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
-        )
     monkeypatch.setattr(
-        graph_loader, "add_providers", lambda *arguments, **how: ["CPUExecutionProvider"]
+        devices, "choose", lambda library, wanted: [names[name] for name in wanted or ("cpu",)]
+    )
+    monkeypatch.setattr(
+        devices, "add_providers", lambda *arguments, **how: ["CPUExecutionProvider"]
     )
     refused = {
         "int4": "2 GroupQueryAttention, 9 MatMulNBits",

@@ -16,7 +16,7 @@ from edge_spec.errors import DeviceMemoryError, SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.kv_cache import KvCache
-from edge_spec.runtimes.ort.pass_errors import pass_error
+from edge_spec.runtimes.ort.signature import pass_error
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import check_faults
 

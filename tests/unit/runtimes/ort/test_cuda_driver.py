@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.errors import DeviceError
 from edge_spec.runtimes.ort import cuda_driver
-from edge_spec.runtimes.ort.starting import prepare_cuda, require_driver
+from edge_spec.runtimes.ort.cuda_driver import prepare_cuda, require_driver
 
 STUB = r"""
 #include <stdlib.h>

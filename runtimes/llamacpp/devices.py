@@ -1,0 +1,155 @@
+"""Lists and chooses the devices of the library: this machine's, and those of RPC servers.
+
+A model can be spread over the devices of servers of llama.cpp's RPC backend. The library ends the
+process where a server refuses it or speaks another version, and waits for ever for one that serves
+another client: each is tried before, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+
+from edge_spec.core.endpoint import Endpoint
+from edge_spec.core.isolated import IsolatedError, isolated
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import DeviceError, UsageError
+from edge_spec.fitting import devices as placement
+from edge_spec.placement.machine import cpu_features
+from edge_spec.runtimes.llamacpp import upstream
+from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
+
+NO_RPC = "it was compiled without RPC"
+_CONNECT_S, _FREE_S = 3.0, 3.0
+_ANSWER_S = 10.0  # with the start of a process
+
+
+def remote_devices(library: Library, servers: Sequence[str]) -> list[LibraryDevice]:
+    """Raises UsageError where the library knows no servers, DeviceError where one does not serve,
+    both quickly."""
+    if not servers:
+        return []
+    if not library.takes_servers:
+        raise UsageError(
+            f"{library.name} cannot reach {', '.join(servers)}: {NO_RPC}",
+            remedy="Run: CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall --no-cache-dir "
+            "--no-deps llama-cpp-python, and use --runtime llamacpp.",
+        )
+    for server in servers:
+        reason = fault(server)
+        if reason is not None:
+            raise DeviceError(
+                f"the RPC server {server} cannot be used: {reason}",
+                remedy="Start ggml-rpc-server there, of the same llama.cpp, or leave --rpc out.",
+            )
+    return [device for device in library.devices(*servers) if device.server]
+
+
+def fault(server: str) -> str | None:
+    """Why a server cannot be used, in one line; None where it can."""
+    endpoint = Endpoint.parse(server)
+    try:
+        connection = socket.create_connection((endpoint.host, endpoint.port), _CONNECT_S)
+    except OSError as error:
+        return f"no connection: {error}"
+    with connection:
+        # A server that is free ends a connection without requests at once. One that is busy would
+        # get to a request when nobody waits for the answer any more, which ends its process.
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(_FREE_S)
+        try:
+            connection.recv(1)
+        except OSError:
+            return "it serves another client, one at a time, or is no RPC server"
+    try:
+        isolated(_greet, server, timeout_s=_ANSWER_S)
+    except IsolatedError as error:
+        return str(error)
+    return None
+
+
+def _greet(server: str) -> int:
+    """The number of its devices."""
+    return len(upstream.library().devices(server))
+
+
+def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[placement.Device]:
+    """Lists devices under the names that `choose_devices` takes; a server that does not serve is
+    listed under its own name."""
+    faults = {
+        server: fault(server) if library.takes_servers else f"{library.name}: {NO_RPC}"
+        for server in servers
+    }
+    serving = [server for server, reason in faults.items() if reason is None]
+    for device in library.devices(*serving):
+        if not device.is_cpu or device.name == "CPU":  # others work for the CPU, unasked
+            yield placement.Device(
+                runtime,
+                device.name.lower(),
+                _kind(device),
+                device.description,
+                device.total_bytes or None,
+                device.free_bytes or None,
+                hint=_left_out(library) if device.is_cpu else None,
+                shares_memory=device.shares_memory,
+            )
+    for server, reason in faults.items():
+        if reason is not None:
+            yield placement.Device(runtime, server, placement.REMOTE, "RPC server", fault=reason)
+
+
+def _left_out(library: Library) -> str | None:
+    """Says where the library was built for less than the processor has, as wheels are."""
+    has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
+    if not has or b"AVX512 = 1" in library.system_info():
+        return None
+    return f"this build of {library.name} does without the processor's AVX-512"
+
+
+def _kind(device: LibraryDevice) -> str:
+    if device.server:
+        return placement.REMOTE
+    return placement.CPU if device.is_cpu else placement.GPU
+
+
+def wanted_devices(options: RuntimeOptions) -> tuple[str, ...]:
+    """Returns the names that `choose_devices` takes."""
+    return options.providers or (("cpu",) if options.prefers_cpu else ())
+
+
+def choose_devices(
+    wanted: Sequence[str], devices: Sequence[LibraryDevice]
+) -> tuple[LibraryDevice, ...]:
+    """Those to offload to, for names such as "cuda0", "cuda" (the first), "gpu" (all) or "cpu".
+
+    No name stands for all. Raises UsageError that lists the devices there are.
+    """
+    others = [device for device in devices if not device.is_cpu]
+    chosen: list[LibraryDevice] = []
+    for name in map(str.lower, wanted or ["gpu"] if others or wanted else []):
+        if name == "gpu" and others:
+            found = others
+        elif name == "cpu":
+            found = []
+        else:
+            exact = [device for device in others if device.name.lower() == name]
+            found = exact or [d for d in others if d.name.lower().rstrip("0123456789") == name][:1]
+            if not found:
+                there = ", ".join(f"{d.name.lower()} ({d.description})" for d in devices)
+                raise UsageError(f"there is no device {name!r}", remedy=f"There are: {there}.")
+        chosen += [device for device in found if device not in chosen]
+    return tuple(chosen)
+
+
+def require_used(options: RuntimeOptions, devices: Sequence[LibraryDevice]) -> None:
+    """A server that was asked for and not chosen would silently do nothing.
+
+    Raises UsageError.
+    """
+    unused = set(options.rpc_servers) - {device.server for device in devices}
+    if unused:
+        raise UsageError(
+            f"--device {','.join(options.providers)} leaves nothing for --rpc "
+            f"{', '.join(sorted(unused))}",
+            remedy="Add rpc0 and so on to --device, or leave it out: edge-spec devices lists them.",
+        )
