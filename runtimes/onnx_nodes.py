@@ -3,7 +3,7 @@ devices than onnxruntime's CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
@@ -54,6 +54,16 @@ def set_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def drop_unread(graph: GraphProto, unwanted: Set[str]) -> None:
+    """Drops weights that no node reads, and so those of the `unwanted` inputs."""
+    read = {name for node in graph.node for name in node.input}
+    inputs = [at for at, value in enumerate(graph.input) if value.name in unwanted - read]
+    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
+    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
+        for at in reversed(unread):
+            del values[at]
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> list[NodeProto]:

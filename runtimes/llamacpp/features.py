@@ -9,8 +9,8 @@ import numpy as np
 
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.layer_inputs import ARCHITECTURES, LayerInputs
-from edge_spec.runtimes.llamacpp.library import Library
+from edge_spec.runtimes.llamacpp.library import LayerInputs, Library
+from edge_spec.runtimes.llamacpp.unlisted import ARCHITECTURES
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 

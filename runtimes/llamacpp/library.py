@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from edge_spec.runtimes.llamacpp.layer_inputs import LayerInputs
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 
 PREFILL_TOKENS = 512  # given to the library at once
@@ -95,6 +94,15 @@ class ContextChoices:
     num_sequences: int | None = None  # None: max_rows
     num_outputs: int | None = None  # rows of a pass that may be scored; None: max_rows
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """want: context, layer, whether the next passes keep its stream. address: context, layer -> of
+    [tokens of the last pass, hidden_size] float32, None where there is none."""
+
+    want: Callable[[int, int, bool], None]
+    address: Callable[[int, int], int | None]
 
 
 class SequenceForm(NamedTuple):

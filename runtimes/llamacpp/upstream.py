@@ -10,7 +10,6 @@ from typing import Any
 from edge_spec.errors import MissingDependencyError
 from edge_spec.runtimes.llamacpp.ggml_devices import NAME, bind_devices, devices, load_backend
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
-from edge_spec.runtimes.llamacpp.layer_inputs import layer_inputs
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     PREFILL_TOKENS,
@@ -21,7 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
-from edge_spec.runtimes.llamacpp.steady import steady_rows
+from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 

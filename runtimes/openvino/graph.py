@@ -24,6 +24,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.onnx_nodes import (
     ATTENTION_ROWS,
     attend_once,
+    drop_unread,
     keep_general_forms,
     set_nodes,
 )
@@ -127,11 +128,7 @@ def _drop_unread(graph: GraphProto) -> None:
         if len(kept) == len(graph.node):
             break
         set_nodes(graph, kept)
-    inputs = [at for at, value in enumerate(graph.input) if value.name in _UNREAD - read]
-    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
-    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
-        for at in reversed(unread):
-            del values[at]
+    drop_unread(graph, _UNREAD)
 
 
 def _mapped(graph: GraphProto, path: Path) -> dict[str, np.ndarray]:

@@ -32,6 +32,7 @@ from edge_spec.runtimes.onnx_nodes import (
     ATTENTION_ROWS,
     POSITIONS,
     attend_once,
+    drop_unread,
     keep_general_forms,
     set_nodes,
 )
@@ -112,7 +113,7 @@ def formed_graph(path: Path, config: ModelConfig, form: GraphForm) -> FormedGrap
     made: Mapping[str, np.ndarray] = {}
     if form.is_half:
         made = halve(model, path, form.has_wide_stream)
-    _drop_unused(model.graph)
+    drop_unread(model.graph, _OF_FORMS)
     return FormedGraph(bytes(model.SerializeToString()), made)
 
 
@@ -174,13 +175,3 @@ def _keep_activations(graph: GraphProto) -> None:
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)
-
-
-def _drop_unused(graph: GraphProto) -> None:
-    """Drops weights that no node reads, and inputs of forms that are not this one."""
-    read = {name for node in graph.node for name in node.input}
-    inputs = [at for at, value in enumerate(graph.input) if value.name in _OF_FORMS - read]
-    weights = [at for at, value in enumerate(graph.initializer) if value.name not in read]
-    for values, unread in ((graph.input, inputs), (graph.initializer, weights)):
-        for at in reversed(unread):
-            del values[at]

@@ -10,7 +10,7 @@ norms stay float32, with a Cast before and after each matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceError
+from edge_spec.runtimes.onnx_nodes import set_nodes
 
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 _ALWAYS_HALF = (
@@ -66,10 +67,7 @@ class _Halving:
             kind = value.type.tensor_type
             kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
             self._types[value.name] = kind.elem_type
-        nodes = [each for node in self._graph.node for each in self._changed(node)]
-        kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del self._graph.node[:]
-        self._graph.node.extend(kept)
+        set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
         for value in self._graph.output:
             value.type.tensor_type.elem_type = self._types[value.name]
         return self._made
@@ -112,7 +110,8 @@ class _Halving:
             return _HALF if of_heads else _FLOAT
         if node.op_type == "Gather" and floating[0] in self._stored:  # of an embedding
             return int(self._types[floating[0]])
-        return _widest(self._types[name] for name in floating if name not in self._stored)
+        kinds = [self._types[name] for name in floating if name not in self._stored]
+        return _FLOAT if _FLOAT in kinds else _HALF
 
     def _is_floating(self, name: str) -> bool:
         return self._types.get(name) in (_FLOAT, _HALF)
@@ -167,7 +166,3 @@ def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
     location = next((each.value for each in like.external_data if each.key == "location"), name)
     proto.external_data.add(key="location", value=location)
     return proto
-
-
-def _widest(kinds: Iterable[int]) -> int:
-    return _FLOAT if _FLOAT in kinds else _HALF

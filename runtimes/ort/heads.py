@@ -62,12 +62,16 @@ class _RotaryTables:
         return self._tables
 
 
-class OrtEagleLayers:
-    """stored: a graph of exporters/heads/eagle_graph.py. config: of the head."""
+class _Layers:
+    """stored: a graph of exporters/heads. config: of the head."""
 
     def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
         self._session = _opened(stored, "the layers of a head", threads)
         self._tables = _RotaryTables(config)
+
+
+class OrtEagleLayers(_Layers):
+    """Runs a graph of exporters/heads/eagle_graph.py."""
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         return _BoundStep(self._tables, self._session, cache)
@@ -118,12 +122,8 @@ class _BoundStep:
         return states.numpy()[0], logits.numpy()[0]
 
 
-class OrtDFlashLayers:
-    """stored: a graph of exporters/heads/dflash_graph.py. config: of the head."""
-
-    def __init__(self, stored: StoredStep, config: ModelConfig, threads: int | None) -> None:
-        self._session = _opened(stored, "the layers of a head", threads)
-        self._tables = _RotaryTables(config)
+class OrtDFlashLayers(_Layers):
+    """Runs a graph of exporters/heads/dflash_graph.py."""
 
     def bound_to(self, cache: np.ndarray) -> BlockStep:
         return _BoundBlock(self._tables, self._session, cache)

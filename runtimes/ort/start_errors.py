@@ -7,7 +7,7 @@ dynamic linkers of Linux and Windows, and of CUDA's cudaGetErrorString.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from edge_spec.errors import DeviceError, DeviceMemoryError
@@ -27,21 +27,11 @@ class Cause(NamedTuple):
         return f"{self.cause} ({self.words}). {self.remedy}"
 
 
-class _Known(NamedTuple):
-    pattern: re.Pattern[str]  # what it matches are the library's words
-    cause: str
-    remedy: str
-
-
 _INSTALL = 'Run: pip install "edge-spec[gpu]", which brings them from NVIDIA\'s packages.'
 _NO_MEMORY = (
     "the device has too little free memory",
     "Close what else uses it, or choose a smaller --context, model or another --device.",
 )
-
-
-def _known(pattern: str, known: tuple[str, str]) -> _Known:
-    return _Known(re.compile(pattern, re.IGNORECASE), *known)
 
 
 def _missing(library: str) -> str:
@@ -58,34 +48,34 @@ def _failed(*codes: int) -> str:
 
 
 # The first that matches; each failure is followed by onnxruntime's general one, which is the last.
-_KNOWN = (
-    _known(rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", OLD_DRIVER),
-    _known(_failed(100), NO_DEVICE),
-    _known(
+_KNOWN: tuple[tuple[str, tuple[str, str]], ...] = (
+    (rf"{_failed(35, 803)}|[^\n:;]*driver version is insufficient[^;\n]*", OLD_DRIVER),
+    (_failed(100), NO_DEVICE),
+    (
         rf"{_failed(101)}|Invalid device id\.[^\n;]*",
         ("it has no device of this number", "edge-spec devices lists those there are."),
     ),
-    _known(
+    (
         _failed(209, 222, 98),
         (
             "this onnxruntime has no kernels for the device",
             "Use llama.cpp (--runtime llamacpp) built for it, or another onnxruntime-gpu.",
         ),
     ),
-    _known(
+    (
         rf"{_failed(2)}|Failed to allocate memory[^\n;]*|cudaErrorMemoryAllocation[^\n;]*",
         _NO_MEMORY,
     ),
-    _known(f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", NO_DRIVER),
-    _known(
+    (f"{_missing('cuda(?!rt)')}|{_missing('nvcuda')}", NO_DRIVER),
+    (
         rf"{_missing('cudnn')}|CUDNN failure[^;\n]*|CUDNN_STATUS_[^;\n]*",
         ("cuDNN is missing, or of another version than onnxruntime needs", _INSTALL),
     ),
-    _known(
+    (
         "|".join(map(_missing, ("cublas", "cudart", "curand", "cufft", "nvrtc", "nvJitLink"))),
         ("CUDA's libraries are missing, or of another version than onnxruntime needs", _INSTALL),
     ),
-    _known(
+    (
         r"(LoadLibrary failed with error 126|Require cuDNN [^\n(]*)",
         ("CUDA's or cuDNN's libraries are missing, or the driver", _INSTALL),
     ),
@@ -94,7 +84,12 @@ _KNOWN = (
 
 def find_cause(text: str) -> Cause | None:
     """Returns the cause that is known by its words; None for any other text."""
-    return next(_found(text), None)
+    for pattern, (cause, remedy) in _KNOWN:
+        match = re.search(pattern, text, re.IGNORECASE)
+        if match:
+            words = " ".join(match[0].split()).rstrip(" .")
+            return Cause(cause, remedy, words[:_MAX_WORDS])
+    return None
 
 
 def start_error(names: Sequence[str], text: str) -> DeviceError | None:
@@ -107,11 +102,3 @@ def start_error(names: Sequence[str], text: str) -> DeviceError | None:
         f"onnxruntime cannot start {', '.join(names)}: {found.cause} ({found.words})",
         remedy=found.remedy,
     )
-
-
-def _found(text: str) -> Iterator[Cause]:
-    for known in _KNOWN:
-        match = known.pattern.search(text)
-        if match:
-            words = " ".join(match[0].split()).rstrip(" .")
-            yield Cause(known.cause, known.remedy, words[:_MAX_WORDS])

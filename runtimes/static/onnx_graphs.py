@@ -15,7 +15,7 @@ from onnx import TensorProto
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.static.layout import EXPORT_AGAIN, Layout, Signature, read_layout
-from edge_spec.runtimes.static.onnx_program import GraphSignature, Value, layout_signatures
+from edge_spec.runtimes.static.onnx_program import GraphSignature, Value, layout_signature
 
 FORMAT = "onnx-static"
 DATA_FILE = "model.onnx.data"  # the weights of all functions
@@ -51,7 +51,7 @@ class OpenedGraphs:
             signatures = {
                 function: _signature(bundle.file(name)) for function, name in files.items()
             }
-            declared = layout_signatures(signatures)
+            declared = {name: layout_signature(name, each) for name, each in signatures.items()}
             _require_described(bundle, declared)
         except ValueError as error:
             raise BundleError(

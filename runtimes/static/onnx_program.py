@@ -98,13 +98,9 @@ class OnnxProgram:
         state[name][...] = value
 
 
-def layout_signatures(signatures: Mapping[str, GraphSignature]) -> dict[str, Signature]:
-    """Returns what the graphs are to a session (layout.py). Raises ValueError for a graph that is
-    not as exporters/onnx/static_graph.py writes it."""
-    return {name: _layout_signature(name, each) for name, each in signatures.items()}
-
-
-def _layout_signature(function: str, graph: GraphSignature) -> Signature:
+def layout_signature(function: str, graph: GraphSignature) -> Signature:
+    """Returns what a graph is to a session (layout.py). Raises ValueError for one that is not as
+    exporters/onnx/static_graph.py writes it."""
     inputs = {name: each.shape for name, each in graph.inputs.items()}
     states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}
     outputs = {name: each.shape for name, each in graph.outputs.items()}

@@ -77,7 +77,7 @@ def test_a_longer_cache_is_as_steady(llamacpp: LlamaCppModel, monkeypatch: Any) 
 def test_without_the_switch_a_session_works_as_before(
     llamacpp: LlamaCppModel, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.steady._SCHEDULER", "no_such_function")
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.unlisted._SCHEDULER", "no_such_function")
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, llamacpp.config.vocab_size, LONG + 2).tolist()
     scores = []
