@@ -115,7 +115,7 @@ class Asker:
         raise NotImplementedError
 
     def is_full(self, messages: list[dict[str, str]]) -> bool | None:
-        """Whether the messages go beyond the context, where that is known before."""
+        """Returns whether the messages go beyond the context; None where nobody knows before."""
         return None
 
     def whole(self, random: Random) -> list[Outcome]:
