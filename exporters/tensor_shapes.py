@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.layer_kind import HeadSizes
+from edge_spec.core.model_parts import HeadSizes
 from edge_spec.exporters.families.tensors import OF_KEYS_AND_VALUES
 
 

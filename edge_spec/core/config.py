@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.core.encoder import Encoder
-from edge_spec.core.experts import Experts
-from edge_spec.core.layer_kind import HeadSizes, LayerEmbeddings, LayerKind, Rotation
-from edge_spec.core.relative_positions import RelativePositions
+from edge_spec.core.model_parts import (
+    Encoder,
+    Experts,
+    HeadSizes,
+    LayerEmbeddings,
+    LayerKind,
+    RelativePositions,
+    Rotation,
+)
 from edge_spec.core.rope import Rope, RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # of the gate of an MLP, or of its only half

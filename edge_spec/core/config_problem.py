@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_spec.core.config import ACTIVATIONS, NORM_PLACES, ModelConfig
-from edge_spec.core.experts import Experts
-from edge_spec.core.layer_kind import LayerKind, Rotation
+from edge_spec.core.model_parts import Experts, Rotation
 
 _LARGEST_SCALE = 1e9
 _LARGEST_DIVISOR = 2.0**128  # of a frequency; some files have 1e30 for one that is not rotated
@@ -30,7 +29,8 @@ def config_problem(config: ModelConfig) -> str | None:
     if (problem := next(filter(None, problems), None) or _encoder_problem(config)) is not None:
         return problem
     indices = config.kind_of_layer
-    if indices and (len(indices) != config.num_layers or not _are_below(indices, config.kinds)):
+    are_known = all(0 <= index < len(config.kinds) for index in indices)
+    if indices and (len(indices) != config.num_layers or not are_known):
         return "its layers are of kinds that it does not have"
     if not config.attending:
         return "none of its layers attends to the text"
@@ -121,7 +121,3 @@ def _rotation_problem(rotation: Rotation) -> str | None:
     if not all(0 < divisor <= _LARGEST_DIVISOR for divisor in divisors):
         return "its rotary frequencies are not positive numbers"
     return None
-
-
-def _are_below(indices: tuple[int, ...], kinds: tuple[LayerKind, ...]) -> bool:
-    return min(indices) >= 0 and max(indices) < len(kinds)

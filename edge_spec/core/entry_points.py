@@ -18,15 +18,7 @@ from typing import Any
 
 from edge_spec.errors import MissingDependencyError, UsageError
 
-# That bring a plugin's library; else "cpu".
-EXTRAS = {
-    "llamacpp": "llamacpp",
-    "ik": "ik",
-    "coreml": "coreml",
-    "openvino": "openvino",
-    "serve": "serve",
-    "desktop": "desktop",
-}
+_EXTRAS = ("llamacpp", "ik", "coreml", "openvino", "serve", "desktop")
 # What an earlier version had, and what there is instead.
 _GONE = {
     ("runtimes", "mil"): "Every export to Core ML is compared with the reference in numpy; "
@@ -42,6 +34,11 @@ def names(kind: str) -> list[str]:
 def installed(kind: str) -> dict[str, EntryPoint]:
     """Returns the entry points by name, not yet loaded."""
     return {point.name: point for point in reversed(entry_points(group=f"edge_spec.{kind}"))}
+
+
+def extra_of(plugin: str) -> str:
+    """Returns the extra of this package that brings a plugin's library."""
+    return plugin if plugin in _EXTRAS else "cpu"
 
 
 def load_app(name: str) -> Callable[..., None]:
@@ -72,7 +69,7 @@ def load(kind: str, point: EntryPoint) -> Any:
         _require_whole_package()
         raise MissingDependencyError(
             f"{kind.removesuffix('s')} {name!r} needs a library that is not installed: {error}",
-            remedy=f'Run: pip install "edge-spec[{EXTRAS.get(name, "cpu")}]".',
+            remedy=f'Run: pip install "edge-spec[{extra_of(name)}]".',
         ) from error
 
 

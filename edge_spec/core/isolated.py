@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from json import dumps, loads
 from queue import Empty, Queue
 from threading import Lock, Thread
-from types import TracebackType
 from typing import IO, Any
 
 _MARK = "edge-spec answers: "  # libraries may print, too
@@ -57,12 +56,7 @@ class Lifeline:
     def __enter__(self) -> Lifeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property

@@ -68,9 +68,7 @@ class RoundStats:
     total_s: float
     by_drafter: Mapping[str, DraftCounts] = field(default_factory=dict)
     tokens: tuple[int, ...] = ()  # those that were committed
-    anticipated: bool = (
-        False  # it began with draft tokens made while the target scored the one before
-    )
+    anticipated: bool = False  # its draft tokens were made while the target scored the one before
     overlapped: bool = False  # a draft went on while the target scored it
     no_overlap: NoOverlap | None = None  # why not, where one could have
     charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth

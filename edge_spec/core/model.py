@@ -260,3 +260,12 @@ class Progress(Protocol):
     """Told about long work: `fraction` runs from 0 to 1."""
 
     def __call__(self, what: str, fraction: float) -> None: ...
+
+
+@runtime_checkable
+class TellsNodePlacement(Protocol):
+    """A model whose library says which device took which of its operators."""
+
+    def node_placement(self) -> Mapping[str, Mapping[str, int]]:
+        """Counts operators, such as "MatMulNBits", by the provider that took them, such as
+        "CUDAExecutionProvider"."""

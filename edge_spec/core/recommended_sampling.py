@@ -6,7 +6,6 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.core.sampling import SamplingParams
@@ -15,24 +14,20 @@ from edge_spec.errors import UsageError
 # Of a model whose makers state nothing.
 DEFAULT_SAMPLING = SamplingParams(temperature=0.7, top_p=0.95, min_p=0.05)
 # The largest that the server's API takes, too: its page sends what stands here.
-_LARGEST = MappingProxyType(
-    {
-        "temperature": 2.0,
-        "top_k": 2.0**31 - 1,
-        "top_p": 1.0,
-        "min_p": 1.0,
-        "repetition_penalty": 10.0,
-    }
-)
-_SHOWN = MappingProxyType(
-    {
-        "temperature": "temperature",
-        "top_k": "top-k",
-        "top_p": "top-p",
-        "min_p": "min-p",
-        "repetition_penalty": "repetition penalty",
-    }
-)
+_LARGEST = {
+    "temperature": 2.0,
+    "top_k": 2.0**31 - 1,
+    "top_p": 1.0,
+    "min_p": 1.0,
+    "repetition_penalty": 10.0,
+}
+_SHOWN = {
+    "temperature": "temperature",
+    "top_k": "top-k",
+    "top_p": "top-p",
+    "min_p": "min-p",
+    "repetition_penalty": "repetition penalty",
+}
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,5 @@ def sampling_source(recommended: RecommendedSampling, asked: Mapping[str, Any]) 
     given = [_SHOWN[name] for name in _SHOWN if asked.get(name) is not None]
     if not given:
         return source
-    return "as asked" if asked.get("temperature") == 0 else f"{source}, but {_and(given)} as asked"
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    told = " and ".join(filter(None, [", ".join(given[:-1]), given[-1]]))
+    return "as asked" if asked.get("temperature") == 0 else f"{source}, but {told} as asked"

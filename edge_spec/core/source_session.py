@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.encoder import Encoder
 from edge_spec.core.model import Forward, Session, require_rollback, require_room
+from edge_spec.core.model_parts import Encoder
 from edge_spec.core.tree import TokenTree
 
 SOURCE = "source"  # its tokens, in a state

@@ -183,8 +183,7 @@ class TokenTree:
 
     def followed(self, text: Iterable[int]) -> Iterator[tuple[int, bool]]:
         """Every row whose draft token the text after the pending token decides, and whether it is
-        right:
-        the children of the rows that the text passes through."""
+        right: the children of the rows that the text passes through."""
         if self.is_chain:  # most rounds
             for child, (candidate, token) in enumerate(
                 zip(self.tokens[1:].tolist(), text, strict=False), start=1
@@ -275,9 +274,7 @@ class Verdict:
 
     tokens: tuple[int, ...]
     accepted_rows: tuple[int, ...]
-    exhausted: (
-        bool  # the path of right draft tokens ended for want of draft tokens, not by a wrong one
-    )
+    exhausted: bool  # the path of right ones ended for want of draft tokens, not by a wrong one
     near_ties: int = 0
     first_tie: int | None = None  # the first of the tokens that was a near tie
 

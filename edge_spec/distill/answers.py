@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
-from typing import Protocol
 
 from edge_spec.core.model import Progress
 from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.distill.conversations import Conversation, ConversationFile, count_answered
-from edge_spec.distill.prompts import Stop, Tasks
+from edge_spec.distill.prompts import Tasks
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UsageError
 
@@ -20,16 +19,10 @@ CONVERSATIONS = 8  # at a time
 _TOLD_EVERY_S = 0.5
 
 
-class Writers(Protocol):
-    """Opens those who write conversations of tasks: as many as write at a time."""
-
-    def __call__(self) -> AbstractContextManager[Sequence[Writer]]: ...
-
-
-class Writer(Protocol):
-    def __call__(self, task: int, stop: Stop) -> Conversation | None:
-        """Answers as `Tasks.conversation` does. Raises WriterLostError where another one has to do
-        it."""
+# Answers as `Tasks.conversation` does. Raises WriterLostError where another one has to do it.
+Writer = Callable[[int, Event], Conversation | None]
+# Opens those who write conversations of tasks: as many as write at a time.
+Writers = Callable[[], AbstractContextManager[Sequence[Writer]]]
 
 
 class WriterLostError(Exception):

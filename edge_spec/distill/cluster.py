@@ -26,7 +26,7 @@ from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import FeatureRequest, feature_rows
-from edge_spec.distill.prompts import Stop, Tasks
+from edge_spec.distill.prompts import Tasks
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_asked
@@ -37,9 +37,8 @@ from edge_spec.storage.digests import known_sha256
 _CONNECT_S = 5.0
 _POLL_S = 0.5
 _START = "Start the cluster with ray start --head, and give the address that it shows."
-_SETTINGS = (
-    b"\0\0\0\4\0\0\0\0\0"  # a frame of HTTP/2 with none of them; its kind is the fourth byte
-)
+# A frame of HTTP/2 with none of them; its kind is the fourth byte.
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
 
@@ -138,9 +137,7 @@ class Cluster:
     @contextmanager
     def writers(self) -> Iterator[Sequence[Writer]]:
         yield [
-            partial(self._written, machine)
-            for machine in self._machines
-            for _ in range(CONVERSATIONS)
+            partial(self._written, each) for each in self._machines for _ in range(CONVERSATIONS)
         ]
 
     def feature_rows(
@@ -175,7 +172,7 @@ class Cluster:
         machine = self._machines[index % len(self._machines)]
         return machine, machine.features.remote(list(part), request)
 
-    def _written(self, machine: Any, task: int, stop: Stop) -> Conversation | None:
+    def _written(self, machine: Any, task: int, stop: Event) -> Conversation | None:
         try:
             found: Conversation | None = _got(machine.written.remote(task), stop)
             return found
@@ -231,16 +228,13 @@ def require_answer(address: str) -> None:
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
-            is_ray = _is_encrypted() or _speaks_http2(connection, time.monotonic() + _CONNECT_S)
+            # Within TLS nothing can be seen from outside.
+            is_encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+            is_ray = is_encrypted or _speaks_http2(connection, time.monotonic() + _CONNECT_S)
     except OSError as error:
         raise DeviceError(f"nobody answers at {address}: {error}", remedy=_START) from None
     if not is_ray:
         raise DeviceError(f"what answers at {address} is no Ray cluster", remedy=_START)
-
-
-def _is_encrypted() -> bool:
-    """Says whether Ray is set to use TLS, within which nothing can be seen from outside."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 def _speaks_http2(connection: socket.socket, end: float) -> bool:
@@ -270,7 +264,7 @@ def content_of(model: str) -> str:
     return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
-def _got(found: Any, stop: Stop, where: str = "") -> Any:
+def _got(found: Any, stop: Event, where: str = "") -> Any:
     """Returns what a task has given; None after a stop. Raises WriterLostError with its machine,
     and DeviceError for what it refused."""
     import ray

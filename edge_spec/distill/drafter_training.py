@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,37 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
+from edge_spec.distill.conversations import coverage
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
-from edge_spec.distill.kept_costs import Costs, kept_costs
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.tensor_file import write_tensors
 from edge_spec.distill.training_state import Evaluation
-from edge_spec.distill.vocabulary import coverage
 from edge_spec.loader.head import StoredTables
-from edge_spec.storage.atomic import scratch_directory
+from edge_spec.storage.atomic import atomic_file, scratch_directory
+
+
+@dataclass(frozen=True)
+class Costs:
+    """passes_s: of the target by rows, in seconds. draft_token_s: of a draft token."""
+
+    passes_s: Mapping[int, float]
+    draft_token_s: float
+
+
+def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
+    """Returns what the file holds; else what is measured now, and kept there. Raises OSError."""
+    with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        passes = {int(rows): float(seconds) for rows, seconds in told["passes_s"].items()}
+        return Costs(passes, float(told["draft_token_s"]))
+    found = measure()
+    told = {"passes_s": dict(found.passes_s), "draft_token_s": found.draft_token_s}
+    with atomic_file(path) as work:
+        work.write_text(json.dumps(told), encoding="utf-8")
+    return found
+
 
 _LEAST_STEPS = 40  # of an epoch,
 _LEAST_ROWS = 32  # but for steps of fewer rows

@@ -14,9 +14,16 @@ import numpy as np
 import torch
 
 from edge_spec.core.model_info import TensorRows
-from edge_spec.distill.network import Rotation, normed
 from edge_spec.distill.small_draft_files import stated_scaling
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
+from edge_spec.distill.trainee import (
+    Rotation,
+    Teacher,
+    Tensor,
+    as_arrays,
+    likeliest,
+    normed,
+    parameter,
+)
 from edge_spec.distill.windows import Batch
 
 _SPREAD = 0.02  # of what begins at random

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Protocol
 
 import numpy as np
@@ -61,12 +62,8 @@ class Tasks(Protocol):
     def count(self) -> int | None:
         """Returns the number of tasks; None: as many as are wanted."""
 
-    def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
+    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
         """Returns None where nothing worth answering was asked, or where it was stopped."""
-
-
-class Stop(Protocol):
-    def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -84,19 +81,19 @@ class GivenPrompts:
                 "one prompt is too little to learn from and to measure on",
                 remedy="Give at least two prompts, better some hundreds.",
             )
-        object.__setattr__(self, "prompts", self._in_turns(tuple(dict.fromkeys(self.prompts))))
+        # By what they say, which no order of theirs changes: the second of each ten is held out,
+        # so that the first few have some of both.
+        object.__setattr__(self, "prompts", tuple(sorted(set(self.prompts), key=_digest)))
 
     @property
     def identity(self) -> str:
-        return hashlib.sha256(
-            "\0".join([str(VERSION), str(self.max_tokens), *self.prompts]).encode()
-        ).hexdigest()
+        return _digest("\0".join([str(VERSION), str(self.max_tokens), *self.prompts]))
 
     @property
     def count(self) -> int:
         return len(self.prompts) * _MOST_ANSWERS
 
-    def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
+    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
         turn, index = divmod(task, len(self.prompts))
         text = self.prompts[index]
         is_held_out = index % HELD_OUT == 1
@@ -107,12 +104,6 @@ class GivenPrompts:
             sampling = engine.chat_sampling(temperature=0.8, seed=task)
         prompt = engine.parts.text.prompt_of(text)
         return answered(engine, prompt, self.max_tokens, sampling, is_held_out, stop)
-
-    @staticmethod
-    def _in_turns(prompts: Sequence[str]) -> tuple[str, ...]:
-        """Sorts them by what they say, which no order of theirs changes: the second of each ten is
-        held out, so that the first few have some of both."""
-        return tuple(sorted(prompts, key=_digest))
 
 
 @dataclass(frozen=True)
@@ -126,18 +117,17 @@ class OwnPrompts:
     @property
     def identity(self) -> str:
         told = [VERSION, self.max_tokens, self.seed, _WRITING, _BEGINNINGS, _REQUESTS]
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        return _digest(repr(told))
 
-    def conversation(self, engine: Engine, task: int, stop: Stop) -> Conversation | None:
+    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
         random = np.random.default_rng([self.seed, task])
         beginning = _BEGINNINGS[random.integers(len(_BEGINNINGS))]
-        before, _ = _around_message(engine)
         params = SamplingParams(
             temperature=_WRITING.temperature,
             top_p=_WRITING.top_p,
             seed=int(random.integers(1 << 62)),
         )
-        asked = _written(engine, before + beginning, params, stop)
+        asked = _written(engine, _before_message(engine) + beginning, params, stop)
         if asked is None:
             return None
         text = (beginning + asked).strip()
@@ -155,7 +145,7 @@ class OwnPrompts:
 
 def require_own_prompts(engine: Engine) -> None:
     """Raises UsageError for a model that cannot write a user's message."""
-    if engine.parts.text.chat_template is None or _around_message(engine)[0] == "":
+    if engine.parts.text.chat_template is None or not _before_message(engine):
         raise UsageError(
             f"{engine.name} has no chat template that a user's message can be written by",
             remedy="Give --prompts or --domain.",
@@ -217,14 +207,13 @@ def _passages(text: str) -> list[str]:
     return [*found, passage] if passage else found
 
 
-def _around_message(engine: Engine) -> tuple[str, str]:
-    """Returns what the chat template writes before a user's message, and after it."""
+def _before_message(engine: Engine) -> str:
+    """Returns what the chat template writes before a user's message; "" where it leaves it out."""
     text = engine.parts.text.rendered([{"role": "user", "content": _MARK}], ())
-    before, _, after = text.partition(_MARK)
-    return (before, after) if _MARK in text else ("", "")
+    return text.partition(_MARK)[0] if _MARK in text else ""
 
 
-def _written(engine: Engine, text: str, params: SamplingParams, stop: Stop) -> str | None:
+def _written(engine: Engine, text: str, params: SamplingParams, stop: Event) -> str | None:
     """A message that the target ends itself; None for one that it does not, or hardly begins."""
     tokens = engine.encode(text)
     answer = answered(engine, tokens, _PROMPT_TOKENS, params, False, stop)
@@ -240,7 +229,7 @@ def answered(
     max_tokens: int,
     sampling: SamplingParams,
     is_held_out: bool,
-    stop: Stop,
+    stop: Event,
 ) -> Conversation | None:
     """Ends where the answer begins to repeat itself. None where it was stopped, or does not fit the
     context."""

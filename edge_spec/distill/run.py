@@ -16,8 +16,8 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer
-from edge_spec.distill.draft_cost import draft_token_s
-from edge_spec.distill.draft_runs import DraftRuns, converted_aside
+from edge_spec.distill.conversations import most_written, with_others
+from edge_spec.distill.draft_runs import DraftRuns, converted_aside, draft_token_s
 from edge_spec.distill.drafter_training import Target, Trials, learn
 from edge_spec.distill.features import (
     Example,
@@ -37,7 +37,6 @@ from edge_spec.distill.prompts import (
 )
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.training_report import document, html_page
-from edge_spec.distill.vocabulary import most_written, with_others
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError

@@ -9,9 +9,16 @@ import numpy as np
 import torch
 
 from edge_spec.core.model_info import Checkpoint, TensorRows
-from edge_spec.distill.network import Rotation, normed
 from edge_spec.distill.small_draft_files import description, kept_layers, text_files
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, parameter, scored_rows
+from edge_spec.distill.trainee import (
+    Rotation,
+    Teacher,
+    Tensor,
+    as_arrays,
+    normed,
+    parameter,
+    scored_rows,
+)
 from edge_spec.distill.windows import Batch
 
 _EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -18,7 +18,7 @@ from edge_spec.control.policy import Policy
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.distill.draft_cost import median_s
+from edge_spec.distill.draft_runs import median_s
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork

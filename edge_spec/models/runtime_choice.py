@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_spec.core.entry_points import EXTRAS
 from edge_spec.errors import (
     DeviceError,
     EdgeSpecError,
@@ -111,11 +110,10 @@ def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
     first = refusals[0].error
     asked = [each.runtime for each in refusals]
     if source.path.is_file() and _MANY_ARCHITECTURES not in asked:
-        extra = EXTRAS[_MANY_ARCHITECTURES]
         return UnsupportedModelError(
             f"{first.message}, which {' and '.join(asked)} cannot run",
-            remedy=f'Run: pip install "edge-spec[{extra}]", which reads GGUF files of many more '
-            "architectures.",
+            remedy=f'Run: pip install "edge-spec[{_MANY_ARCHITECTURES}]", which reads GGUF files '
+            "of many more architectures.",
         )
     if len(refusals) == 1:
         return first

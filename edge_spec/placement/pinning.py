@@ -163,7 +163,7 @@ class _Machine:
             if place.runtime not in entry_points.names("runtimes") or (
                 module and not find_spec(module)
             ):
-                extra = entry_points.EXTRAS.get(place.runtime, "cpu")
+                extra = entry_points.extra_of(place.runtime)
                 return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
             if place.device != CPU and not any(
                 (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)

@@ -20,8 +20,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.encoder import Encoder
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import Encoder, LayerKind
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.stored_tensor import StoredTensor

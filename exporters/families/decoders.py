@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edge_spec.core.experts import Experts
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.layers import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.experts import Experts
-from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
+from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.gemma import NORMS

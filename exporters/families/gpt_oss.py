@@ -9,8 +9,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.experts import SWISH_SLOPE, Experts
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.layers import FULL, GGUF_EXPERTS, SLIDING, of_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import LayerKind
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
 MAX_LAYERS = 10_000

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.experts import Experts
-from edge_spec.core.layer_kind import LayerKind
+from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.core.experts import Experts
+from edge_spec.core.model_parts import Experts
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, SLIDING, last_of

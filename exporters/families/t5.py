@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from edge_spec.core.encoder import Encoder
-from edge_spec.core.layer_kind import LayerKind
-from edge_spec.core.relative_positions import RelativePositions
+from edge_spec.core.model_parts import Encoder, LayerKind, RelativePositions
 from edge_spec.exporters.families.family import Family, Fields
 from edge_spec.exporters.families.stated import StatedConfig
 

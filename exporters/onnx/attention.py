@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.layer_kind import Rotation
+from edge_spec.core.model_parts import Rotation
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes

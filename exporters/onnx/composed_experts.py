@@ -13,7 +13,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.experts import Experts
+from edge_spec.core.model_parts import Experts
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.attention import vector
 from edge_spec.exporters.onnx.elementwise import activation, times

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
-from edge_spec.core.experts import LEAST_SUM, SWISH_SLOPE, Experts
+from edge_spec.core.model_parts import LEAST_SUM, SWISH_SLOPE, Experts
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.elementwise import times
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes

@@ -39,7 +39,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.layer_kind import Rotation
+from edge_spec.core.model_parts import Rotation
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector

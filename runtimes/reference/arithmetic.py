@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edge_spec.core.experts import LEAST_SUM, SWISH_SLOPE
 from edge_spec.core.model_info import Tensors
+from edge_spec.core.model_parts import LEAST_SUM, SWISH_SLOPE
 from edge_spec.runtimes.reference.operations import (
     ACTIVATIONS,
     Heads,

@@ -31,7 +31,7 @@ from edge_spec.distill.answers import (
 )
 from edge_spec.distill.cluster import content_of, require_answer
 from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.draft_cost import draft_token_s
+from edge_spec.distill.draft_runs import draft_token_s
 from edge_spec.distill.features import (
     FeatureRequest,
     feature_rows,

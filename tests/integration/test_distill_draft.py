@@ -14,10 +14,9 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.tree import TokenTree
 from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.drafter_training import Drafter
+from edge_spec.distill.draft_runs import NUM_TOKENS, OwnTexts
+from edge_spec.distill.drafter_training import Costs, Drafter
 from edge_spec.distill.features import Example
-from edge_spec.distill.kept_costs import Costs
-from edge_spec.distill.own_texts import NUM_TOKENS, OwnTexts
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.run import distill
 from edge_spec.distill.windows import batch_of, windows_of

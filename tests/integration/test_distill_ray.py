@@ -15,8 +15,8 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.distill.answers import CONVERSATIONS, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster
+from edge_spec.distill.drafter_training import Costs
 from edge_spec.distill.features import FeatureRequest, feature_rows, read_features
-from edge_spec.distill.kept_costs import Costs
 from edge_spec.distill.prompts import GivenPrompts
 from edge_spec.errors import DeviceError
 from edge_spec.models.asked_options import AskedOptions

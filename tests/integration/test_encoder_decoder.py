@@ -21,9 +21,8 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.cli.main import app
 from edge_spec.control.cost import RowCosts
 from edge_spec.core import sampling
-from edge_spec.core.encoder import Encoder
 from edge_spec.core.metrics import DraftRounds
-from edge_spec.core.relative_positions import RelativePositions
+from edge_spec.core.model_parts import Encoder, RelativePositions
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree

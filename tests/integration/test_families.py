@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.layer_kind import LayerKind
 from edge_spec.core.model import Model, RuntimeOptions, SelfDrafting
+from edge_spec.core.model_parts import LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.core.tree import TokenTree
 from edge_spec.exporters.checkpoint import StoredCheckpoint

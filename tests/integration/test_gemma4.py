@@ -15,10 +15,9 @@ import pytest
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
-from edge_spec.core.experts import Experts
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.layer_kind import LayerEmbeddings, LayerKind
 from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import UsageError
 from edge_spec.exporters.block_quantize import quantize_stored

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.model import RuntimeOptions
-from edge_spec.core.node_placement import TellsNodePlacement
+from edge_spec.core.model import RuntimeOptions, TellsNodePlacement
 from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import OrtRuntime, devices, trial

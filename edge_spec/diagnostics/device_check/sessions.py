@@ -11,8 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from edge_spec.core.model import Model
-from edge_spec.core.node_placement import TellsNodePlacement
+from edge_spec.core.model import Model, TellsNodePlacement
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.device_check.request import DeviceCheckRequest, silent
 from edge_spec.diagnostics.doctor.finding import Finding, fault, judged, note, ok

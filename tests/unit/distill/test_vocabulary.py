@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.vocabulary import coverage, most_written
+from edge_spec.distill.conversations import Conversation, coverage, most_written
 
 
 def _said(prompt: list[int], answer: list[int]) -> Conversation:
