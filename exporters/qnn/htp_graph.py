@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
@@ -60,9 +60,12 @@ def multiply_stored(model: ModelProto) -> None:
             nodes.append(node)
     read = {name for node in nodes for name in node.input}
     kept = [node for node in nodes if node.op_type != _WIDENS or node.output[0] in read]
+    read = {name for node in kept for name in node.input}
     del graph.node[:]
     graph.node.extend(kept)
-    _keep_read(graph, made)
+    kept_weights = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend([*kept_weights, *made.values()])
     if made:
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
@@ -132,26 +135,17 @@ def _packed(matrix: _Matrix) -> tuple[np.ndarray, np.ndarray]:
     return unsigned.reshape(rows, blocks, -1), np.ascontiguousarray(matrix.scales).reshape(-1)
 
 
-def _keep_read(graph: GraphProto, made: Mapping[str, TensorProto]) -> None:
-    """Leaves the initializers that a node reads, and adds those that were made."""
-    read = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend([*kept, *made.values()])
-
-
 # From what a norm divides by, backwards to the squares.
 _STEPS = ("Sqrt", "Add", "ReduceMean", "Pow")
 
 
-class _Norm(NamedTuple):
-    nodes: list[NodeProto]  # all but the product with the weights
-    epsilon: float
-
-
 def fuse_norms(model: ModelProto) -> int:
-    """Puts SimplifiedLayerNormalization in the place of the nodes of each norm; returns how many
-    there were."""
+    """Puts SimplifiedLayerNormalization in the place of the nodes of each root mean square norm
+    (Zhang and Sennrich 2019); returns how many there were.
+
+    An NPU computes in float16, which ends at 65,504: squares of a residual stream beyond 256 do not
+    fit. Its compiler has the norm as an operator.
+    """
     graph = model.graph
     makers = {node.output[0]: node for node in graph.node}
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -163,16 +157,16 @@ def fuse_norms(model: ModelProto) -> int:
         norm = _norm(makers[node.input[0]], makers, stored)
         if norm is None or node.input[1] not in stored:
             continue
-        x = norm.nodes[0].input[0]
+        nodes, epsilon = norm
         fused[node.output[0]] = helper.make_node(
             "SimplifiedLayerNormalization",
-            [x, node.input[1]],
+            [nodes[0].input[0], node.input[1]],
             [node.output[0]],
             node.name,
             axis=-1,
-            epsilon=norm.epsilon,
+            epsilon=epsilon,
         )
-        gone.update(each.output[0] for each in norm.nodes)
+        gone.update(each.output[0] for each in nodes)
     kept = [fused.get(node.output[0], node) for node in graph.node if node.output[0] not in gone]
     del graph.node[:]
     graph.node.extend(kept)
@@ -181,8 +175,9 @@ def fuse_norms(model: ModelProto) -> int:
 
 def _norm(
     division: NodeProto, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
-) -> _Norm | None:
-    """Finds the nodes of a norm; None where the division is not that of one."""
+) -> tuple[list[NodeProto], float] | None:
+    """Returns the nodes of a norm, all but the product with the weights, and its epsilon; None
+    where the division is not that of one."""
     if division.op_type != "Div":
         return None
     nodes, name = [division], division.input[1]
@@ -194,4 +189,4 @@ def _norm(
         name = node.input[0]
     if name != division.input[0]:
         return None
-    return _Norm(nodes, numpy_helper.to_array(stored[nodes[2].input[1]]).item())
+    return nodes, numpy_helper.to_array(stored[nodes[2].input[1]]).item()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.runtimes.llamacpp.library import LayerInputs, Library
+from edge_spec.runtimes.llamacpp.outputs import view
 from edge_spec.runtimes.llamacpp.unlisted import ARCHITECTURES
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
@@ -28,6 +28,7 @@ class Features:
         self.has_final = weights.num_layers in layers
         self._hidden_size = weights.hidden_size
         self._streams = tuple(layer for layer in layers if layer < weights.num_layers)
+        self._library = weights.library
         self._inputs = _inputs(weights.library, weights.architecture) if self._streams else None
         if self.has_final and not weights.gives_final_states:
             raise _unsupported(weights.library, "final states of this model")
@@ -47,8 +48,7 @@ class Features:
             address = self._inputs.address(context, layer)
             if address is None:
                 raise _missing(f"the input of layer {layer}")
-            buffer = (ctypes.c_float * (rows * self._hidden_size)).from_address(address)
-            found[:, at] = np.ctypeslib.as_array(buffer).reshape(rows, self._hidden_size)
+            found[:, at] = view(self._library, address, rows, self._hidden_size)
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")

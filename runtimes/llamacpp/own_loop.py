@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import numpy as np
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.outputs import view
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 _ROOM = 256  # tokens, after the first ones
@@ -41,8 +41,7 @@ class LlamaCppLoop:
     def logits(self) -> np.ndarray:
         """[vocab] float32, of the last step, in the library's own buffer."""
         address = self._library.logits(self._opened.handle)
-        assert address is not None  # a step that failed has raised
-        return np.ctypeslib.as_array((ctypes.c_float * self._vocab_size).from_address(address))
+        return view(self._library, address, 1, self._vocab_size)[0]
 
     def close(self) -> None:
         self._opened.free()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.fitting.devices import CPU, GPU, NPU, Device, processor
+from edge_spec.runtimes.openvino.library import told
 
 _RUNTIME = "openvino"
 _KINDS = {"CPU": CPU, "GPU": GPU, "NPU": NPU}  # plugins that compute by themselves
@@ -50,18 +50,11 @@ def listed(core: Any) -> Iterator[Device]:
     """Yields what `edge-spec devices` shows. Raises DeviceError."""
     for name, device in names(core).items():
         kind = _KINDS[device.partition(".")[0]]
-        told = str(_told(core, device, "FULL_DEVICE_NAME") or device)
+        full_name = str(told(core, device, "FULL_DEVICE_NAME") or device)
         if kind == CPU:
-            yield replace(processor(_RUNTIME), description=told)
+            yield replace(processor(_RUNTIME), description=full_name)
             continue
-        total = _told(core, device, f"{device.partition('.')[0]}_DEVICE_TOTAL_MEM_SIZE")
-        shares = "INTEGRATED" in str(_told(core, device, "DEVICE_TYPE"))
+        total = told(core, device, f"{device.partition('.')[0]}_DEVICE_TOTAL_MEM_SIZE")
+        shares = "INTEGRATED" in str(told(core, device, "DEVICE_TYPE"))
         total_bytes = int(total) if total else None
-        yield Device(_RUNTIME, name, kind, told, total_bytes, shares_memory=shares)
-
-
-def _told(core: Any, device: str, name: str) -> Any:
-    """Returns a property; None where the plugin does not have it."""
-    with suppress(RuntimeError):
-        return core.get_property(device, name)
-    return None
+        yield Device(_RUNTIME, name, kind, full_name, total_bytes, shares_memory=shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,13 @@ def import_openvino() -> Any:
 def core() -> Any:
     """Returns openvino's Core, one a process: each loads the plugins again. Raises as above."""
     return import_openvino().Core()
+
+
+def told(core: Any, device: str, name: str) -> Any:
+    """Returns a property of a device; None where its plugin does not have it."""
+    with suppress(RuntimeError):
+        return core.get_property(device, name)
+    return None
 
 
 def last_line(error: Exception) -> str:

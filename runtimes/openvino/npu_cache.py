@@ -57,7 +57,10 @@ class CompiledGraphs:
             with (self.directory / _ENTRY).open("rb") as file:
                 entry = json.loads(file.read(_MAX_ENTRY_BYTES))
             if entry["key"] != self._key:
-                self.drop(f"it was compiled for {_difference(entry['key'], self._key)}")
+                found, wanted = entry["key"], self._key
+                others = [name for name in wanted if found.get(name) != wanted[name]]
+                made_for = ", ".join(f"{name} {found.get(name)}" for name in others)
+                self.drop(f"it was compiled for {made_for}")
                 return None
             return {
                 name: _checked(self.directory, name, digest)
@@ -91,8 +94,3 @@ def _checked(directory: Path, name: str, digest: str) -> bytes:
     if sha256(content).hexdigest() != digest:
         raise ValueError(f"{name} has changed")
     return content
-
-
-def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
-    others = [f"{name} {found.get(name)}" for name in wanted if found.get(name) != wanted[name]]
-    return ", ".join(others)

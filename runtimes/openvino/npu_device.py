@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.fitting.devices import NPU, Device
-from edge_spec.runtimes.openvino.library import core, import_openvino
+from edge_spec.runtimes.openvino.library import core, import_openvino, told
 
 STAND_IN_VARIABLE = "EDGE_SPEC_NPU_STAND_IN"
 _STAND_IN = "cpu"  # the one value that it may have
@@ -111,12 +110,6 @@ def _own() -> NpuDevice | None:
         return None
     version = str(import_openvino().__version__)
     name = str(here.get_property(_PLUGIN, "FULL_DEVICE_NAME"))
-    driver = str(_told(here, "NPU_DRIVER_VERSION"))
-    total = _told(here, "NPU_DEVICE_TOTAL_MEM_SIZE")
+    driver = str(told(here, _PLUGIN, "NPU_DRIVER_VERSION"))
+    total = told(here, _PLUGIN, "NPU_DEVICE_TOTAL_MEM_SIZE")
     return NpuDevice(here, version, _PLUGIN, name, driver, int(total) if total else None)
-
-
-def _told(here: Any, name: str) -> Any:
-    with suppress(RuntimeError):
-        return here.get_property(_PLUGIN, name)
-    return None

@@ -37,18 +37,19 @@ def open_for_npu(bundle: Bundle, options: RuntimeOptions, device: NpuDevice) -> 
     opened = OpenedGraphs.of(bundle)
     require_npu_memory(bundle, device)
     kept = CompiledGraphs(bundle, f"npu-{device.runs_on.lower()}", device.key)
+
+    def load() -> dict[str, Any]:
+        """Raises RuntimeError."""
+        contents = kept.get(lambda: _compiled(bundle, opened, device))
+        return {name: device.load(content) for name, content in contents.items()}
+
     try:
-        graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
+        graphs = load()
     except RuntimeError as error:  # of a graph that is whole, and that this machine refuses
         kept.drop(last_line(error))
-        graphs = _loaded(kept.get(lambda: _compiled(bundle, opened, device)), device)
+        graphs = load()
     program = OnnxProgram(NpuGraphs(graphs.__getitem__), opened.signatures)
     return StaticModel(program, opened.layout, config)
-
-
-def _loaded(contents: Mapping[str, bytes], device: NpuDevice) -> dict[str, Any]:
-    """Raises RuntimeError."""
-    return {name: device.load(content) for name, content in contents.items()}
 
 
 def _compiled(bundle: Bundle, opened: OpenedGraphs, device: NpuDevice) -> dict[str, bytes]:

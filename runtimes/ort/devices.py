@@ -41,23 +41,17 @@ _COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
 # Providers that onnxruntime has and edge-spec does not use, by what users call them, and why not.
 _USE_CUDA = "cuda runs on the same devices"
 _COMPILES = "compiles the graph again for each new shape of a pass"
-_UNUSED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(
-        ("dml", "directml"),
+_REASONS = {
+    ("dml", "directml"): (
         "DirectML's attention knows nothing of a token's position, so it cannot score drafts; "
-        "webgpu, or llamacpp with Vulkan, runs on the same devices",
-    )
-    | dict.fromkeys(
-        ("tensorrt", "trt"), f"TensorRT has no MatMulNBits and {_COMPILES}; {_USE_CUDA}"
-    )
-    | dict.fromkeys(
-        ("nvtensorrtrtx", "tensorrt-rtx"), f"no bundle was tried on TensorRT-RTX; {_USE_CUDA}"
-    )
-    | {
-        "vitisai": "Vitis AI takes graphs of static shapes, quantized by AMD's own tools",
-        "migraphx": f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
-    }
-)
+        "webgpu, or llamacpp with Vulkan, runs on the same devices"
+    ),
+    ("tensorrt", "trt"): f"TensorRT has no MatMulNBits and {_COMPILES}; {_USE_CUDA}",
+    ("nvtensorrtrtx", "tensorrt-rtx"): f"no bundle was tried on TensorRT-RTX; {_USE_CUDA}",
+    ("vitisai",): "Vitis AI takes graphs of static shapes, quantized by AMD's own tools",
+    ("migraphx",): f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
+}
+_UNUSED = {name: reason for names, reason in _REASONS.items() for name in names}
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 

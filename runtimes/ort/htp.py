@@ -16,12 +16,10 @@ from edge_spec.errors import BundleError, DeviceError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.compiled import CompiledFor
 from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
-from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.static import OrtGraphs
-from edge_spec.runtimes.static.model import StaticModel, config_of
+from edge_spec.runtimes.ort.static import open_graphs
+from edge_spec.runtimes.static.model import StaticModel
 from edge_spec.runtimes.static.onnx_graphs import OpenedGraphs
-from edge_spec.runtimes.static.onnx_program import OnnxProgram
 
 COMPILED = "qnn"  # the format of such bundles
 _PACKAGE = "onnxruntime-qnn"
@@ -47,9 +45,7 @@ def open_compiled(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
         )
     require_hardware(bundle, compiled)
     opened = OpenedGraphs.of(bundle, COMPILED)
-    loader = GraphLoader(bundle, replace(options, providers=(QNN,)), entries=_SHARES)
-    program = OnnxProgram(OrtGraphs(loader, opened.files), opened.signatures)
-    return StaticModel(program, opened.layout, config_of(bundle, options))
+    return open_graphs(bundle, replace(options, providers=(QNN,)), opened, _SHARES)
 
 
 def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
@@ -57,7 +53,8 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
     load_packages()
     if QNN not in choices(import_onnxruntime()):
         raise DeviceError(
-            f"{bundle.path} was compiled for {compiled}, this machine has {_processor()}",
+            f"{bundle.path} was compiled for {compiled}, this machine has no NPU of Qualcomm's "
+            f"({_soc() or platform.machine() or 'another processor'})",
             remedy=_EXPORT_HERE,
         )
     soc = _soc()
@@ -72,11 +69,6 @@ def require_hardware(bundle: Bundle, compiled: CompiledFor) -> None:
             f"{bundle.path} was compiled by {_PACKAGE} {needed}, here is {installed}",
             remedy=f"Run: pip install --upgrade {_PACKAGE}",
         )
-
-
-def _processor() -> str:
-    machine = platform.machine() or "another processor"
-    return f"no NPU of Qualcomm's ({_soc() or machine})"
 
 
 def _soc() -> str | None:

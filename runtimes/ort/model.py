@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.device_session import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.joint import JointGraphs
-    from edge_spec.runtimes.ort.session import OrtSession
 
 PARTIAL_FILE = "partial.onnx"  # the same weights; every sublayer is optional
 ENCODER_FILE = "encoder.onnx"  # beside the graph of its decoder
@@ -99,9 +98,15 @@ class OrtModel:
         return self._joint.prepare(num_sessions)
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        from edge_spec.runtimes.ort.session import OrtSession
+
         assert self._joint is not None
-        require_none_collects([part.session for part in parts])
-        joining = [(_own(part).passes, part.session.length, part) for part in parts]
+        sessions = [part.session for part in parts if isinstance(part.session, OrtSession)]
+        require_none_collects(sessions)
+        joining = [
+            (session.passes, session.length, part)
+            for session, part in zip(sessions, parts, strict=True)
+        ]
         return self._joint.score(joining, num_rows)
 
     def close(self) -> None:
@@ -165,13 +170,6 @@ class OrtModel:
                 _require_described(opened, bundle)
                 self._partial = opened
             return self._partial
-
-
-def _own(part: PassPart) -> OrtSession:
-    from edge_spec.runtimes.ort.session import OrtSession
-
-    assert isinstance(part.session, OrtSession)
-    return part.session
 
 
 def _require_described(inference: Any, bundle: Bundle) -> None:

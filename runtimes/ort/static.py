@@ -73,8 +73,14 @@ def open_static(bundle: Bundle, options: RuntimeOptions) -> StaticModel:
             f"{', '.join(others)}",
             remedy="Choose --device cpu, or export the model with --format onnx.",
         )
-    opened = OpenedGraphs.of(bundle)
     entries = _ENTRIES.get(bundle.manifest.quantization.partition(" ")[0], {})
+    return open_graphs(bundle, options, OpenedGraphs.of(bundle), entries)
+
+
+def open_graphs(
+    bundle: Bundle, options: RuntimeOptions, opened: OpenedGraphs, entries: Mapping[str, str]
+) -> StaticModel:
+    """entries: of onnxruntime's session configuration. Raises UsageError, BundleError."""
     graphs = OrtGraphs(GraphLoader(bundle, options, entries=entries), opened.files)
     program = OnnxProgram(graphs, opened.signatures)
     return StaticModel(program, opened.layout, config_of(bundle, options))

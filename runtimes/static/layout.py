@@ -106,14 +106,9 @@ def _pass_shape(function: str, signature: Signature) -> PassShape:
     if found != expected:
         raise ValueError(f"the inputs of its function {function} have the shapes {found}")
     parts = {name: _LOGITS.fullmatch(name) for name in signature.outputs}
-    logits = sorted(
-        (name for name, match in parts.items() if match), key=lambda name: _part(parts[name])
-    )
+    scored = sorted((int(match[1] or 0), name) for name, match in parts.items() if match)
+    logits = tuple(name for _, name in scored)
     for name, shape in signature.outputs.items():
         if shape[:1] != (rows,) or len(shape) != 2:
             raise ValueError(f"the output {name} of its function {function} has the shape {shape}")
-    return PassShape(function, rows, tuple(logits), "hidden" in signature.outputs)
-
-
-def _part(match: re.Match[str] | None) -> int:
-    return int(match[1] or 0) if match else 0
+    return PassShape(function, rows, logits, "hidden" in signature.outputs)
