@@ -64,16 +64,12 @@ class Member:
         return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))
 
 
-def count_leaves(tree: TokenTree) -> int:
-    """Returns how many rows have no row below them."""
-    return len(_leaves(tree))
-
-
-def _leaves(tree: TokenTree) -> np.ndarray:
+def leaves(tree: TokenTree) -> np.ndarray:
+    """Returns the rows that have no row below them."""
     return np.setdiff1d(np.arange(len(tree)), tree.parents)
 
 
 def _sequences_of_rows(tree: TokenTree, numbers: Sequence[int]) -> list[list[int]]:
     """Returns for each row the sequences of the leaves below it. numbers: of each leaf's."""
-    below = tree.ancestors[_leaves(tree)].T  # [rows, leaves]
+    below = tree.ancestors[leaves(tree)].T  # [rows, leaves]
     return [[numbers[leaf] for leaf in np.flatnonzero(row).tolist()] for row in below]

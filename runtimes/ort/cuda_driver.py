@@ -1,4 +1,4 @@
-"""Asks NVIDIA's driver about itself and its devices, through ctypes.
+"""Asks NVIDIA's driver about itself and its devices, through ctypes, and prepares a start on them.
 
 CUDA's driver interface (https://docs.nvidia.com/cuda/cuda-driver-api) counts devices as onnxruntime
 does, CUDA_VISIBLE_DEVICES included; memory that is free without a context of ours is told by NVML
@@ -40,6 +40,9 @@ _REFUSALS = {
     ),
 }
 _TEXT_BYTES = 256
+_CUDA = "CUDAExecutionProvider"
+_FATAL = 4  # onnxruntime's severity
+_preparing = Lock()
 
 
 class CudaDevice(NamedTuple):
@@ -66,7 +69,9 @@ def cuda_driver() -> CudaDriver:
     if not count.value:
         raise _refused(NO_DEVICE, "it counts 0")
     thousands, rest = divmod(version.value, 1000)  # 13020 is 13.2
-    return CudaDriver((thousands, rest // 10), tuple(map(_Asked(library), range(count.value))))
+    return CudaDriver(
+        (thousands, rest // 10), tuple(_device(library, number) for number in range(count.value))
+    )
 
 
 def free_bytes(device: CudaDevice) -> int | None:
@@ -76,20 +81,14 @@ def free_bytes(device: CudaDevice) -> int | None:
     return None
 
 
-class _Asked:
-    """Describes a device by its number."""
-
-    def __init__(self, library: CDLL) -> None:
-        self._library = library
-
-    def __call__(self, number: int) -> CudaDevice:
-        handle, total = c_int(), c_size_t()
-        name, bus = string_buffer(_TEXT_BYTES), string_buffer(_TEXT_BYTES)
-        _call(self._library, "cuDeviceGet", byref(handle), number)
-        _call(self._library, "cuDeviceGetName", name, len(name), handle)
-        _call(self._library, "cuDeviceGetPCIBusId", bus, len(bus), handle)
-        _call(self._library, "cuDeviceTotalMem_v2", byref(total), handle)
-        return CudaDevice(name.value.decode(errors="replace"), total.value, bus.value)
+def _device(library: CDLL, number: int) -> CudaDevice:
+    handle, total = c_int(), c_size_t()
+    name, bus = string_buffer(_TEXT_BYTES), string_buffer(_TEXT_BYTES)
+    _call(library, "cuDeviceGet", byref(handle), number)
+    _call(library, "cuDeviceGetName", name, len(name), handle)
+    _call(library, "cuDeviceGetPCIBusId", bus, len(bus), handle)
+    _call(library, "cuDeviceTotalMem_v2", byref(total), handle)
+    return CudaDevice(name.value.decode(errors="replace"), total.value, bus.value)
 
 
 class _Memory(Structure):
@@ -138,11 +137,6 @@ def _refused(known: tuple[str, str], words: str) -> DeviceError:
     return DeviceError(f"{cause} ({words})", remedy=remedy)
 
 
-_CUDA = "CUDAExecutionProvider"
-_FATAL = 4  # onnxruntime's severity
-_preparing = Lock()
-
-
 def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
     """Raises DeviceError where CUDA is among the providers, and its driver is missing, shows no
     device, or is older than this onnxruntime's CUDA."""
@@ -153,9 +147,8 @@ def require_driver(onnxruntime: Any, providers: Sequence[str]) -> None:
         return
     needed = int(built.partition(".")[0])  # a driver runs all of one major version
     if driver.version[0] < needed:
-        cause, remedy = OLD_DRIVER
         newest = ".".join(map(str, driver.version))
-        raise DeviceError(f"{cause} (it runs CUDA {newest}, not {built})", remedy=remedy)
+        raise _refused(OLD_DRIVER, f"it runs CUDA {newest}, not {built}")
 
 
 def prepare_cuda(onnxruntime: Any) -> None:
