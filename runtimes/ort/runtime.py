@@ -13,6 +13,7 @@ from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.cuda_driver import require_driver
+from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.model import OrtModel
 
@@ -105,7 +106,7 @@ class OrtRuntime:
 
         return OrtDFlashLayers(stored, config, threads)
 
-    def _devices(self, providers: Sequence[str]) -> list[devices.ProviderChoice]:
+    def _devices(self, providers: Sequence[str]) -> list[ProviderChoice]:
         """Those of these names, whose driver is there. Raises UsageError, DeviceError."""
         onnxruntime = import_onnxruntime()
         chosen = devices.choose(onnxruntime, providers)
