@@ -16,8 +16,8 @@ from edge_spec.core.model import RuntimeOptions
 PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
 # glibc's, which keeps what was freed before anything that is in use.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-_STATM, _MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
-_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ def _limits() -> Iterator[tuple[int, int]]:
     """Gives the limits of the control groups that this process is in, and what is used of each:
     contents of files are dropped where memory is wanted. Version 2, and the memory controller of
     version 1."""
-    lines = _GROUP.read_text("utf-8", "replace").splitlines() if _GROUP.exists() else []
+    lines = GROUP.read_text("utf-8", "replace").splitlines() if GROUP.exists() else []
     for line in lines:
         _, controllers, own = (*line.split(":", 2), "", "")[:3]
         if not controllers:
-            yield from _group_limits(_GROUPS, own, "memory.max", "memory.current", "")
+            yield from _group_limits(GROUPS, own, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            yield from _group_limits(_GROUPS / "memory", own, *names)
+            yield from _group_limits(GROUPS / "memory", own, *names)
 
 
 def _group_limits(
@@ -128,9 +128,9 @@ def _group_limits(
 
 
 def _meminfo(name: str) -> int | None:
-    if not _MEMINFO.exists():
+    if not MEMINFO.exists():
         return None
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None

@@ -56,13 +56,8 @@ class Candidate:
         )
 
 
-def described(place: Candidate) -> dict[str, Any]:
-    """Returns what another process finds it by, as JSON has it."""
-    return description(place.source.model, place.device, place.options)
-
-
-def description(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
-    """Returns the same of a place that was not looked up."""
+def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, Any]:
+    """Returns what another process finds a place by, as JSON has it."""
     return {"model": model, "device": asdict(device), "options": asdict(options)}
 
 

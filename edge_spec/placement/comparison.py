@@ -9,7 +9,7 @@ that both read at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_spec.core.model import HasOwnLoop, Model
 from edge_spec.core.tree import TokenTree
-from edge_spec.placement.measure import LEAST_S, SEED, Stopwatch
+from edge_spec.placement.measure import LEAST_S, SEED, Stopwatch, passes_in_turns
 from edge_spec.placement.profile import PairFindings
 
 _ROUNDS, _CONTEXT = 16, 32
@@ -40,21 +40,12 @@ def relative_cost(
 ) -> float:
     """Returns the time of a pass of `width` rows over one of a single row: of each the lower
     quartile, in turns, since whatever else is running only makes a pass longer."""
-    watch, config = Stopwatch(clock), model.config
-    room = max(1, config.context_length - width)
-    rng = np.random.default_rng(SEED)
-    tokens = rng.integers(0, config.vocab_size, _CONTEXT + width).tolist()
-    seconds: dict[int, list[float]] = {1: [], width: []}
-    with closing(model.open_session()) as session:
-        session.prefill(tokens[: min(_CONTEXT, room)])
-        for done in range(_ROUNDS + 1):
-            for rows, found in seconds.items():
-                tree = TokenTree.chain(tokens[0], tokens[1:rows])
-                pass_s = watch.time(partial(session.forward, tree))
-                if done:  # the first passes bind buffers
-                    found.append(pass_s)
-            if done >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S:
-                break
+    watch = Stopwatch(clock)
+
+    def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
+        return len(seconds[1]) >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S
+
+    seconds = passes_in_turns(model, (1, width), _CONTEXT, _ROUNDS, watch, is_enough)
     return _quarter(seconds[width]) / _quarter(seconds[1])
 
 

@@ -50,11 +50,17 @@ def with_draft(
 ) -> Placement:
     """Completes a placement with the forecast of the best number of draft tokens. hits: for each
     token of each text whether the draft prefers it."""
-    costs = _round_costs(pair)
+    draft, findings = pair.draft.costs(TYPICAL_TOKENS), pair.findings
+    costs = RoundCosts(
+        pass_costs(pair.target),
+        draft_s=draft_token_s(draft, pair.draft, findings),
+        catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
+        switch_s=findings.switch_s if findings else 0.0,
+    )
     best, overlapped = best_walk(recordings, hits, costs), False
-    beside = _beside(pair, costs)
-    if beside is not None:
-        other = best_walk(recordings, hits, beside)
+    if findings is not None and pair.has_devices:  # else it cannot, or nobody knows what it costs
+        slowdowns = Meanwhile(findings.target_slowdown, findings.draft_slowdown)
+        other = best_walk(recordings, hits, replace(costs, meanwhile=slowdowns))
         seconds = best.tokens_per_s / other.tokens_per_s  # of a token, over one of the best
         overlapped = seconds < 1 - HYSTERESIS  # as `OverlapTrial` will judge it
         best = other if overlapped else best
@@ -111,25 +117,6 @@ def can_overlap(findings: PairFindings, target: RowCosts, draft_s: float) -> boo
     beside_s = costs.beside_s(pass_s)
     spared_s = min(_USUAL_DRAFT_TOKENS, costs.num_ready(beside_s)) * draft_s
     return beside_s - pass_s < spared_s
-
-
-def _round_costs(pair: Pair) -> RoundCosts:
-    draft = pair.draft.costs(TYPICAL_TOKENS)
-    return RoundCosts(
-        pass_costs(pair.target),
-        draft_s=draft_token_s(draft, pair.draft, pair.findings),
-        catch_up_s=max(0.0, draft.at(2) - draft.at(1)),
-        switch_s=pair.findings.switch_s if pair.findings else 0.0,
-    )
-
-
-def _beside(pair: Pair, costs: RoundCosts) -> RoundCosts | None:
-    """The same where the draft goes on meanwhile; None where it cannot, or nobody knows what that
-    costs: nothing is assumed."""
-    if pair.findings is None or not pair.has_devices:
-        return None
-    slowdowns = Meanwhile(pair.findings.target_slowdown, pair.findings.draft_slowdown)
-    return replace(costs, meanwhile=slowdowns)
 
 
 class RealTime(Drafter):

@@ -31,7 +31,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolution import resolution_on
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidate_of, description
+from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.machine import busy_share, on_battery
 from edge_spec.placement.pinning import is_open
 from edge_spec.placement.place_work import measure_place
@@ -242,7 +242,7 @@ def _measure_each(
 ) -> None:
     """Raises IsolatedError where an answer has begun; a runtime that fails is passed over."""
     for name in names:
-        place = json.dumps(description(model, processor(name), options))
+        place = json.dumps(described(model, processor(name), options))
         try:
             isolated(measure_described, place, timeout_s=_MOST_S, lifeline=lifeline)
         except IsolatedError as error:

@@ -115,22 +115,41 @@ def quick_passes(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, list[float]]:
     """Returns the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
-    watch, config = Stopwatch(clock), model.config
-    limit = min(model.capabilities.max_rows, config.context_length // 2)
+    limit = min(model.capabilities.max_rows, model.config.context_length // 2)
     widths = [width for width in widths if width <= limit] or [1]
+
+    def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
+        return max(map(max, seconds.values())) > _SLOW_PASS_S
+
+    return passes_in_turns(
+        model, widths, _QUICK_CONTEXT, _QUICK_ROUNDS, Stopwatch(clock), is_enough
+    )
+
+
+def passes_in_turns(
+    model: Model,
+    widths: Sequence[int],
+    context: int,
+    rounds: int,
+    watch: Stopwatch,
+    is_enough: Callable[[Mapping[int, Sequence[float]]], bool],
+) -> dict[int, list[float]]:
+    """Returns the seconds of passes by their rows, in turns, after a text of at most `context`
+    tokens, for `rounds` rounds or until it `is_enough`. widths: ascending."""
+    config = model.config
     room = max(1, config.context_length - widths[-1])
     rng = np.random.default_rng(SEED)
-    tokens = rng.integers(0, config.vocab_size, _QUICK_CONTEXT + widths[-1]).tolist()
+    tokens = rng.integers(0, config.vocab_size, context + widths[-1]).tolist()
     seconds: dict[int, list[float]] = {width: [] for width in widths}
     with closing(model.open_session()) as session:
-        session.prefill(tokens[: min(_QUICK_CONTEXT, room)])
-        for done in range(_QUICK_ROUNDS + 1):
-            for width in widths:
+        session.prefill(tokens[: min(context, room)])
+        for done in range(rounds + 1):
+            for width, found in seconds.items():
                 tree = TokenTree.chain(tokens[0], tokens[1:width])
                 pass_s = watch.time(partial(session.forward, tree))
                 if done:  # the first passes bind buffers
-                    seconds[width].append(pass_s)
-            if done and max(map(max, seconds.values())) > _SLOW_PASS_S:
+                    found.append(pass_s)
+            if done and is_enough(seconds):
                 break
     return seconds
 

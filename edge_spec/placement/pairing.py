@@ -153,7 +153,7 @@ class Pairing:
             attempt(
                 measure_pair,
                 target,
-                described(draft),
+                described(draft.source.model, draft.device, draft.options),
                 partial(self.progress, what),
                 others=(draft,),
             )

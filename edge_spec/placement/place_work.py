@@ -169,7 +169,8 @@ def attempt(
             return work(place, argument, on_step)
         except Exception as error:  # as in the other process
             raise PlaceError(reason_of(error)) from error
-    request = {"work": work.__name__, "place": described(place), "argument": argument}
+    where = described(place.source.model, place.device, place.options)
+    request = {"work": work.__name__, "place": where, "argument": argument}
     done = 0.0
 
     def on_done(fraction: float) -> None:

@@ -27,7 +27,7 @@ from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
-_MOST_SPREAD = 0.5
+MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Profile:
     @property
     def is_certain(self) -> bool:
         """Says whether the machine was free enough for it to be used again."""
-        return self.spread <= _MOST_SPREAD
+        return self.spread <= MOST_SPREAD
 
     def seconds(self, context_tokens: int) -> dict[int, float]:
         """Returns t(k) between the measured contexts, and beyond the longest as it grew between

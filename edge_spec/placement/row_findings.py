@@ -41,14 +41,13 @@ from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features, cpu_name
 from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
-from edge_spec.placement.profile import ProfileKey, options_apart
+from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, options_apart
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
-_MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy to keep it
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +242,7 @@ def row_costs(
     if not seconds:
         passes = quick_passes(model, clock=clock)
         seconds = median_seconds(passes)
-        if max(map(uncertainty, passes.values())) <= _MOST_SPREAD:
+        if max(map(uncertainty, passes.values())) <= MOST_SPREAD:
             found = seconds
             KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), seconds=found))
     return costs_of(model.config, seconds, partial(_discard, key, seconds))

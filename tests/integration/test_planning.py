@@ -43,7 +43,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_module, "read_prompts", lambda path, per_category: PROMPTS)
     monkeypatch.setattr(survey_module, "_MOST_S", 0.2)
     monkeypatch.setattr(survey_module, "_LEAST_S", 0.2)
-    monkeypatch.setattr(profile_module, "_MOST_SPREAD", 1e9)  # however busy the machine is
+    monkeypatch.setattr(profile_module, "MOST_SPREAD", 1e9)  # however busy the machine is
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(profile_module, "_MOST_SPREAD", -1.0)
+    monkeypatch.setattr(profile_module, "MOST_SPREAD", -1.0)
     out = tmp_path / "plan.json"
     assert run(["plan", model, "--out", str(out)]) == 0
     notes = capsys.readouterr().err

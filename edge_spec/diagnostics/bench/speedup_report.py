@@ -77,6 +77,9 @@ def _peer(opened: OpenPeer, figures: Figures, measured: BenchMeasurement) -> dic
 def markdown(report: Document) -> str:
     """Renders what `document` returned, or what was read back from its JSON."""
     settings, machine, total = report["settings"], report["machine"], report["total"]
+    ids, skipped = settings["skipped_prompts"], []
+    if ids:
+        skipped = [f"Left out, for the context has no room for them: {', '.join(ids)}."]
     lines = [
         f"# edge-spec bench: {settings['model']} on {settings['runtime']}, "
         f"drafter {settings['drafter']}",
@@ -95,7 +98,7 @@ def markdown(report: Document) -> str:
         *_loops(total),
         *_lossless(report),
         *_own_loop(settings),
-        *_skipped(settings["skipped_prompts"]),
+        *skipped,
         "",
         *_rounds(report),
     ]
@@ -225,10 +228,6 @@ def _peers(report: Document) -> list[str]:
         if of["note"]:
             notes.append(f"- {name}: {of['note']}")
     return [*(markdown_table(header, rows) if rows else []), "", *notes]
-
-
-def _skipped(ids: Sequence[str]) -> list[str]:
-    return [f"Left out, for the context has no room for them: {', '.join(ids)}."] if ids else []
 
 
 def _interval(of: Mapping[str, Any], name: str) -> str:

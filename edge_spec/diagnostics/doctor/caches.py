@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,9 @@ def check_caches(cache: Path) -> Iterator[Finding]:
     counts, problems = [], []
     for kind in KINDS:
         found = [
-            path for path in sorted((cache / kind.directory).glob(kind.pattern)) if _is_kept(path)
+            path
+            for path in sorted((cache / kind.directory).glob(kind.pattern))
+            if not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
         ]
         size = sum(map(_num_bytes, found))
         total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
@@ -71,7 +73,9 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
     if len(problems) > _SHOWN:
         yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
-    left = list(_leftovers(cache))
+    kinds = ("models", *(kind.directory for kind in KINDS))
+    # What `atomic_file` and `atomic_directory` leave after a kill.
+    left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
     if left:
         size = sum(map(_num_bytes, left))
         yield note(
@@ -92,10 +96,6 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         yield ok("kept", ", ".join(counts))
 
 
-def _is_kept(path: Path) -> bool:
-    return not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
-
-
 def _problem(kind: Kind, path: Path) -> str | None:
     try:
         kind.check(path)
@@ -104,12 +104,6 @@ def _problem(kind: Kind, path: Path) -> str | None:
     except OSError as error:
         return str(error.strerror or error)
     return None
-
-
-def _leftovers(cache: Path) -> Iterable[Path]:
-    """Lists what `atomic_file` and `atomic_directory` leave after a kill."""
-    for kind in ("models", *(kind.directory for kind in KINDS)):
-        yield from sorted((cache / kind).glob(".*.part"))
 
 
 def _num_bytes(path: Path) -> int:

@@ -140,11 +140,11 @@ def test_memory_that_the_process_touches_is_resident() -> None:
 def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   2000 kB\n")
-    monkeypatch.setattr(memory_module, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory_module, "_GROUP", tmp_path / "nothing")
+    monkeypatch.setattr(memory_module, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory_module, "GROUP", tmp_path / "nothing")
     assert free_bytes() == 2000 * 1024
     assert forecast(prepared(Counting("a")), [], LoadOptions()).free == 2000 * 1024  # type: ignore[union-attr]
-    monkeypatch.setattr(memory_module, "_MEMINFO", tmp_path / "nothing")
+    monkeypatch.setattr(memory_module, "MEMINFO", tmp_path / "nothing")
     assert free_bytes() is None
     assert forecasting.Forecast((), None).fits
 
@@ -311,7 +311,7 @@ def test_a_container_has_what_its_groups_leave(
     (tmp_path / "own").write_text("4:memory:/elsewhere\n0::/outer/inner\n")
     inner = tmp_path / "groups" / "outer" / "inner"
     inner.mkdir(parents=True)
-    for name, value in (("_MEMINFO", "meminfo"), ("_GROUP", "own"), ("_GROUPS", "groups")):
+    for name, value in (("MEMINFO", "meminfo"), ("GROUP", "own"), ("GROUPS", "groups")):
         monkeypatch.setattr(memory_module, name, tmp_path / value)
     assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)
     for group, limit in ((inner, "max"), (inner.parent, "6000000")):
@@ -331,7 +331,7 @@ def test_a_container_of_the_first_version_of_groups_has_a_share_too(
     (tmp_path / "own").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
     root = tmp_path / "groups" / "memory"
     root.mkdir(parents=True)
-    for name, value in (("_MEMINFO", "meminfo"), ("_GROUP", "own"), ("_GROUPS", "groups")):
+    for name, value in (("MEMINFO", "meminfo"), ("GROUP", "own"), ("GROUPS", "groups")):
         monkeypatch.setattr(memory_module, name, tmp_path / value)
     (root / "memory.limit_in_bytes").write_text("6000000\n")
     (root / "memory.usage_in_bytes").write_text("5000000\n")
