@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _MEMORY = 1 - 1 / 24  # weight of the texts before, with every further one
-_FEWEST_TEXTS = 4.0  # before anything is said of how much they differ
+FEWEST_TEXTS = 4.0  # before anything is said of how much they differ
 # Rounds that the texts before count for in a new one: the fewest, since two rejected rounds may
 # always be bad luck, and the most, since no number of alike texts says that the next one is.
 _LEAST_WEIGHT, _MOST_WEIGHT = 1.5, 40.0
@@ -55,7 +55,7 @@ class TextGains:
 
     @property
     def is_known(self) -> bool:
-        return self._texts >= _FEWEST_TEXTS and self._degrees > 0
+        return self._texts >= FEWEST_TEXTS and self._degrees > 0
 
     @property
     def usual(self) -> float:

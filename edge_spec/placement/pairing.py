@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -56,7 +56,7 @@ class Pairing:
             return []
         read = list(self._read(drafts, recordings))
         found = [
-            self._forecast(_Forecast(target, draft, hits, _unknown(target, draft)), recordings)
+            self._forecast(target, draft, hits, recordings)
             for target, (draft, hits) in product(targets, read)
         ]
         return [each.placement for each in self._probed(found, recordings)]
@@ -102,22 +102,21 @@ class Pairing:
 
     def _forecast(
         self,
-        pair: _Forecast,
+        target: MeasuredPlace,
+        draft: MeasuredPlace,
+        hits: _Hits,
         recordings: Sequence[Recording],
         findings: PairFindings | None = None,
     ) -> _Forecast:
-        target, draft = pair.target, pair.draft
-        room = self.surveyor.room
-        placement = room.with_memory(
-            pair.placement, target.candidate, draft.candidate, self.draft.model
-        )
+        on, drafting = target.candidate, draft.candidate
+        plain = Placement(on.place, drafting.place, "draft-model", loss=on.prepared.loss)
+        placement = self.surveyor.room.with_memory(plain, on, drafting, self.draft.model)
         if target.profile is not None and draft.profile is not None:
-            findings = findings or load_pair(target.candidate.key, draft.candidate.key)
-            devices = (each.candidate.key.device.split(",") for each in (target, draft))
-            has_devices = not share_chip(*devices)
+            findings = findings or load_pair(on.key, drafting.key)
+            has_devices = not share_chip(on.key.device.split(","), drafting.key.device.split(","))
             costs = Pair(target.profile, draft.profile, findings, has_devices)
-            placement = with_draft(placement, costs, recordings, pair.hits)
-        return replace(pair, placement=placement)
+            placement = with_draft(placement, costs, recordings, hits)
+        return _Forecast(target, draft, hits, placement)
 
     def _probed(
         self, found: Sequence[_Forecast], recordings: Sequence[Recording]
@@ -131,7 +130,9 @@ class Pairing:
                 yield each
                 continue
             try:
-                yield self._forecast(each, recordings, self._measured(each))
+                yield self._forecast(
+                    each.target, each.draft, each.hits, recordings, self._measured(each)
+                )
             except PlaceError as error:
                 self.surveyor.notes.append(f"{each.placement}: {error}")
 
@@ -164,8 +165,3 @@ class Pairing:
         except OSError as error:
             tell_unkept(target.key.path, error)
         return found
-
-
-def _unknown(target: MeasuredPlace, draft: MeasuredPlace) -> Placement:
-    places = target.candidate.place, draft.candidate.place
-    return Placement(*places, "draft-model", loss=target.candidate.prepared.loss)
