@@ -87,13 +87,10 @@ class Pairing:
             hits = None if place.is_risky else known
             if hits is None:
                 what = f"Reading the texts with the draft on {place.place}"
-                self.progress(what, 0.0)
-                try:
-                    hits = preferred(place, recordings, partial(self.progress, what))
-                except PlaceError as error:
-                    self.surveyor.fail(place, error, "draft: ")
+                work = partial(preferred, place, recordings)
+                hits = self.surveyor.tried(what, place, work, "draft: ")
+                if hits is None:
                     continue
-                self.progress(what, 1.0)
             if not place.is_risky:
                 known = hits
             yield draft, hits

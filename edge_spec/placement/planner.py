@@ -107,14 +107,10 @@ class Planner:
         if place.profile is None or not is_judged:
             return True
         what = f"Checking {place.candidate.place}"
-        texts = recordings[:_READ_TEXTS]
-        self.progress(what, 0.0)
-        try:
-            found = preferred(place.candidate, texts, partial(self.progress, what))
-        except PlaceError as error:
-            self._surveyor.fail(place.candidate, error)
+        work = partial(preferred, place.candidate, recordings[:_READ_TEXTS])
+        found = self._surveyor.tried(what, place.candidate, work)
+        if found is None:
             return False
-        self.progress(what, 1.0)
         right = [each for hits in found for each in hits]
         share = sum(right) / max(1, len(right))
         if share < _LEAST_AGREEING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from edge_spec.core.model import Progress
 from edge_spec.fitting.devices import Device
@@ -15,13 +16,15 @@ from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidates
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.pinning import applied
-from edge_spec.placement.place_work import PROFILE, PlaceError, attempt, measure_place
+from edge_spec.placement.place_work import PROFILE, OnStep, PlaceError, attempt, measure_place
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import Profile, ProfileKey, load_profile
 from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key
 
 _MEASURE_S = 30.0  # for all places together that the cache does not know
 _MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ class Surveyor:
         max_s = min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new))))
         for key, place in new.items():
             if self.faults.of(place) is None:
-                known[key] = self._measured(place, max_s, role)
+                what = f"Measuring {place.prepared.name} on {place.place}"
+                measured = partial(attempt, measure_place, place, max_s)
+                found = self.tried(what, place, measured, role)
+                known[key] = None if found is None else PROFILE.validate_python(found)
         for each in tried:
             self._note_profile(each.place, known.get(each.key), role)
         return [
@@ -113,17 +119,19 @@ class Surveyor:
         self.faults.add(place, error)
         self._refuse(f"{role}{place.place}: {error}")
 
-    def _measured(self, place: Candidate, max_s: float, role: str) -> Profile | None:
-        what = f"Measuring {place.prepared.name} on {place.place}"
+    def tried(
+        self, what: str, place: Candidate, work: Callable[[OnStep], _Found], role: str = ""
+    ) -> _Found | None:
+        """Returns what `work` finds at a place; None where it fails, which is noted. what: it does,
+        for who watches."""
         self._progress(what, 0.0)
         try:
-            found = attempt(measure_place, place, max_s, partial(self._progress, what))
+            found = work(partial(self._progress, what))
         except PlaceError as error:
             self.fail(place, error, role)
             return None
         self._progress(what, 1.0)
-        profile: Profile = PROFILE.validate_python(found)
-        return profile
+        return found
 
     def _note_profile(self, place: Place, profile: Profile | None, role: str) -> None:
         if profile is None:

@@ -351,7 +351,7 @@ def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
     costs = RowCosts({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
     policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
     drafter = DraftingAtCost(clock, 0.0, 0.7)
-    drafter.acceptance = LearntAcceptance([0.7])
+    drafter.learnt = LearntAcceptance([0.7])
     assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
 
 
@@ -474,7 +474,7 @@ def test_a_draft_token_that_is_too_unlikely_is_below_break_even() -> None:
     clock = Clock()
     drafter = DraftingAtCost(clock, 0.01, 0.0)
     for _ in range(400):
-        drafter.acceptance.observe(0, False)
+        drafter.learnt.observe(0, False)
     plan = policy_of(clock).choose([drafter], 0, BUDGET)
     assert plan.plain_reason == PlainReason.BELOW_BREAK_EVEN
 
@@ -677,7 +677,7 @@ def looked_up(clock: Clock, measured: dict[int, float], right: float) -> Simulat
     """300 rounds with draft tokens that cost nothing, of a drafter that knows how good they are, at
     costs that were measured so; a pass takes what `pass_s` says."""
     drafter = DraftingAtCost(clock, 0.0, right, name="lookup")
-    drafter.acceptance = LearntAcceptance([right])
+    drafter.learnt = LearntAcceptance([right])
     costs = RowCosts(measured)
     policy = AdaptivePolicy(costs, {}, {"lookup"}, branches=False, clock=clock)
     return simulate(clock, policy, [drafter], 300)
