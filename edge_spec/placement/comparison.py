@@ -35,12 +35,10 @@ _MOST_BESIDE = 64  # passes of the draft during one of the target
 _PAIR_ENOUGH_S = 6.0
 
 
-def relative_cost(
-    model: Model, width: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def relative_cost(model: Model, width: int) -> float:
     """Returns the time of a pass of `width` rows over one of a single row: of each the lower
     quartile, in turns, since whatever else is running only makes a pass longer."""
-    watch = Stopwatch(clock)
+    watch = Stopwatch(time.perf_counter)
 
     def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
         return len(seconds[1]) >= _LEAST_ROUNDS and watch.total_s > _ENOUGH_S

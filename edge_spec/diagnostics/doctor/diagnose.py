@@ -13,11 +13,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
-from edge_spec.diagnostics.doctor.chosen import (
-    Chosen,
-    choose,
-    require_convertible,
-)
+from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
 from edge_spec.diagnostics.doctor.families import check_family
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning

@@ -13,13 +13,7 @@ from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
 from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.gains import pass_costs
-from edge_spec.placement.profile import (
-    TYPICAL_TOKENS,
-    Profile,
-    load_profile,
-    profile_key,
-    read_key,
-)
+from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
 from edge_spec.placement.row_findings import known_rows, rows_key
 
 DRAFT_TOKENS = range(1, 9)
