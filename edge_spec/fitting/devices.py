@@ -3,14 +3,14 @@ each operation of a model (`edge-spec devices --model`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
-from edge_spec.core.model import Runtime, RuntimeOptions
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.fitting.memory import free_bytes, total_bytes
 from edge_spec.models import runtimes
@@ -118,18 +118,14 @@ def placements_of(bundle: Bundle) -> Sequence[FunctionPlacement]:
     """Asks the first installed runtime that reads the bundle and can tell. Raises UsageError where
     there is none."""
     format = bundle.manifest.format
-    for runtime in _installed():
+    for name in entry_points.names("runtimes"):
+        try:
+            runtime = runtimes.load_runtime(name)
+        except MissingDependencyError:
+            continue
         if format in runtimes.formats_of(runtime) and isinstance(runtime, Placing):
             return runtime.placements(bundle, RuntimeOptions())
     raise UsageError(
         f"no runtime tells where operations of {bundle.path} run, a bundle of format {format}",
         remedy="Core ML does: give a bundle that was exported with --format coreml.",
     )
-
-
-def _installed() -> Iterator[Runtime]:
-    for name in entry_points.names("runtimes"):
-        try:
-            yield runtimes.load_runtime(name)
-        except MissingDependencyError:
-            continue

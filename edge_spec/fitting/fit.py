@@ -34,8 +34,6 @@ _TIGHT = 0.9  # of all memory, from which on a user is warned
 _LEAST_TOKENS = 512  # of a context that is worth being offered
 _STEP_TOKENS = 256
 _KV_TYPES = ("q8_0", "q4_0")
-_SHORTAGE = attrgetter("device_shortage")
-_EXCESS = attrgetter("device_excess")
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ def require_fit(
     found = forecast(target, drafts, options, num_tokens)
     if found is None:
         return
-    shortage_of = _EXCESS if makes_room else _SHORTAGE
+    shortage_of = attrgetter("device_excess" if makes_room else "device_shortage")
     if shortage_of(found) is not None:
         fitting = what_fits(
             target, drafts, options, num_tokens, lambda other: shortage_of(other) is None
@@ -179,10 +177,17 @@ def what_fits(
             if fits(found) and options.kv_type not in _KV_TYPES:
                 fitting.append(f"--kv-type {name} ({_size(found)})")
                 break
-    smaller = _requantized(target, drafts, options, num_tokens)
-    if smaller is not None and fits(smaller[1]):
-        command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
-        fitting.append(f"the same model by {command} ({_size(smaller[1])})")
+    smaller = None
+    if isinstance(target.runtime, SizingQuantizations):
+        how = options.runtime_options
+        smaller = target.runtime.smaller_memory(target.source, how, num_tokens)
+    if smaller is not None:
+        found = of(options, num_tokens)
+        first = replace(found.models[0], memory=smaller[1])
+        found = replace(found, models=(first, *found.models[1:]))
+        if fits(found):
+            command = f"edge-spec export MODEL OUT --format gguf --quant {smaller[0]}"
+            fitting.append(f"the same model by {command} ({_size(found)})")
     if drafts:
         found = of(options, num_tokens, ())
         if fits(found):
@@ -193,22 +198,6 @@ def what_fits(
 def _size(found: Forecast) -> str:
     """All that it needs, wherever."""
     return format_bytes(found.needed + sum(found.needs.on_devices.values()))
-
-
-def _requantized(
-    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions, num_tokens: int
-) -> tuple[str, Forecast] | None:
-    """A smaller quantization of the target, and what all models then need; None where the runtime
-    knows none."""
-    if not isinstance(target.runtime, SizingQuantizations):
-        return None
-    how = options.runtime_options
-    smaller = target.runtime.smaller_memory(target.source, how, num_tokens)
-    found = forecast(target, drafts, options, num_tokens)
-    if smaller is None or found is None:
-        return None
-    first = replace(found.models[0], memory=smaller[1])
-    return smaller[0], replace(found, models=(first, *found.models[1:]))
 
 
 def require_room_to_convert(model: Any) -> None:

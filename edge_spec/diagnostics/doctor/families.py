@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok
 from edge_spec.diagnostics.doctor.subject import Subject
+from edge_spec.diagnostics.report_files import markdown_table
 
 FAMILIES = "tests/integration/test_families.py"
 TRANSLATORS = "test_translators.py"
@@ -143,12 +144,12 @@ TABLE = (
 def markdown() -> str:
     """The table of docs/models.md."""
     head = ["family", "model_type", "GGUF", *RUNTIMES, "shown by"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for each in TABLE:
         names = (", ".join(names) or "-" for names in (each.model_types, each.architectures))
         shown = (on or "-" for on in each.runs)
         rows.append([each.name, *names, *shown, each.test.removeprefix("tests/integration/")])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(markdown_table(head, rows))
 
 
 def check_family(subject: Subject) -> Iterator[Finding]:

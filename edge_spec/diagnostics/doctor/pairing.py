@@ -144,38 +144,27 @@ def special_tokens(
 ) -> list[SpecialToken]:
     """Those that the target has: first and last of a text, padding, and what its chat template
     writes around messages."""
+
+    def paired(purpose: str, target_id: int | None, draft_id: int | None) -> SpecialToken:
+        texts = [
+            next((token for token, each in tokens.items() if each == id), None)
+            for id, tokens in ((target_id, known), (draft_id, drafted))
+        ]
+        return SpecialToken(purpose, target_id, texts[0], draft_id, texts[1])
+
+    ends = (next(iter(each.text.eos_ids), None) for each in (target, draft))
     found = [
-        _paired("bos", target.text.bos_id, draft.text.bos_id, known, drafted),
-        _paired(
-            "eos",
-            next(iter(target.text.eos_ids), None),
-            next(iter(draft.text.eos_ids), None),
-            known,
-            drafted,
-        ),
-        _paired("pad", _padding(known), _padding(drafted), known, drafted),
+        paired("bos", target.text.bos_id, draft.text.bos_id),
+        paired("eos", *ends),
+        paired("pad", _padding(known), _padding(drafted)),
     ]
     named = {each.target for each in found}
     found += [
-        _paired("marker", known[marker], drafted.get(marker), known, drafted)
+        paired("marker", known[marker], drafted.get(marker))
         for marker in _markers(target)
         if marker in known and marker not in named
     ]
     return [each for each in found if each.target_id is not None or each.draft_id is not None]
-
-
-def _paired(
-    purpose: str,
-    target_id: int | None,
-    draft_id: int | None,
-    known: Mapping[str, int],
-    drafted: Mapping[str, int],
-) -> SpecialToken:
-    texts = [
-        next((token for token, each in tokens.items() if each == id), None)
-        for id, tokens in ((target_id, known), (draft_id, drafted))
-    ]
-    return SpecialToken(purpose, target_id, texts[0], draft_id, texts[1])
 
 
 def _padding(tokens: Mapping[str, int]) -> int | None:

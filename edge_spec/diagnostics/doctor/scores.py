@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from contextlib import closing, suppress
 
 import numpy as np
 
@@ -25,10 +24,7 @@ _REASON_CHARACTERS = 200  # of a library's own error
 # is for conversions that lose next to nothing.
 _FARTHER, _ROUNDING = 4.0, 0.01
 
-
-class _Scored(NamedTuple):
-    variant: Examined
-    logits: np.ndarray  # [tokens, vocab] float32
+_Scored = tuple[Examined, np.ndarray]  # its logits: [tokens, vocab] float32
 
 
 def check_scores(subject: Subject) -> Iterator[Finding]:
@@ -45,7 +41,7 @@ def check_scores(subject: Subject) -> Iterator[Finding]:
             subject.progress(f"Scoring with {each}", 1.0)
             yield finding.of(role)
             if logits is not None:
-                scored.append(_Scored(each, logits))
+                scored.append((each, logits))
         for other in scored[1:]:
             yield _compared(role, scored[0], other).of(role)
 
@@ -55,11 +51,8 @@ def _score(each: Examined, tokens: Sequence[int]) -> tuple[Finding, np.ndarray |
     reason = f"no runtime is installed that reads {each.format}"
     for runtime in _readers(each.format):
         try:
-            model = runtime.open(each.source, RuntimeOptions())
-            try:
+            with closing(runtime.open(each.source, RuntimeOptions())) as model:
                 logits = _logits(model, tokens)
-            finally:
-                model.close()
         except (MissingDependencyError, DeviceError) as error:
             reason = f"{runtime.name}: {error.shown}"
             continue
@@ -87,16 +80,13 @@ def _readers(format: str) -> list[Runtime]:
 
 def _logits(model: Model, tokens: Sequence[int]) -> np.ndarray:
     """[tokens, vocab] float32."""
-    session = model.open_session()
     width = min(_CHUNK_ROWS, model.capabilities.max_rows)
     chunks = []
-    try:
+    with closing(model.open_session()) as session:
         for start in range(0, len(tokens), width):
             chain = TokenTree.chain(tokens[start], tokens[start + 1 : start + width])
             chunks.append(session.forward(chain).logits.copy())
             session.commit(range(len(chain)))
-    finally:
-        session.close()
     return np.concatenate(chunks)
 
 
