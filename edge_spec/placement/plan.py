@@ -22,6 +22,7 @@ from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
 _log = logging.getLogger(__name__)
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,8 @@ class Placement:
     tokens_per_s: _Rate | None = None
     speedup: _Rate | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
-    row_share: Annotated[float, Field(ge=0)] | None = None  # what one row more costs of a step
-    guess_share: Annotated[float, Field(ge=0)] | None = (
-        None  # what a draft token of the draft costs
-    )
+    row_share: _Share | None = None  # what one row more costs of a step
+    guess_share: _Share | None = None  # what a draft token of the draft costs
     memory_bytes: int | None = None
     reason: str = ""  # why it is not the first
     lossless: str = ""  # what holds for texts there by default, where that is known
