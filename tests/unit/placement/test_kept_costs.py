@@ -12,7 +12,14 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ModelFileError
 from edge_spec.placement.measure import QUICK_WIDTHS
-from edge_spec.placement.row_findings import RowsKey, kept_costs, read_rows, row_costs
+from edge_spec.placement.row_findings import (
+    RowsKey,
+    find_rows,
+    kept_costs,
+    known_rows,
+    read_rows,
+    row_costs,
+)
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
@@ -122,3 +129,13 @@ def test_passes_that_others_share_say_nothing_of_it() -> None:
     for _ in range(60):
         costs.observe(1, 0.3 * SECONDS[1])
     assert bool(list(kept_costs())) and not costs.is_outdated
+
+
+def test_costs_and_findings_share_a_file_and_neither_loses_the_other() -> None:
+    model = ScriptedModel(random_logits(9), 9, 512)
+    findings = find_rows(model, KEY, (1, 2))
+    costs_of(Clocked(1.0))
+    assert known_rows(KEY) == findings
+    find_rows(model, KEY, (1, 2, 4, 8))
+    again = Clocked(1.0)
+    assert costs_of(again) == pytest.approx(SECONDS) and again.num_passes == 0
