@@ -30,7 +30,7 @@ END_SIGNALS = [
 MOST_CAPTURED_LINES = 30
 # Setup, call and teardown of a test may each take this long: by far more than any of them takes on
 # a busy machine, so that it ends what hangs and judges nothing else.
-BOUND_S, SLOW_BOUND_S = 300, 1200
+BOUND_S, SLOW_BOUND_S = 900, 1800
 AGAIN_S = 60  # until a test that goes on regardless is ended with its process
 STDERR = pytest.StashKey[int]()  # which pytest does not capture
 

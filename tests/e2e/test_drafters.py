@@ -48,7 +48,8 @@ def answer_files():
 
 
 @pytest.mark.usefixtures("free_rows")
-@pytest.mark.parametrize("chosen", [[",".join(FREE)], pytest.param(FREE, marks=pytest.mark.slow)])
+@pytest.mark.slow  # on tiny models every drafter is asked by default, too
+@pytest.mark.parametrize("chosen", [[",".join(FREE)], FREE])
 def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monkeypatch, chosen):
     # One thread waits for no other: another worker shares the cores.
     options = LoadOptions(quantization="fp32", corpora=(corpus,), threads=1)
@@ -88,7 +89,10 @@ def test_drafting_is_bit_identical_although_branches_are_not(demo_gguf, names):
             assert [[token.id for token in result.tokens] for result in drafted] == [plain] * 2
 
 
-@pytest.mark.parametrize("names", [*FREE[:4], ",".join(FREE[:4])])
+@pytest.mark.parametrize(
+    "names",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in FREE[:4]), ",".join(FREE[:4])],
+)
 def test_each_token_tells_who_drafted_it(edge_spec, names):
     prompt = "Repeat three times: one two three four five six."
     done = edge_spec("generate", prompt, "--drafter", names, "--json", "--max-tokens", "40")
