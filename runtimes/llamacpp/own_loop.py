@@ -41,7 +41,8 @@ class LlamaCppLoop:
     def logits(self) -> np.ndarray:
         """[vocab] float32, of the last step, in the library's own buffer."""
         address = self._library.logits(self._opened.handle)
-        return view(self._library, address, 1, self._vocab_size)[0]
+        logits: np.ndarray = view(self._library, address, 1, self._vocab_size)[0]
+        return logits
 
     def close(self) -> None:
         self._opened.free()

@@ -78,7 +78,7 @@ class DeviceSession:
 
 class DeviceSessions:
     """inference: of the model in the form of `loader`. Where that takes trees, and large weights
-    can be shared (device_weights.py), the form for chains alone is loaded beside it. Raises
+    can be shared (graph_forms.py), the form for chains alone is loaded beside it. Raises
     BundleError, DeviceError."""
 
     def __init__(self, loader: GraphLoader, inference: onnxruntime.InferenceSession) -> None:

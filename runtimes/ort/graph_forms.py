@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.runtimes.onnx_nodes import (
@@ -36,7 +37,8 @@ from edge_spec.runtimes.onnx_nodes import (
     keep_general_forms,
     set_nodes,
 )
-from edge_spec.runtimes.ort.half_graph import halve, keeps_wide_stream
+from edge_spec.runtimes.ort.device_place import Place
+from edge_spec.runtimes.ort.half_graph import halve, keeps_wide_stream, stored_values
 from edge_spec.runtimes.ort.stacked import STACKED
 
 _CONTRIB = "com.microsoft"
@@ -175,3 +177,46 @@ def _keep_activations(graph: GraphProto) -> None:
         if len(kept) < len(node.attribute):
             del node.attribute[:]
             node.attribute.extend(kept)
+
+
+_MATRIX = {"MatMulNBits": 1, "MatMul": 1}  # which input of an operator it is
+_SHARED = (np.uint8, np.float16, np.float32)
+
+
+class DeviceMatrices:
+    """Those of one bundle, each copied when a graph first wants it."""
+
+    def __init__(self, place: Place, path: Path) -> None:
+        """path: of the graph beside whose file they are."""
+        self._place = place
+        self._path = path
+        # What owns its buffer is not taken as an initializer: beside each its owner.
+        self._held: dict[str, tuple[OrtValue, OrtValue]] = {}
+
+    def given(self, formed: FormedGraph) -> dict[str, OrtValue]:
+        """Returns the matrices of a graph, by name.
+
+        onnxruntime takes them as they are in place of the file's (`add_external_initializers`)
+        where they lie where it wants them, and otherwise copies them.
+        """
+        model = onnx.load_model_from_string(formed.graph)
+        stored = {
+            proto.name: proto
+            for proto in model.graph.initializer
+            if proto.data_location == TensorProto.EXTERNAL
+            and helper.tensor_dtype_to_np_dtype(proto.data_type) in _SHARED
+        }
+        found = {}
+        for node in model.graph.node:
+            name = node.input[_MATRIX[node.op_type]] if node.op_type in _MATRIX else ""
+            if name not in stored:
+                continue
+            if name not in self._held:
+                made = formed.initializers.get(name)
+                values = stored_values(stored[name], self._path) if made is None else made
+                owner = OrtValue.ortvalue_from_numpy(
+                    np.ascontiguousarray(values), self._place.device, self._place.number
+                )
+                self._held[name] = OrtValue.from_dlpack(owner), owner
+            found[name] = self._held[name][0]
+        return found

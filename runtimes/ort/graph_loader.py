@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from onnxruntime import OrtValue
 
-    from edge_spec.runtimes.ort.device_weights import DeviceMatrices
-    from edge_spec.runtimes.ort.graph_forms import GraphForm
+    from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, GraphForm
 
 GRAPH_FILE = "model.onnx"
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
@@ -132,14 +131,12 @@ class GraphLoader:
 
     def open_form(self, form: GraphForm, threads: int | None = None) -> Any:
         """The whole model in another form. Raises BundleError, DeviceError."""
-        from edge_spec.runtimes.ort.graph_forms import formed_graph
+        from edge_spec.runtimes.ort.graph_forms import DeviceMatrices, formed_graph
 
         path = self.bundle.file(GRAPH_FILE)
         made = formed_graph(path, self.config, form)
         given: Mapping[str, np.ndarray | OrtValue] = made.initializers
         if self.place is not None and shares_weights(self.place, self.config):
-            from edge_spec.runtimes.ort.device_weights import DeviceMatrices
-
             self._matrices = self._matrices or DeviceMatrices(self.place, path)
             try:
                 given = {**given, **self._matrices.given(made)}

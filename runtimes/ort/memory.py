@@ -7,7 +7,7 @@ Float16 is widened to float32 once; the embedding, from which rows are taken, is
 of a large model has an arena of its own for the activations of a prefill.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
-(device_weights.py, device_cache.py), and CUDA's own part is an assumption.
+(graph_forms.py, device_cache.py), and CUDA's own part is an assumption.
 """
 
 from __future__ import annotations
