@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -261,7 +260,7 @@ def _fit(
 
 # The whole range of a block, and at 4 bits also a little less of it: clipping the few extremes
 # pays for a finer grid.
-_RANGE_CUTS = MappingProxyType({4: (1.0, 0.92, 0.84), 8: (1.0,)})
+_RANGE_CUTS = {4: (1.0, 0.92, 0.84), 8: (1.0,)}
 
 
 def _pack(values: np.ndarray, bits: int) -> np.ndarray:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.gguf_reader import GgufFile
 
 # By general.type (docs/gguf.md of ggml), and by general.architecture where files are older than it.
-_OTHER_KINDS = MappingProxyType(
-    {
-        "adapter": ("a LoRA adapter", "Merge it into its model, and give that."),
-        "mmproj": ("the part of a model that reads pictures", "Give the file of its text model."),
-        "clip": ("the part of a model that reads pictures", "Give the file of its text model."),
-        "imatrix": ("an importance matrix", "Give the model that it was measured on."),
-    }
-)
+_OTHER_KINDS = {
+    "adapter": ("a LoRA adapter", "Merge it into its model, and give that."),
+    "mmproj": ("the part of a model that reads pictures", "Give the file of its text model."),
+    "clip": ("the part of a model that reads pictures", "Give the file of its text model."),
+    "imatrix": ("an importance matrix", "Give the model that it was measured on."),
+}
 
 
 def require_language_model(file: GgufFile) -> None:

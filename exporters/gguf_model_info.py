@@ -6,7 +6,6 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,11 @@ from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Keys that the library asserts for these architectures.
-_ASSERTED = MappingProxyType(
-    {
-        "llada-moe": "expert_count",
-        "smallthinker": "expert_count",
-        "paddleocr": "rope.dimension_sections",
-    }
-)
+_ASSERTED = {
+    "llada-moe": "expert_count",
+    "smallthinker": "expert_count",
+    "paddleocr": "rope.dimension_sections",
+}
 _LIBRARY_SCALINGS = ("yarn",)
 _MAX_COUNT = 1 << 31  # the library keeps counts in 32 bits
 _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are encoded

@@ -14,7 +14,6 @@ import reprlib
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,9 +36,19 @@ MAX_ARRAY_DEPTH = 2
 DEFAULT_ALIGNMENT = 32
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = MappingProxyType(
-    {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-)
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 
 
 class GgufFile:

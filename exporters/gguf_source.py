@@ -5,7 +5,6 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,15 +31,13 @@ from edge_spec.exporters.gguf_tokenizer import tokenizer_digest, tokenizer_from_
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
-SAMPLING_KEYS = MappingProxyType(
-    {
-        "general.sampling.temp": "temperature",
-        "general.sampling.top_k": "top_k",
-        "general.sampling.top_p": "top_p",
-        "general.sampling.min_p": "min_p",
-        "general.sampling.penalty_repeat": "repetition_penalty",
-    }
-)
+SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 _LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
 
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message

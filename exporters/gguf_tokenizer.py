@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,21 +45,19 @@ _LLAMA3 = rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _CASED = r"[^\r\n\p{L}\p{N}]?([\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*)"
 _TEKKEN = rf"{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre in llama.cpp: the splits, and whether a word that is a token stays whole.
-PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = MappingProxyType(
-    {
-        name: (splits, whole_words)
-        for names, splits, whole_words in (
-            ("default", (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"), False),
-            ("gpt-2 phi-2 olmo mpt exaone4 trillion granite-docling", (_GPT2,), False),
-            ("smollm starcoder refact command-r codeshell minerva-7b", (r"\p{N}", _GPT2), False),
-            ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 glm4 lfm2", (_LLAMA3,), True),
-            ("dbrx smaug-bpe", (_LLAMA3,), False),
-            ("qwen2 deepseek-r1-qwen stablelm2 megrez", (rf"{_WORD}|\p{{N}}|{_REST}",), False),
-            ("tekken", (_TEKKEN,), True),
-        )
-        for name in names.split()
-    }
-)
+PRE_TOKENIZERS: Mapping[str, tuple[tuple[str, ...], bool]] = {
+    name: (splits, whole_words)
+    for names, splits, whole_words in (
+        ("default", (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"), False),
+        ("gpt-2 phi-2 olmo mpt exaone4 trillion granite-docling", (_GPT2,), False),
+        ("smollm starcoder refact command-r codeshell minerva-7b", (r"\p{N}", _GPT2), False),
+        ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 glm4 lfm2", (_LLAMA3,), True),
+        ("dbrx smaug-bpe", (_LLAMA3,), False),
+        ("qwen2 deepseek-r1-qwen stablelm2 megrez", (rf"{_WORD}|\p{{N}}|{_REST}",), False),
+        ("tekken", (_TEKKEN,), True),
+    )
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -255,6 +252,8 @@ def _refuse_ambiguous(tied: Sequence[tuple[str, str]], vocabulary: _Vocabulary) 
                 raise vocabulary.unsupported(f"{left + right!r} and {token!r} have equal scores")
 
 
-_BY_MODEL: Mapping[str, Callable[[_Vocabulary], Tokenizer]] = MappingProxyType(
-    {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _characters}
-)
+_BY_MODEL: Mapping[str, Callable[[_Vocabulary], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _characters,
+}

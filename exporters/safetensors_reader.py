@@ -10,7 +10,6 @@ import math
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,19 +23,15 @@ from edge_spec.models.bundle_files import regular_size
 MAX_HEADER_BYTES = 32_000_000
 MAX_DIMS = 8  # models have 2, images' filters 5
 _SHOWN = 200  # characters of a name in a message
-_KINDS = MappingProxyType(
-    {
-        "F32": (GGMLQuantizationType.F32, 4),
-        "F16": (GGMLQuantizationType.F16, 2),
-        "BF16": (GGMLQuantizationType.BF16, 2),
-        "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
-    }
-)
-INTEGERS = MappingProxyType(  # of what heads say of their vocabularies
-    {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
-)
+_KINDS = {
+    "F32": (GGMLQuantizationType.F32, 4),
+    "F16": (GGMLQuantizationType.F16, 2),
+    "BF16": (GGMLQuantizationType.BF16, 2),
+    "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
+}
+INTEGERS = {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
 _Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
-_NO_KINDS: _Kinds = MappingProxyType({})
+_NO_KINDS: _Kinds = {}
 
 
 def read_safetensors(path: Path, further: _Kinds = _NO_KINDS) -> dict[str, StoredTensor]:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -38,16 +37,14 @@ MAX_MANIFEST_BYTES = 16_000_000
 _SHOWN = 200  # characters of a value in a message
 # Several times what any model has, and little enough to compute with. intermediate_size is 0 in
 # bundles of architectures that do not state it.
-_MAX_COUNTS = MappingProxyType(
-    {
-        "num_layers": 10_000,
-        **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 1 << 12),
-        **dict.fromkeys(("num_experts", "experts_used"), 1 << 16),
-        "hidden_size": 1 << 20,
-        "vocab_size": 1 << 22,
-        **dict.fromkeys(("intermediate_size", "context_length"), 1 << 24),
-    }
-)
+_MAX_COUNTS = {
+    "num_layers": 10_000,
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), 1 << 12),
+    **dict.fromkeys(("num_experts", "experts_used"), 1 << 16),
+    "hidden_size": 1 << 20,
+    "vocab_size": 1 << 22,
+    **dict.fromkeys(("intermediate_size", "context_length"), 1 << 24),
+}
 _MAY_BE_NONE = ("intermediate_size", "num_experts", "experts_used")
 _MAX_NUMBER = 2.0**64  # of any in an architecture
 _MAX_BLOCK = 1 << 16  # weights of one scale

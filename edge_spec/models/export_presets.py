@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from edge_spec.errors import UsageError
 
@@ -76,16 +75,14 @@ _IDLE = (
     "GPU run these"
 )
 # The processor that a kind's binary is for, where none is named.
-_SOCS: Mapping[str, str] = MappingProxyType({"windows-npu": "SC8380XP", "android": "SM8650"})
-_KINDS: Mapping[str, ExportChoices] = MappingProxyType(
-    {
-        "ios": ExportChoices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
-        "macos": ExportChoices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
-        "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_IDLE,)),
-        "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX), notes=(_IDLE,)),
-        "linux": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
-    }
-)
+_SOCS: Mapping[str, str] = {"windows-npu": "SC8380XP", "android": "SM8650"}
+_KINDS: Mapping[str, ExportChoices] = {
+    "ios": ExportChoices((_COREML_GPU, _METAL), (_COREML_ANE, _METAL)),
+    "macos": ExportChoices((_COREML_GPU, _METAL, _ONNX), (_COREML_ANE, _METAL, _ONNX)),
+    "windows-npu": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED), notes=(_IDLE,)),
+    "android": ExportChoices((_REPACKED, _ONNX), (_REPACKED, _ONNX), notes=(_IDLE,)),
+    "linux": ExportChoices((_ONNX, _REPACKED), (_ONNX, _REPACKED)),
+}
 KINDS = tuple(_KINDS)
 
 

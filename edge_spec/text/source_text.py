@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from types import MappingProxyType
 
 import tokenizers
 
@@ -19,7 +18,7 @@ from edge_spec.errors import UsageError
 # As mBART and NLLB name them (en_XX, eng_Latn), and M2M-100 (__en__).
 _LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__[a-z]{2,3}__")
 _SHOWN = 5  # languages in a message
-NONE: Mapping[str, int] = MappingProxyType({})
+NONE: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from string import Formatter
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.text.template_budget import SEQUENCES, LimitError, TemplateBudget, check_bits
@@ -143,25 +142,21 @@ def _check_names(budget: TemplateBudget, items: Any, *args: Any, **kwargs: Any) 
     check_attributes(*args, *kwargs.values())
 
 
-OPERATORS: Mapping[str, Callable[[TemplateBudget, Any, Any], None]] = MappingProxyType(
-    {
-        "*": _check_product,
-        "**": _check_power,
-        "+": _check_sum,
-        "//": _check_quotient,
-        "%": _check_remainder,
-    }
-)
+OPERATORS: Mapping[str, Callable[[TemplateBudget, Any, Any], None]] = {
+    "*": _check_product,
+    "**": _check_power,
+    "+": _check_sum,
+    "//": _check_quotient,
+    "%": _check_remainder,
+}
 NAMING = ("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "unique")
-FILTERS: Mapping[str, Callable[..., None]] = MappingProxyType(
-    {
-        **dict.fromkeys(NAMING, _check_names),
-        "format": _check_format,
-        "indent": _check_indent,
-        "join": check_join,
-        "replace": check_replace,
-        "round": _check_round,
-        "sum": _check_total,
-        "trim": check_search,
-    }
-)
+FILTERS: Mapping[str, Callable[..., None]] = {
+    **dict.fromkeys(NAMING, _check_names),
+    "format": _check_format,
+    "indent": _check_indent,
+    "join": check_join,
+    "replace": check_replace,
+    "round": _check_round,
+    "sum": _check_total,
+    "trim": check_search,
+}

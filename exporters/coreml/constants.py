@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -96,12 +95,10 @@ def lut_to_dense(
     return lut.astype(np.float32).ravel()[entry].reshape(indices.shape)
 
 
-CONSTEXPR: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
-    {
-        "constexpr_blockwise_shift_scale": blockwise_shift_scale,
-        "constexpr_lut_to_dense": lut_to_dense,
-    }
-)
+CONSTEXPR: Mapping[str, Callable[..., np.ndarray]] = {
+    "constexpr_blockwise_shift_scale": blockwise_shift_scale,
+    "constexpr_lut_to_dense": lut_to_dense,
+}
 
 
 def _blocks(shape: tuple[int, ...], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:

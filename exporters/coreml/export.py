@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -51,21 +50,19 @@ class CoreMlQuantization:
 
 
 _HALF = CoreMlQuantization(dense(np.float16), dense(np.float16), 5e-3)
-QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = MappingProxyType(
-    {
-        GPU: {
-            "int4": CoreMlQuantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
-            "int8": CoreMlQuantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
-            "fp16": _HALF,
-        },
-        # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
-        ANE: {
-            "lut6": CoreMlQuantization(palette(6), palette(6), 0.5),
-            "lut4": CoreMlQuantization(palette(4), palette(6), 2.0),
-            "fp16": _HALF,
-        },
-    }
-)
+QUANTIZATIONS: Mapping[str, Mapping[str, CoreMlQuantization]] = {
+    GPU: {
+        "int4": CoreMlQuantization(blocks(4, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 1.5),
+        "int8": CoreMlQuantization(blocks(8, BLOCK_SIZE), blocks(8, BLOCK_SIZE), 0.05),
+        "fp16": _HALF,
+    },
+    # The Neural Engine has no weights in blocks along a row (ANEMLL): tables instead.
+    ANE: {
+        "lut6": CoreMlQuantization(palette(6), palette(6), 0.5),
+        "lut4": CoreMlQuantization(palette(4), palette(6), 2.0),
+        "fp16": _HALF,
+    },
+}
 
 
 class CoreMlExporter:

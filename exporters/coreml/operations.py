@@ -8,14 +8,11 @@ float16, so an operation is computed as accelerators with float32 accumulators d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-_CASTS: Mapping[str, Any] = MappingProxyType(
-    {"fp16": np.float32, "fp32": np.float32, "int32": np.int32}
-)
+_CASTS: Mapping[str, Any] = {"fp16": np.float32, "fp32": np.float32, "int32": np.int32}
 
 
 def linear(x: np.ndarray, weight: np.ndarray, bias: Any = None) -> np.ndarray:
@@ -123,35 +120,33 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(np.ravel(values).tolist())
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "add": lambda x, y: x + y,
-        "cast": lambda x, dtype: np.asarray(x).astype(_CASTS[dtype]),
-        "concat": concat,
-        "conv": conv,
-        "equal": lambda x, y: x == y,
-        "expand_dims": lambda x, axes: np.expand_dims(x, _numbers(axes)),
-        "gather": gather,
-        "layer_norm": layer_norm,
-        "linear": linear,
-        "matmul": matmul,
-        "maximum": lambda x, y: np.maximum(x, y),
-        "minimum": lambda x, y: np.minimum(x, y),
-        "mul": lambda x, y: x * y,
-        "reduce_mean": reduce_mean,
-        "reshape": lambda x, shape: x.reshape(_numbers(shape)),
-        "rsqrt": rsqrt,
-        "scaled_dot_product_attention": scaled_dot_product_attention,
-        "silu": silu,
-        "slice_by_index": slice_by_index,
-        "softmax": softmax,
-        "split": lambda x, num_splits, axis: np.split(x, int(num_splits), axis=int(axis)),
-        "squeeze": lambda x, axes: np.squeeze(x, _numbers(axes)),
-        "sub": lambda x, y: x - y,
-        "tile": lambda x, reps: np.tile(x, _numbers(reps)),
-        "transpose": lambda x, perm: x.transpose(_numbers(perm)),
-    }
-)
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "add": lambda x, y: x + y,
+    "cast": lambda x, dtype: np.asarray(x).astype(_CASTS[dtype]),
+    "concat": concat,
+    "conv": conv,
+    "equal": lambda x, y: x == y,
+    "expand_dims": lambda x, axes: np.expand_dims(x, _numbers(axes)),
+    "gather": gather,
+    "layer_norm": layer_norm,
+    "linear": linear,
+    "matmul": matmul,
+    "maximum": lambda x, y: np.maximum(x, y),
+    "minimum": lambda x, y: np.minimum(x, y),
+    "mul": lambda x, y: x * y,
+    "reduce_mean": reduce_mean,
+    "reshape": lambda x, shape: x.reshape(_numbers(shape)),
+    "rsqrt": rsqrt,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+    "silu": silu,
+    "slice_by_index": slice_by_index,
+    "softmax": softmax,
+    "split": lambda x, num_splits, axis: np.split(x, int(num_splits), axis=int(axis)),
+    "squeeze": lambda x, axes: np.squeeze(x, _numbers(axes)),
+    "sub": lambda x, y: x - y,
+    "tile": lambda x, reps: np.tile(x, _numbers(reps)),
+    "transpose": lambda x, perm: x.transpose(_numbers(perm)),
+}
 # Operations that compute no new numbers: their results need no rounding.
 EXACT = frozenset(
     [

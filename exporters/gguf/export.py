@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
@@ -48,27 +47,25 @@ class GgufQuantization:
     max_kl_divergence: float  # nats
 
 
-QUANTIZATIONS = MappingProxyType(
-    {
-        "F32": GgufQuantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
-        "F16": GgufQuantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
-        "BF16": GgufQuantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
-        "Q8_0": GgufQuantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
-        "Q5_1": GgufQuantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
-        "Q5_0": GgufQuantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
-        "Q4_1": GgufQuantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
-        "Q4_0": GgufQuantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
-        "Q6_K": GgufQuantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
-        "Q5_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
-        "Q5_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
-        "Q4_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
-        "Q4_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
-        "Q3_K_L": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
-        "Q3_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
-        "Q3_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
-        "Q2_K": GgufQuantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
-    }
-)
+QUANTIZATIONS = {
+    "F32": GgufQuantization(LlamaFileType.ALL_F32, Kind.F32, 1e-3),
+    "F16": GgufQuantization(LlamaFileType.MOSTLY_F16, Kind.F16, 1e-3),
+    "BF16": GgufQuantization(LlamaFileType.MOSTLY_BF16, Kind.BF16, 5e-3),
+    "Q8_0": GgufQuantization(LlamaFileType.MOSTLY_Q8_0, Kind.Q8_0, 0.03),
+    "Q5_1": GgufQuantization(LlamaFileType.MOSTLY_Q5_1, Kind.Q5_1, 0.6),
+    "Q5_0": GgufQuantization(LlamaFileType.MOSTLY_Q5_0, Kind.Q5_0, 0.6),
+    "Q4_1": GgufQuantization(LlamaFileType.MOSTLY_Q4_1, Kind.Q4_1, 1.5),
+    "Q4_0": GgufQuantization(LlamaFileType.MOSTLY_Q4_0, Kind.Q4_0, 1.5),
+    "Q6_K": GgufQuantization(LlamaFileType.MOSTLY_Q6_K, None, 0.06),
+    "Q5_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_M, None, 0.5),
+    "Q5_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q5_K_S, None, 0.5),
+    "Q4_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_M, None, 1.0),
+    "Q4_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q4_K_S, None, 1.0),
+    "Q3_K_L": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_L, None, 2.0),
+    "Q3_K_M": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_M, None, 2.0),
+    "Q3_K_S": GgufQuantization(LlamaFileType.MOSTLY_Q3_K_S, None, 3.0),
+    "Q2_K": GgufQuantization(LlamaFileType.MOSTLY_Q2_K, None, 4.0),
+}
 
 
 class GgufExporter:

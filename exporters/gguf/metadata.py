@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -19,29 +18,25 @@ from edge_spec.exporters.requests import require_plain
 
 Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")
-_NUMBERS = MappingProxyType(
-    {
-        "|b1": GGUFValueType.BOOL,
-        "|u1": GGUFValueType.UINT8,
-        "|i1": GGUFValueType.INT8,
-        "<u2": GGUFValueType.UINT16,
-        "<i2": GGUFValueType.INT16,
-        "<u4": GGUFValueType.UINT32,
-        "<i4": GGUFValueType.INT32,
-        "<u8": GGUFValueType.UINT64,
-        "<i8": GGUFValueType.INT64,
-        "<f4": GGUFValueType.FLOAT32,
-        "<f8": GGUFValueType.FLOAT64,
-    }
-)
-_SCALARS = MappingProxyType(
-    {
-        bool: GGUFValueType.BOOL,
-        int: GGUFValueType.UINT32,
-        float: GGUFValueType.FLOAT32,
-    }
-)
-_DTYPES = MappingProxyType({kind: dtype for dtype, kind in _NUMBERS.items()})
+_NUMBERS = {
+    "|b1": GGUFValueType.BOOL,
+    "|u1": GGUFValueType.UINT8,
+    "|i1": GGUFValueType.INT8,
+    "<u2": GGUFValueType.UINT16,
+    "<i2": GGUFValueType.INT16,
+    "<u4": GGUFValueType.UINT32,
+    "<i4": GGUFValueType.INT32,
+    "<u8": GGUFValueType.UINT64,
+    "<i8": GGUFValueType.INT64,
+    "<f4": GGUFValueType.FLOAT32,
+    "<f8": GGUFValueType.FLOAT64,
+}
+_SCALARS = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+}
+_DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
 
 
 def gguf_architecture(config: ModelConfig) -> str:

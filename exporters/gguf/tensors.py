@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from gguf import quants
@@ -21,8 +20,8 @@ FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationTy
 _WIDE = (GGMLQuantizationType.F32, GGMLQuantizationType.BF16)
 _LARGEST_FLOAT16 = 65504.0  # also what the scale of a block is stored as
 _EIGHT_BITS = ("model.embed_tokens.weight", "lm_head.weight")
-_GGUF_MODEL_NAMES = MappingProxyType({hf: gguf for gguf, hf in MODEL_NAMES.items()})
-_GGUF_LAYER_NAMES = MappingProxyType({hf: gguf for gguf, hf in LAYER_NAMES.items()})
+_GGUF_MODEL_NAMES = {hf: gguf for gguf, hf in MODEL_NAMES.items()}
+_GGUF_LAYER_NAMES = {hf: gguf for gguf, hf in LAYER_NAMES.items()}
 _ROPE_FACTORS = "rope_freqs.weight"
 
 

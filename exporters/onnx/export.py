@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -44,14 +43,12 @@ GRAPH_FILE = "model.onnx"
 _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
 
 
-QUANTIZATIONS = MappingProxyType(
-    {
-        "int4": BlockQuantization(4, 1.0),
-        "int8": BlockQuantization(8, 0.02),
-        "fp16": BlockQuantization(16, 1e-3),
-        "fp32": BlockQuantization(32, 1e-4),
-    }
-)
+QUANTIZATIONS = {
+    "int4": BlockQuantization(4, 1.0),
+    "int8": BlockQuantization(8, 0.02),
+    "fp16": BlockQuantization(16, 1e-3),
+    "fp32": BlockQuantization(32, 1e-4),
+}
 
 
 class OnnxExporter:

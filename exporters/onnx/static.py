@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -44,15 +43,13 @@ from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.resumable import StepFile, resumable_directory
 
-QUANTIZATIONS: Mapping[str, BlockQuantization] = MappingProxyType(
-    {
-        "fp16": BlockQuantization(16, 5e-3),
-        "int4": BlockQuantization(4, 1.5),
-        "int8": BlockQuantization(8, 0.1),
-        "w8a16": BlockQuantization(8, 0.1),
-        "fp32": BlockQuantization(32, 1e-4),
-    }
-)
+QUANTIZATIONS: Mapping[str, BlockQuantization] = {
+    "fp16": BlockQuantization(16, 5e-3),
+    "int4": BlockQuantization(4, 1.5),
+    "int8": BlockQuantization(8, 0.1),
+    "w8a16": BlockQuantization(8, 0.1),
+    "fp32": BlockQuantization(32, 1e-4),
+}
 _ROUNDS_INPUTS = "w8a16"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,13 +49,11 @@ _MAX_REASON = 300  # characters
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _REMEDY = "Use another model, or --no-check."
 # Bounds as in exporters/onnx.
-QUANTIZATIONS = MappingProxyType(
-    {
-        "int4": BlockQuantization(4, 1.0),
-        "int8": BlockQuantization(8, 0.02),
-        "fp32": BlockQuantization(32, 1e-4),
-    }
-)
+QUANTIZATIONS = {
+    "int4": BlockQuantization(4, 1.0),
+    "int8": BlockQuantization(8, 0.02),
+    "fp32": BlockQuantization(32, 1e-4),
+}
 
 
 @dataclass(frozen=True)

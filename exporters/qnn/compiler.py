@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import onnx
@@ -143,16 +142,14 @@ class Soc(NamedTuple):
 
 # Those with an NPU of version 73 or later: functions of older ones cannot share weights. QNN takes
 # any name and any version without a word, and compiles for another one.
-SOCS: Mapping[str, Soc] = MappingProxyType(
-    {
-        "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
-        "SM8650": Soc(57, 75),  # 8 Gen 3
-        "SM8750": Soc(69, 79),  # 8 Elite
-        "SM8850": Soc(87, 81),  # 8 Elite Gen 5
-        "SC8380XP": Soc(60, 73),  # Snapdragon X
-        "SC8480XP": Soc(88, 81),  # X2
-    }
-)
+SOCS: Mapping[str, Soc] = {
+    "SM8550": Soc(43, 73),  # Snapdragon 8 Gen 2
+    "SM8650": Soc(57, 75),  # 8 Gen 3
+    "SM8750": Soc(69, 79),  # 8 Elite
+    "SM8850": Soc(87, 81),  # 8 Elite Gen 5
+    "SC8380XP": Soc(60, 73),  # Snapdragon X
+    "SC8480XP": Soc(88, 81),  # X2
+}
 
 
 def chosen_soc(asked: str | None) -> str:

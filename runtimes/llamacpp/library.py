@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
@@ -21,15 +20,13 @@ class KvType(NamedTuple):
     bytes_per_pair: float  # of one element of a key and one of a value
 
 
-KV_TYPES: Mapping[str, KvType] = MappingProxyType(
-    {
-        "f32": KvType(0, 0, 8),
-        "f16": KvType(1, 1, 4),
-        "f16-bf16": KvType(1, 30, 4),
-        "q8_0": KvType(8, 8, 68 / 32),
-        "q4_0": KvType(2, 2, 36 / 32),
-    }
-)
+KV_TYPES: Mapping[str, KvType] = {
+    "f32": KvType(0, 0, 8),
+    "f16": KvType(1, 1, 4),
+    "f16-bf16": KvType(1, 30, 4),
+    "q8_0": KvType(8, 8, 68 / 32),
+    "q4_0": KvType(2, 2, 36 / 32),
+}
 
 
 class LibraryDevice(NamedTuple):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import deque
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.core.callbacks import library_callback
 
 LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # ggml_log_level; a warning of the library is rarely one for the user.
-_LEVELS = MappingProxyType({1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR})
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
 _ERROR, _CONTINUED = 4, 5
 _MAX_LINE = 160  # characters of an error's line in an error of ours
 

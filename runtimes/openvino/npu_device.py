@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from edge_spec.errors import DeviceError, UsageError
@@ -17,9 +16,7 @@ _STAND_IN = "cpu"  # the one value that it may have
 _PLUGIN = "NPU"
 # NPUW is the part of OpenVINO's NPU plugin that language models pass. Left to itself it cuts a
 # graph into parts, which on a CPU gave some of our graphs wrong scores, or none.
-_NPUW = MappingProxyType(
-    {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
-)
+_NPUW = {"NPU_USE_NPUW": "YES", "NPUW_ONLINE_PIPELINE": "NONE", "CACHE_MODE": "OPTIMIZE_SPEED"}
 # Left to itself, the processor rounds what meets quantized weights to int8, but not of single rows.
 _IN_FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 

@@ -27,17 +27,15 @@ QNN = "qnn"
 # Of which its HTP is the NPU. Elsewhere the provider brings an emulator of it, and its compiler.
 _ARM = ("aarch64", "arm64")
 # Of providers that do not tell, or name the processor that compiles for theirs.
-_KINDS: Mapping[str, str] = MappingProxyType({CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU})
+_KINDS: Mapping[str, str] = {CPU: CPU, _CUDA: GPU, "webgpu": GPU, QNN: NPU}
 # Of the one that has a name for each set of units: their kind, and its MLComputeUnits.
 _COREML = "coreml"
-_COREML_UNITS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
-    {
-        _COREML: (None, "ALL"),
-        f"{_COREML}-ane": (NPU, "CPUAndNeuralEngine"),
-        f"{_COREML}-gpu": (GPU, "CPUAndGPU"),
-        f"{_COREML}-cpu": (CPU, "CPUOnly"),
-    }
-)
+_COREML_UNITS: Mapping[str, tuple[str | None, str]] = {
+    _COREML: (None, "ALL"),
+    f"{_COREML}-ane": (NPU, "CPUAndNeuralEngine"),
+    f"{_COREML}-gpu": (GPU, "CPUAndGPU"),
+    f"{_COREML}-cpu": (CPU, "CPUOnly"),
+}
 # Providers that onnxruntime has and edge-spec does not use, by what users call them, and why not.
 _USE_CUDA = "cuda runs on the same devices"
 _COMPILES = "compiles the graph again for each new shape of a pass"
@@ -52,7 +50,7 @@ _REASONS = {
     ("migraphx",): f"MIGraphX {_COMPILES}; llamacpp runs on AMD's devices",
 }
 _UNUSED = {name: reason for names, reason in _REASONS.items() for name in names}
-_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+_NO_OPTIONS: Mapping[str, str] = {}
 
 
 class ProviderChoice(NamedTuple):

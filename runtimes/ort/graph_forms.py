@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,14 +64,12 @@ REFERENCE = GraphForm(keeps_activations=True)  # what devices are compared with
 
 
 # By onnxruntime's names of providers. Not measured on any: no machine with one was at hand.
-_FORMS: Mapping[str, GraphForm] = MappingProxyType(
-    {
-        "CUDAExecutionProvider": GraphForm(is_half=True, is_attended_once=True),
-        "WebGpuExecutionProvider": GraphForm(
-            is_attended_once=True, is_rotated_apart=True, keeps_activations=True
-        ),
-    }
-)
+_FORMS: Mapping[str, GraphForm] = {
+    "CUDAExecutionProvider": GraphForm(is_half=True, is_attended_once=True),
+    "WebGpuExecutionProvider": GraphForm(
+        is_attended_once=True, is_rotated_apart=True, keeps_activations=True
+    ),
+}
 
 
 def forms_for(providers: Iterable[str], config: ModelConfig) -> list[GraphForm | None]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 GRAPH_FILE = "model.onnx"
 _STOPS_SPINNING = "session.force_spinning_stop"  # threads that wait for work, after each pass
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # of a graph in memory
-_NOTHING: Mapping[str, np.ndarray | OrtValue] = MappingProxyType({})
+_NOTHING: Mapping[str, np.ndarray | OrtValue] = {}
 
 
 class GraphLoader:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import Lock
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,10 @@ from edge_spec.runtimes.static.onnx_program import OnnxProgram
 # What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
 # default, they turn the last bits by which passes of other widths differ into a tenth of a logit.
 # Blocks stay integers; a channel of 8 bits has no fast kernel then, and is widened once.
-_ENTRIES = MappingProxyType(
-    {
-        "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
-        "int8": {"session.disable_quant_qdq": "1"},
-    }
-)
+_ENTRIES = {
+    "int4": {"session.qdq_matmulnbits_accuracy_level": "1"},
+    "int8": {"session.disable_quant_qdq": "1"},
+}
 
 
 class OrtGraphs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -91,4 +90,4 @@ def _relu(x: np.ndarray) -> np.ndarray:
     return activated
 
 
-ACTIVATIONS = MappingProxyType({"silu": swish, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": _relu})
+ACTIVATIONS = {"silu": swish, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": _relu}
