@@ -221,39 +221,28 @@ class Stats:
         return speedup and speedup / self.plain_cost
 
     def to_dict(self) -> dict[str, Any]:
-        histogram = {str(n): count for n, count in sorted(self.acceptance_histogram.items())}
-        return {
-            "prompt_n": self.prompt_n,
-            "cached_n": self.cached_n,
-            "prompt_ms": round(self.prompt_ms, 3),
-            "ttft_ms": round(self.ttft_ms, 3),
-            "predicted_n": self.predicted_n,
-            "predicted_ms": round(self.predicted_ms, 3),
-            "predicted_per_second": round(self.predicted_per_second, 3),
-            "draft_n": self.draft_n,
-            "draft_n_accepted": self.draft_n_accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "mean_accepted_length": self.mean_accepted_length,
-            "acceptance_histogram": histogram,
-            "draft_characters": self.draft_characters,
-            "draft_characters_accepted": self.draft_characters_accepted,
+        values = {name: getattr(self, name) for name in _TOLD}
+        values |= {name: round(values[name], 3) for name in _ROUNDED}
+        histogram = sorted(self.acceptance_histogram.items())
+        return values | {
+            "acceptance_histogram": {str(n): count for n, count in histogram},
             "drafters": {name: counts._asdict() for name, counts in self.drafters.items()},
-            "rounds": self.rounds,
-            "plain_rounds": self.plain_rounds,
             "plain_reasons": dict(self.plain_reasons),
-            "draft_ms": round(self.draft_ms, 3),
-            "verify_ms": round(self.verify_ms, 3),
-            "overhead_ms": round(self.overhead_ms, 3),
-            "near_ties": self.near_ties,
-            "anticipated_n": self.anticipated_n,
-            "overlapped_n": self.overlapped_n,
             "overlap_reasons": dict(self.overlap_reasons),
-            "plain_per_second": self.plain_per_second,
-            "speedup": self.speedup,
-            "lossless": self.lossless,
-            "plain_width": self.plain_width,
-            "fastest_plain_per_second": self.fastest_plain_per_second,
-            "speedup_over_fastest_plain": self.speedup_over_fastest_plain,
-            "staleness": self.staleness,
             "failed_drafters": list(self.failed_drafters),
         }
+
+
+_TIMES = ("prompt_ms", "ttft_ms", "predicted_ms", "draft_ms", "verify_ms", "overhead_ms")
+_ROUNDED = (*_TIMES, "predicted_per_second")  # to microseconds
+# The statistics of `to_dict`, in its order.
+_TOLD = (
+    *("prompt_n", "cached_n", "prompt_ms", "ttft_ms", "predicted_n", "predicted_ms"),
+    *("predicted_per_second", "draft_n", "draft_n_accepted", "acceptance_rate"),
+    *("mean_accepted_length", "acceptance_histogram"),
+    *("draft_characters", "draft_characters_accepted", "drafters"),
+    *("rounds", "plain_rounds", "plain_reasons", "draft_ms", "verify_ms", "overhead_ms"),
+    *("near_ties", "anticipated_n", "overlapped_n", "overlap_reasons"),
+    *("plain_per_second", "speedup", "lossless", "plain_width", "fastest_plain_per_second"),
+    *("speedup_over_fastest_plain", "staleness", "failed_drafters"),
+)
