@@ -22,31 +22,27 @@ class Interval(NamedTuple):
 class Paired:
     """Holds what the same prompts took one way, and right beside it in time another: the base.
 
-    All float64 [prompts, repetitions].
+    values: float64 [4, prompts, repetitions]; tokens, seconds, tokens and seconds of the base.
     """
 
-    tokens: np.ndarray
-    seconds: np.ndarray
-    base_tokens: np.ndarray
-    base_seconds: np.ndarray
+    values: np.ndarray
 
     @property
     def rate(self) -> float:
         """Tokens a second: all tokens over all seconds, those of a prompt being the median over
         its repetitions."""
-        tokens, seconds = _totals(self)[:2]
+        tokens, seconds, _, _ = _totals(self.values)
         return float(tokens / seconds)
 
     @property
     def base_rate(self) -> float:
-        tokens, seconds = _totals(self)[2:]
+        _, _, tokens, seconds = _totals(self.values)
         return float(tokens / seconds)
 
 
 def joined(strata: Sequence[Paired]) -> Paired:
     """Their prompts together."""
-    names = ("tokens", "seconds", "base_tokens", "base_seconds")
-    return Paired(*(np.concatenate([getattr(each, name) for each in strata]) for name in names))
+    return Paired(np.concatenate([each.values for each in strata], axis=1))
 
 
 def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
@@ -59,36 +55,30 @@ def speedup(strata: Sequence[Paired], seed: int = 0) -> Interval:
     generator = np.random.default_rng(seed)
     drawn = sum((_resampled(each, generator) for each in strata), np.zeros((4, 1)))
     low, high = np.quantile(_ratio(drawn), _QUANTILES)
-    return Interval(float(_ratio(_totals(joined(strata)))), float(low), float(high))
+    return Interval(float(_ratio(_totals(joined(strata).values))), float(low), float(high))
 
 
 def prompt_speedups(paired: Paired) -> list[Interval]:
     """Returns for each prompt the median of its repetitions' ratios to their neighbours, and the
     least and the greatest of them. These two enclose the median of all repetitions that could have
     been made with a probability of 1 - 2 ** (1 - repetitions): 75 % for three, 97 % for six."""
-    rates = paired.tokens / paired.seconds
-    ratios = rates / (paired.base_tokens / paired.base_seconds)
+    ratios = _ratio(paired.values)
     columns = (np.median(ratios, axis=1), ratios.min(axis=1), ratios.max(axis=1))
     return [Interval(*map(float, row)) for row in zip(*columns, strict=True)]
 
 
-def _totals(paired: Paired) -> np.ndarray:
-    """[4] tokens, seconds, tokens of the base, its seconds."""
-    return _summed(paired.tokens, paired.seconds, paired.base_tokens, paired.base_seconds)
-
-
 def _resampled(paired: Paired, generator: np.random.Generator) -> np.ndarray:
     """[4, draws] the totals of draws."""
-    num_prompts, repetitions = paired.seconds.shape
+    _, num_prompts, repetitions = paired.values.shape
     prompts = generator.integers(num_prompts, size=(_DRAWS, num_prompts, 1))
     chosen = generator.integers(repetitions, size=(_DRAWS, num_prompts, repetitions))
-    values = (paired.tokens, paired.seconds, paired.base_tokens, paired.base_seconds)
-    return _summed(*(value[prompts, chosen] for value in values))
+    return _totals(paired.values[:, prompts, chosen])
 
 
-def _summed(*values: np.ndarray) -> np.ndarray:
-    """[4, ...] over prompts, of the medians over repetitions; values are [..., prompts, reps]."""
-    return np.stack([np.median(value, axis=-1).sum(axis=-1) for value in values])
+def _totals(values: np.ndarray) -> np.ndarray:
+    """[4, ...] over prompts, of the medians over repetitions; values: [4, ..., prompts, reps]."""
+    totals: np.ndarray = np.median(values, axis=-1).sum(axis=-1)
+    return totals
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:

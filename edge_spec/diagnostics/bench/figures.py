@@ -138,7 +138,7 @@ class Figures:
             runs = [[of_pass[i] for of_pass in passes] for i in indices]
             arrays.append(np.array([[float(run.num_tokens) for run in row] for row in runs]))
             arrays.append(np.array([[run.seconds for run in row] for row in runs]))
-        return Paired(*arrays)
+        return Paired(np.stack(arrays))
 
 
 _FIGURES = (

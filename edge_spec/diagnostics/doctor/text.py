@@ -3,8 +3,9 @@ for an answer, and that the answer will end."""
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -166,7 +167,8 @@ def _turns(text: ChatFormat, other_ends: str) -> Iterator[Finding]:
         yield warning("system", system, "It is said in the first question instead.")
     question, answer, follow_up = (str(message["content"]) for message in CONVERSATION)
     asked, several = text.rendered(CONVERSATION[:1]), text.rendered(CONVERSATION)
-    if question not in asked or not _in_order(several, (question, answer, follow_up)):
+    in_order = ".*".join(map(re.escape, (question, answer, follow_up)))
+    if question not in asked or not re.search(in_order, several, re.DOTALL):
         yield fault("turns", "the template leaves out what was said", _OTHER_TEMPLATE)
         return
     _, _, behind_question = asked.rpartition(question)
@@ -206,16 +208,6 @@ def _system_problem(text: ChatFormat) -> str | None:
     except UnsupportedModelError as error:
         return error.shown
     return None if str(_SYSTEM["content"]) in rendered else "the template leaves it out"
-
-
-def _in_order(rendered: str, parts: Sequence[str]) -> bool:
-    at = 0
-    for part in parts:
-        at = rendered.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 def _short(text: str) -> str:

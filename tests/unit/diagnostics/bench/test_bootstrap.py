@@ -12,21 +12,13 @@ def paired(
     seconds: list[list[float]], base_seconds: list[list[float]], tokens: float = 100.0
 ) -> Paired:
     shape = np.shape(seconds)
-    return Paired(
-        np.full(shape, tokens),
-        np.array(seconds, float),
-        np.full(shape, tokens),
-        np.array(base_seconds, float),
-    )
+    counts = np.full(shape, tokens)
+    return Paired(np.stack([counts, seconds, counts, base_seconds]))
 
 
 def test_long_answers_weigh_more_than_short_ones() -> None:
-    measured = Paired(
-        np.array([[100.0], [10.0]]),
-        np.array([[1.0], [1.0]]),
-        np.array([[100.0], [10.0]]),
-        np.array([[2.0], [1.0]]),
-    )
+    tokens = [[100.0], [10.0]]
+    measured = Paired(np.array([tokens, [[1.0], [1.0]], tokens, [[2.0], [1.0]]]))
     assert measured.rate == 110 / 2
     assert measured.base_rate == 110 / 3
     assert speedup([measured]).value == pytest.approx(1.5)  # not the mean of 2 and 1, nor of rates
