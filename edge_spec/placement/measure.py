@@ -24,6 +24,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
 _ROUND_STEPS = 70.0  # that a round of WIDTHS takes at both contexts, if a row adds 0.2 of one
 _CONTEXTS = (32, 1024)  # tokens
+_SPREAD = 0.04  # of the least certain median, at which no more rounds are made
 _LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
 _FIRST_STEPS = 3  # the first ones bind buffers
 _PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
@@ -39,20 +40,17 @@ _SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
 
 @dataclass(frozen=True)
 class Effort:
-    """The end of a measurement: once every median is certain to `spread`, or the passes took
-    `max_s` and were all measured twice.
+    """The end of a measurement: once every median is certain to _SPREAD, or the passes took `max_s`
+    and were all measured twice.
 
-    prefill_tokens: of one pass of a prefill, at most. widths: of the passes, ascending; contexts:
-    tokens before them.
+    prefill_tokens: of one pass of a prefill, at most. widths: of the passes, ascending.
     """
 
     max_s: float = 20.0
     min_rounds: int = 6
     max_rounds: int = 40
-    spread: float = 0.04
     prefill_tokens: int = 256
     widths: tuple[int, ...] = WIDTHS
-    contexts: tuple[int, ...] = _CONTEXTS
 
 
 class Stopwatch:
@@ -180,7 +178,7 @@ def measure(
     with ExitStack() as opened:
         sessions: dict[int, Session] = {}
         prefills: list[float] = []
-        for wanted in sorted({min(wanted, room) for wanted in effort.contexts}):
+        for wanted in sorted({min(wanted, room) for wanted in _CONTEXTS}):
             session = model.open_session()
             opened.callback(session.close)
             prefills += _prefill(session, tokens[:wanted], effort, watch, on_step)
@@ -236,7 +234,7 @@ def _rounds(
     """The first round is not counted: it binds buffers."""
     order = list(samples.passes)
     for done in range(effort.max_rounds + 1):
-        if done > effort.min_rounds and samples.spread() <= effort.spread:
+        if done > effort.min_rounds and samples.spread() <= _SPREAD:
             return
         for i in rng.permutation(len(order)):
             if done > _LEAST_ROUNDS and watch.total_s >= effort.max_s:
