@@ -54,8 +54,8 @@ class DeviceCheckRequest:
         return cls(chosen.source.model, asked, drafting, soak_s)
 
     def prepare(self, progress: Progress) -> None:
-        """Converts what no runtime reads as it is, where it can be told how far that is. What keeps
-        one from it is found by the check that opens it."""
+        """Converts what no runtime reads as it is, while progress can be shown. The check that
+        opens it finds what keeps one from it."""
         options = self.options(**self.drafting)
         with suppress(EdgeSpecError):
             source = Source(self.model, progress)
