@@ -46,8 +46,7 @@ from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_backend import head_backend
+from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json, require_writable
+from edge_spec.cli.output import ProgressBar, print_json, require_writable
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models.option import Option
 
@@ -117,7 +117,7 @@ def bench(
 
 
 def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dict[str, Any]:
-    from edge_spec.loader.resolve import asked_drafts
+    from edge_spec.loader.place import asked_drafts
     from edge_spec.models.source import Source
 
     drafts = list(loading.draft or [])
@@ -146,7 +146,6 @@ def _measure(
 ) -> tuple[BenchMeasurement, list[OpenPeer]]:
     from contextlib import ExitStack
 
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
     from edge_spec.diagnostics.bench.peers import open_peers
 
@@ -163,7 +162,6 @@ def _measure(
 def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeasurement | None:
     """Answers `count` prompts of each category as conversations with the model are answered;
     returns None where that takes the likeliest tokens, too."""
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench.measuring import (
         DRAFTING,
@@ -185,7 +183,6 @@ def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeas
 
 def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.core.export import ExportOptions
     from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
     from edge_spec.models.conversion import StoredModel, gguf_file

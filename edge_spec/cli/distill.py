@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.distill.request import DistillRequest
 
 
@@ -19,7 +19,6 @@ def distill(
 
     Ended early, the same command goes on where it stopped.
     """
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.distill.run import distill
     from edge_spec.distill.training_report import summary
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json, require_writable
+from edge_spec.cli.output import ProgressBar, print_json, require_writable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def doctor(
 
     Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
     """
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
     from edge_spec.diagnostics.doctor.document import document
     from edge_spec.models.source import Source

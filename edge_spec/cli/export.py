@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
 from edge_spec.models.option import Option
 
@@ -183,7 +183,6 @@ def _choices(asked: AskedExport) -> ExportChoices | None:
 def _export_one(
     model: str, out: Path, format: str, export_options: ExportOptions, as_json: bool
 ) -> None:
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.models import runtimes
     from edge_spec.models.source import Source
 
@@ -226,7 +225,6 @@ def _export_pair(
     as_json: bool,
 ) -> None:
     """drafting: a model and how many of its layers. Raises UsageError."""
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
     from edge_spec.models.source import Source
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ def _grammar(path: Path) -> Grammar:
 def _print(generation: Generation, as_json: bool) -> None:
     """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
     what there is of one that the model failed in."""
-    from edge_spec.cli.progress import ProgressBar
 
     try:
         with generation.cancelled_by_interrupt():

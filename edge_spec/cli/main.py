@@ -12,7 +12,6 @@ import typer
 
 from edge_spec.cli.bench import bench
 from edge_spec.cli.chat import chat
-from edge_spec.cli.desktop import desktop
 from edge_spec.cli.devices import devices
 from edge_spec.cli.distill import distill
 from edge_spec.cli.doctor import doctor
@@ -21,8 +20,7 @@ from edge_spec.cli.generate import generate
 from edge_spec.cli.learn import learn
 from edge_spec.cli.plan import plan
 from edge_spec.cli.pull import pull
-from edge_spec.cli.removed import or_instead
-from edge_spec.cli.serve import serve
+from edge_spec.cli.serve import desktop, serve
 from edge_spec.cli.signals import (
     INTERRUPTED,
     READER_LEFT,
@@ -42,6 +40,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # rich's own takes what is in brackets for a style
     pretty_exceptions_enable=False,
 )
+_ENERGY = "what the machine draws is not measured any more"
+_INSTEAD = {
+    "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
+    "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
+    "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",
+}
+
+
 app.command(no_args_is_help=True)(generate)
 app.command()(chat)
 app.command()(serve)
@@ -130,3 +136,11 @@ def _complain(text: str, status: int) -> int:
     with suppress(OSError):  # nobody reads it
         print(f"edge-spec: {text}", file=sys.stderr, flush=True)
     return status
+
+
+def or_instead(complaint: str) -> str:
+    """Returns the parser's complaint, or what to use instead where it is about what is gone."""
+    for name, instead in _INSTEAD.items():
+        if complaint.startswith((f"No such option: {name}", f"No such command '{name}'")):
+            return instead
+    return complaint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_spec.cli.options import AskedOptions
-from edge_spec.cli.progress import ProgressBar
+from edge_spec.cli.output import ProgressBar
 from edge_spec.core.model import Progress
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import Screen, load_asked

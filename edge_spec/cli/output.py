@@ -1,13 +1,20 @@
-"""Writes what commands print and keep: one JSON document, or files in the directory of --out."""
+"""Writes what commands print and keep: one JSON document, files in the directory of --out, and on
+stderr how far long work is: a bar in a terminal, elsewhere a line a step and what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping
 from json import dumps
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from edge_spec.errors import UsageError
+
+_EVERY_S = 15.0  # outside of a terminal
+_TELLING = 0.02  # of the work: what is left cannot be told from less
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -27,3 +34,58 @@ def require_writable(directory: Path) -> None:
         raise UsageError(
             f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
         ) from None
+
+
+class ProgressBar:
+    """A `Progress` that appears with the first report and disappears at the end.
+
+    A step has one bar. What is told of it in brackets may change: "Training (41 % accepted)" is the
+    same step as "Training (42 % accepted)".
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}  # in a terminal its number, else when and where it began
+        self._told = 0.0  # when a line was written last
+
+    def __call__(self, what: str, fraction: float) -> None:
+        step = what.partition(" (")[0]
+        new = step not in self._tasks
+        if not sys.stderr.isatty():
+            self._print(what, fraction, step)
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+        if new:
+            self._tasks[step] = self._bar.add_task(what, total=1.0)
+        self._bar.update(self._tasks[step], completed=fraction, description=what)
+
+    def _print(self, what: str, fraction: float, step: str) -> None:
+        now = self._clock()
+        if step not in self._tasks:
+            self._tasks[step] = now, fraction
+            print(f"{what} ...", file=sys.stderr, flush=True)
+            self._told = now
+            return
+        begun_s, begun = self._tasks[step]
+        if now - self._told >= _EVERY_S and fraction - begun >= _TELLING and fraction < 1:
+            left_s = (now - begun_s) * (1 - fraction) / (fraction - begun)
+            print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)
+            self._told = now
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

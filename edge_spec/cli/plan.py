@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.output import ProgressBar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,6 @@ def plan(
 
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.fitting.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 
 if TYPE_CHECKING:
     from edge_spec.models.hub.cache import HubModel
@@ -32,8 +32,7 @@ def pull(
 
     What is here already is not fetched again; an interrupted download goes on.
     """
-    from edge_spec.cli.progress import ProgressBar
-    from edge_spec.models.hub.pull import pull as fetch
+    from edge_spec.models.hub.download import pull as fetch
     from edge_spec.models.hub.reference import HubReference
 
     reference = HubReference.parse(model)
@@ -54,7 +53,7 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub.families import known_draft, known_head
+    from edge_spec.models.hub.choosing import known_draft, known_head
     from edge_spec.models.hub.reference import PREFIX, HubReference
 
     if draft != "auto":

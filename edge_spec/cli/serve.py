@@ -1,4 +1,4 @@
-"""`edge-spec serve [MODEL]`: OpenAI's API and a web page."""
+"""`edge-spec serve [MODEL]`: OpenAI's API and a web page, and `desktop`: the page in a window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from edge_spec.loader.on_demand import ModelOnDemand
 
+
 _SERVER = "Server"
+_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def models_on_demand(
     """Raises as `served_names` does, and UsageError where several are to learn."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.loader.on_demand import ModelOnDemand, options_of_others
-    from edge_spec.models.served_names import served_names
+    from edge_spec.models.source import served_names
 
     is_alone = len(models) == 1  # else one would be measured while another answers
     if learns and not is_alone:
@@ -185,7 +187,7 @@ def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any
     import json
     from pathlib import Path
 
-    from edge_spec.loader.resolve import asked_drafts
+    from edge_spec.loader.place import asked_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
 
@@ -203,3 +205,33 @@ def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any
         plan = kept
     document: Mapping[str, Any] = json.loads(plan_json(plan))
     return document
+
+
+@options.with_groups
+def desktop(
+    model: options.Model = "smollm2",
+    learn: options.Learn = False,
+    *,
+    loading: options.AskedOptions,
+    sampling: options.ChatSamplingOptions,
+) -> None:
+    """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
+    hold for what the page does not set."""
+    from edge_spec.cli.opening import open_engine
+    from edge_spec.core import entry_points
+    from edge_spec.core.sampling import SamplingParams
+
+    entry_points.load_app("desktop")(
+        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
+        _say_where,
+        title=model,
+        plan=lambda: plan_document(model, loading) or {"candidates": []},
+        parallel=_PARALLEL,
+        max_tokens=sampling.max_tokens,
+        sampling=SamplingParams(**sampling.asked),
+        asked_sampling=sampling.asked,
+    )
+
+
+def _say_where(model: str, url: str, port: int) -> None:
+    print(f"{model} is in the window, served on {url}.", file=sys.stderr, flush=True)

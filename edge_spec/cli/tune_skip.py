@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress
@@ -33,7 +33,6 @@ def tune_skip(
 
     Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
     """
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle

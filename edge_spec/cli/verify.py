@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models.option import Option
 
@@ -88,7 +88,6 @@ def _prove(
     from dataclasses import replace
 
     from edge_spec.cli.opening import open_engine
-    from edge_spec.cli.progress import ProgressBar
     from edge_spec.diagnostics.lossless_check import prove, try_exact
 
     # What is asked here says nothing of what will be asked.

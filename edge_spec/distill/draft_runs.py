@@ -31,8 +31,7 @@ from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.engine import Engine
 from edge_spec.loader import load_asked
-from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_backend import head_backend
+from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.storage.atomic import cache_directory

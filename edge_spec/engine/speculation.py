@@ -31,7 +31,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.exact import ExactPolicy
 from edge_spec.exactness.lossless import Losslessness
-from edge_spec.models.overlap_mode import DraftOverlap
+from edge_spec.models.device_names import DraftOverlap
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import MedusaHead
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.loader.head_backend import head_backend
+from edge_spec.loader.head import head_backend
 from edge_spec.models import runtimes
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from difflib import get_close_matches
 from functools import wraps
-from typing import NamedTuple, ParamSpec
+from typing import ParamSpec
 
 from edge_spec.core.model import Progress
 from edge_spec.engine.async_engine import awaited
@@ -22,8 +22,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import check_capabilities, open_models
-from edge_spec.loader.place import PlacedModels, place_models
-from edge_spec.loader.resolve import resolve_options
+from edge_spec.loader.place import PlacedModels, place_models, resolve_options
 from edge_spec.models.asked_options import MODEL_HELP, AskedOptions, LoadArguments
 from edge_spec.models.option import declared_options
 from edge_spec.models.options import LoadOptions
@@ -60,7 +59,7 @@ def load_asked(
     where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
     options = resolve_options(source, asked, keeps_answers)
-    return _load(source, options, _Composing(measure_when_idle, learning), screen, needs_chat)
+    return _load(source, options, measure_when_idle, learning, screen, needs_chat)
 
 
 def load_engine(
@@ -70,20 +69,14 @@ def load_engine(
 
     Raises an EdgeSpecError that names what is missing or wrong.
     """
-    return _load(Source(model, progress), options, _Composing(measure_when_idle))
-
-
-class _Composing(NamedTuple):
-    """Says what the engine does beside answering."""
-
-    measure_when_idle: bool
-    learning: StartLearning | None = None
+    return _load(Source(model, progress), options, measure_when_idle)
 
 
 def _load(
     source: Source,
     options: LoadOptions,
-    composing: _Composing,
+    measure_when_idle: bool,
+    learning: StartLearning | None = None,
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
@@ -92,7 +85,7 @@ def _load(
         if screen is not None:
             screen(placed)
         models = open_models(placed, opened)
-        engine = compose_engine(placed, models, opened, *composing)
+        engine = compose_engine(placed, models, opened, measure_when_idle, learning)
         opened.pop_all()
     return engine
 

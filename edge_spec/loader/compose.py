@@ -36,18 +36,11 @@ class Learner(TakesAnswers, IdleWork, Protocol):
     """Learns from answers while the model is idle."""
 
 
-class StartLearning(Protocol):
-    """Starts a learner for models that are open."""
-
-    def __call__(
-        self,
-        placed: PlacedModels,
-        models: OpenModels,
-        factory: SpeculationFactory,
-        is_free: Callable[[], bool],
-    ) -> Learner:
-        """factory: of who drafts otherwise. is_free: whether other idle work is done. Raises an
-        EdgeSpecError where nothing can be learnt of these."""
+# Starts a learner for open models. The factory: of who drafts otherwise. The function: whether
+# other idle work is done. Raises an EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[
+    [PlacedModels, OpenModels, SpeculationFactory, Callable[[], bool]], Learner
+]
 
 
 def compose_engine(

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from edge_spec.core.heads import DFlashHead, EagleHead, MedusaHead
+from edge_spec.core.heads import (
+    WEIGHTS_FILE,
+    BindsBlocks,
+    BindsCaches,
+    ComputesHeads,
+    DFlashHead,
+    EagleHead,
+    HeadBackend,
+    HeadMatrix,
+    MedusaHead,
+    MedusaStep,
+    StoredStep,
+    TrainedHead,
+)
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.heads.dflash_network import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.head_backend import head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
+from edge_spec.storage.atomic import atomic_directory, cache_directory
+from edge_spec.storage.locks import single_flight
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+STORED_VERSION = 4  # raise it where exporters store a step in another way
+# Width from which layers have 4 bits. Below it a head's step takes hardly longer with 8, since what
+# it costs is not its bytes; output matrices have 8 bits at every width, as in our bundles.
+WIDE = 2048
+_GRAPH_FILE, _SUMS_FILE = "step.onnx", "sums.json"
+_PIECE = 1 << 22  # bytes that are read at once
+_RUNTIME, _LIBRARY = "ort", "onnxruntime"
+
+_log = logging.getLogger(__name__)
+
+_Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
 
 
 class StoredTables:
@@ -113,3 +146,107 @@ def open_weights(source: Source, who: str) -> Checkpoint:
             f"{who} tables of its target, which are not in {source.model}: {error.message}",
             remedy="Name the GGUF file or directory that the target was converted from.",
         ) from None
+
+
+def head_backend(
+    head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
+) -> HeadBackend | None:
+    """target: changes with the model whose tables a head may share. threads: of a wide head, whose
+    products are long enough to be divided. keeps: what is made, in the cache."""
+    runtime: object = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
+    if not isinstance(runtime, ComputesHeads):
+        return None
+    is_wide = hidden_size >= WIDE
+    cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}"
+    bits, threads = (4, threads) if is_wide else (8, None)
+    return StoredBackend(runtime, bits, threads, cached if keeps else None)
+
+
+@dataclass(frozen=True)
+class StoredBackend:
+    """Has a runtime compute with what an exporter stores. bits: of matrices, but for output
+    matrices, which have 8, or FLOAT_BITS for all. cached: the directory that a step is kept in;
+    None: it is not."""
+
+    runtime: ComputesHeads
+    bits: int
+    threads: int | None = None
+    cached: Path | None = None
+
+    def eagle_step(self, head: EagleHead, matrices: Mapping[str, HeadMatrix]) -> BindsCaches:
+        stored = self._stored(head, matrices)
+        return self.runtime.open_eagle_step(stored, head.config, self.threads)
+
+    def medusa_step(self, head: MedusaHead, matrices: Mapping[str, HeadMatrix]) -> MedusaStep:
+        return self.runtime.open_medusa_step(self._stored(head, matrices), self.threads)
+
+    def dflash_step(self, head: DFlashHead, matrices: Mapping[str, HeadMatrix]) -> BindsBlocks:
+        stored = self._stored(head, matrices)
+        return self.runtime.open_dflash_step(stored, head.config, self.threads)
+
+    def _stored(self, head: TrainedHead, matrices: Mapping[str, HeadMatrix]) -> StoredStep:
+        def write(weights: BinaryIO) -> bytes:
+            return runtimes.step_graph(head, matrices, self.bits, weights)
+
+        return _made(write) if self.cached is None else _kept(self.cached, write)
+
+
+def _made(write: _Write) -> StoredStep:
+    weights = io.BytesIO()
+    return StoredStep(write(weights), weights.getvalue())
+
+
+def _kept(cached: Path, write: _Write) -> StoredStep:
+    """Returns what the cache has, else what is made, which is kept there from now on. A cache that
+    cannot be written costs only time and memory."""
+    found = _read(cached)
+    if found is not None:
+        return found
+    try:
+        with single_flight(cached, lambda: None):
+            found = _read(cached)
+            if found is not None:
+                return found
+            with atomic_directory(cached) as work:
+                with (work / WEIGHTS_FILE).open("wb") as file:
+                    graph = write(file)
+                (work / _GRAPH_FILE).write_bytes(graph)
+                sums = {name: _sum(work / name) for name in (_GRAPH_FILE, WEIGHTS_FILE)}
+                (work / _SUMS_FILE).write_text(json.dumps(sums))
+            return StoredStep(graph, cached / WEIGHTS_FILE)
+    except OSError as error:
+        _log.warning("a head's matrices are not kept: %s", error)
+    return _made(write)
+
+
+def _read(cached: Path) -> StoredStep | None:
+    """Returns None if there is no such directory, or if it is damaged."""
+    try:
+        sums = json.loads((cached / _SUMS_FILE).read_bytes())
+        for name in (_GRAPH_FILE, WEIGHTS_FILE):
+            if sums[name] != _sum(cached / name):
+                raise ValueError(f"{name} has changed")
+        return StoredStep((cached / _GRAPH_FILE).read_bytes(), cached / WEIGHTS_FILE)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.info("%s is damaged: %s", cached, error)
+    return None
+
+
+def _sum(path: Path) -> int:
+    """Tells whether a file was damaged, not whether somebody meant to."""
+    total = 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            total = zlib.crc32(piece, total)
+    return total
+
+
+def _identity(head: Path, target: str) -> str:
+    """Changes with the head's files, with its target's and with how steps are stored."""
+    listed = sorted(head.iterdir()) if head.is_dir() else [head]
+    files = [(each.name, each.stat()) for each in listed if each.is_file()]
+    told = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    key = repr((str(head.resolve()), told, target, STORED_VERSION))
+    return sha256(key.encode()).hexdigest()[:16]

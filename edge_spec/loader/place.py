@@ -1,10 +1,12 @@
-"""Second stage: which runtime and devices each model gets. Nothing of their weights is read."""
+"""First two stages: which models are meant, and which runtime and devices each gets.
+
+Nothing of their weights is read."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,57 @@ from edge_spec.errors import UsageError
 from edge_spec.fitting.fit import require_fit, require_room_to_convert
 from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.hub.reference import is_on_hub
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import ResolvedModel, prepare_model
-from edge_spec.models.runtime_choice import RuntimeCandidates, candidates_for, choose_runtime
+from edge_spec.models.runtime_choice import (
+    Resolution,
+    RuntimeCandidates,
+    candidates_for,
+    choose_runtime,
+)
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.storage.atomic import expanded
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import require_same_vocabulary
 
 _log = logging.getLogger(__name__)
+
+
+def resolve_options(source: Source, asked: AskedOptions, keeps_answers: bool = True) -> LoadOptions:
+    """The options with their drafts named, and checked. Raises an EdgeSpecError."""
+    said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
+    drafts = asked_drafts(source, asked)
+    heads = {name: path for name in drafts if (path := head_path(name, source))}
+    if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
+        raise UsageError("--draft names two heads", remedy="Name one of them.")
+    said["draft"] = tuple(name for name in drafts if name not in heads)
+    head = next(iter(heads.values()), None)
+    return LoadOptions(**said, keeps_answers=keeps_answers, head=head)
+
+
+def head_path(name: str, target: Source) -> Path | None:
+    """Returns the path of the trained head of this name, which is fetched if it is on the hub; None
+    for a model. Raises as `Source.path` does for what is on the hub."""
+    path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
+    is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
+    return path if runtimes.is_head(path, is_targets) else None
+
+
+def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
+    """Raises as `chosen_drafts` does."""
+    return chosen_drafts(
+        source,
+        [asked.draft] if isinstance(asked.draft, str) else asked.draft,
+        asked.drafter,
+        is_planned=asked.plan is not None,
+        draft_runtime=asked.draft_runtime,
+    )
 
 
 @dataclass(frozen=True)

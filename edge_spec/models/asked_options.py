@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.option import Option
-from edge_spec.models.overlap_mode import DraftOverlap
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
@@ -26,7 +26,6 @@ from edge_spec.models.bundle_files import (
     list_files,
     regular_size,
 )
-from edge_spec.models.compiled import CompiledFor
 from edge_spec.storage.abandoned import is_work
 from edge_spec.storage.atomic import atomic_file
 
@@ -51,6 +50,25 @@ _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
 _Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
+
+
+class CompiledFor(BaseModel):
+    """The part of a manifest that binds a bundle to one NPU.
+
+    versions: of the compiler's parts, by their names. outside: operators that the compiler left to
+    the CPU, counted by name, of each function.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    soc: str = Field(pattern=r"^[A-Z0-9]{1,20}$")
+    htp_arch: int = Field(ge=1, le=999)
+    versions: Mapping[str, str]
+    shares_weights: bool  # whether one binary holds the weights of all functions
+    outside: Mapping[str, Mapping[str, int]]
+
+    def __str__(self) -> str:
+        return f"{self.soc} (HTP v{self.htp_arch})"
 
 
 class Manifest(BaseModel):

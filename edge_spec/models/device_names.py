@@ -1,10 +1,14 @@
-"""Compares names of devices: libraries call one chip differently."""
+"""Says whether drafts may go on while the target verifies: `--draft-overlap`, and whether two names
+of devices stand for one chip, which libraries call differently."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import NamedTuple
+
+from edge_spec.errors import UsageError
 
 _NUMBERED = re.compile(r"(.*?):?(\d*)")
 _PROVIDERS = ("openvino-", "coreml-")  # of onnxruntime, before the kind of their devices
@@ -40,3 +44,21 @@ def _chip(name: str) -> Chip:
     found = _NUMBERED.fullmatch(base)
     kind, number = found.groups() if found else (base, "")
     return Chip("npu") if kind in _NPUS else Chip(kind, int(number or 0))
+
+
+class DraftOverlap(StrEnum):
+    """Says when drafting for the next round goes on while the target verifies."""
+
+    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
+    ON = "on"
+    OFF = "off"
+
+    @classmethod
+    def parse(cls, text: str) -> DraftOverlap:
+        """Raises UsageError."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(
+                f"drafts cannot overlap {text!r}", remedy=f"Choose: {', '.join(cls)}."
+            ) from None

@@ -13,8 +13,7 @@ from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, open_unhashed, read_manifest
 from edge_spec.models.hub.cache import list_cached
-from edge_spec.models.kept_tokenizer import kept_tokenizer_json
-from edge_spec.models.model_text import text_of_bundle
+from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.tokenizer import Tokenizer

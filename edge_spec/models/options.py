@@ -21,9 +21,8 @@ from edge_spec.models.asked_options import (
     AskedOptions,
     AskedPlace,
 )
-from edge_spec.models.device_names import share_chip
+from edge_spec.models.device_names import DraftOverlap, share_chip
 from edge_spec.models.option import declared_options
-from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.storage.atomic import cache_directory, expanded
 
 

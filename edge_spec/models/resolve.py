@@ -19,8 +19,7 @@ from edge_spec.models.bundle import Bundle, open_unhashed
 from edge_spec.models.conversion import bundle_of, gguf_file, require_format
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.options import ConversionOptions
-from edge_spec.models.resolution import Resolution
-from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.runtime_choice import Resolution, choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.text.chat_format import ChatFormat
 

@@ -14,9 +14,8 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import resolution_on
 from edge_spec.models.resolve import ResolvedModel, prepare_model, resolve_model
-from edge_spec.models.runtime_choice import choose_runtime
+from edge_spec.models.runtime_choice import choose_runtime, resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place

@@ -15,9 +15,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import joined_types
-from edge_spec.models.runtime_choice import RuntimeCandidates
+from edge_spec.models.runtime_choice import Resolution, RuntimeCandidates
 from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
 from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of
 

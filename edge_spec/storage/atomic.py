@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +22,13 @@ from edge_spec.storage.abandoned import (
     try_lock,
     unlock,
 )
-from edge_spec.storage.swap import swapped
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2  # Linux: renameat2(2)
+_RENAME_SWAP = 2  # macOS: renamex_np(2)
 
 
 def expanded(path: Path) -> Path:
@@ -244,3 +248,20 @@ def _elsewhere(final: Path) -> str:
     if cache_directory() in final.parents:
         return f"set {CACHE_VARIABLE} to a directory that has room and can be written"
     return "choose another place"
+
+
+def swapped(first: Path, second: Path) -> bool:
+    """Says whether they have changed places; False if this system or file system cannot do it."""
+    try:
+        library = ctypes.CDLL(None)
+        if sys.platform == "linux":
+            status = library.renameat2(
+                _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
+            )
+        elif sys.platform == "darwin":
+            status = library.renamex_np(os.fsencode(first), os.fsencode(second), _RENAME_SWAP)
+        else:
+            return False
+    except (AttributeError, OSError, TypeError):  # no such function; Windows has no CDLL(None)
+        return False
+    return bool(status == 0)

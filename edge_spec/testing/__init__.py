@@ -14,11 +14,10 @@ from edge_spec.testing.faults import (
     FaultyDrafter,
     FaultyModel,
 )
-from edge_spec.testing.features import check_features, feature_prompt
+from edge_spec.testing.features import check_features, check_sharing, feature_prompt
 from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
 from edge_spec.testing.session import SessionReport, check_session, check_trees
-from edge_spec.testing.sharing import check_sharing
 
 __all__ = [
     "DRAFTER_CALLS",

@@ -20,9 +20,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge_spec.text.template_budget import LimitError, TemplateBudget, TemplateLimits
 from edge_spec.text.template_checks import (
+    COMPARED,
+    COPIED,
     FILTERS,
+    JOINED,
+    MADE,
     NAMING,
     OPERATORS,
+    STEP,
+    Bounding,
+    Generator,
     check_fields,
     check_join,
     check_replace,
@@ -30,7 +37,6 @@ from edge_spec.text.template_checks import (
     check_width,
     num_parts,
 )
-from edge_spec.text.template_nodes import COMPARED, COPIED, JOINED, MADE, STEP, Bounding, Generator
 
 MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
 _SHORT = 100  # characters, of a text that takes no time to compare

@@ -22,9 +22,15 @@ from edge_spec.exporters.qnn.compiler import (
 )
 from edge_spec.exporters.qnn.htp_graph import write_htp_graph
 from edge_spec.exporters.requests import chosen_quantization, require_replaceable
-from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, open_unhashed, write_manifest
+from edge_spec.models.bundle import (
+    TOKENIZER,
+    Bundle,
+    CompiledFor,
+    open_bundle,
+    open_unhashed,
+    write_manifest,
+)
 from edge_spec.models.bundle_files import list_files
-from edge_spec.models.compiled import CompiledFor
 from edge_spec.storage.atomic import atomic_directory
 
 QUANTIZATIONS = ("int4", "int8", "fp16")

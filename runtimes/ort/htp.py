@@ -13,8 +13,7 @@ from pathlib import Path
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, UsageError
-from edge_spec.models.bundle import Bundle
-from edge_spec.models.compiled import CompiledFor
+from edge_spec.models.bundle import Bundle, CompiledFor
 from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.static import open_graphs

@@ -19,7 +19,7 @@ from edge_spec.exporters.coreml.package import read_function
 from edge_spec.fitting.devices import placements_of
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import Resolution
+from edge_spec.models.runtime_choice import Resolution
 from edge_spec.models.source import Source
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module

@@ -32,8 +32,7 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.loader.head import StoredTables
-from edge_spec.loader.head_backend import StoredBackend
+from edge_spec.loader.head import StoredBackend, StoredTables
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
@@ -142,7 +141,7 @@ def test_medusa_heads_draft_what_they_were_made_for(
 ) -> None:
     """Their matrices are rounded to so many bits, and what they have learnt survives it."""
     if bits == 4:
-        monkeypatch.setattr("edge_spec.loader.head_backend.WIDE", 1)
+        monkeypatch.setattr("edge_spec.loader.head.WIDE", 1)
     with opened(drafter=drafter, draft=str(by_heart)) as engine:
         result = engine.generate(PROMPT, max_tokens=50)
         assert [token.id for token in result.tokens] == plain[:50]

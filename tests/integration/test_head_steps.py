@@ -25,7 +25,7 @@ from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.heads.graph_parts import HeadGraph
 from edge_spec.exporters.onnx.graph import tensor
-from edge_spec.loader.head_backend import StoredBackend, head_backend
+from edge_spec.loader.head import StoredBackend, head_backend
 from edge_spec.models import runtimes
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 def test_numpy_computes_where_onnxruntime_is_missing(
     head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_spec.loader.head_backend.find_spec", lambda name: None)
+    monkeypatch.setattr("edge_spec.loader.head.find_spec", lambda name: None)
     assert head_backend(head, "target", 64) is None
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from edge_spec.exporters import gguf_tokenizer
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.models import kept_tokenizer, runtimes
+from edge_spec.models import model_text, runtimes
 from edge_spec.models.draft_choice import describe
-from edge_spec.models.kept_tokenizer import kept_tokenizer_json
+from edge_spec.models.model_text import kept_tokenizer_json
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolution import resolution_on
 from edge_spec.models.resolve import find_resolved, prepare_model
+from edge_spec.models.runtime_choice import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -190,9 +190,9 @@ def test_one_that_is_larger_than_any_is_neither_kept_nor_read(
     fresh = kept(gguf())
     (file,) = cache.iterdir()
     bound = len(fresh.encode())
-    monkeypatch.setattr(kept_tokenizer, "MAX_TOKENIZER_BYTES", bound)
+    monkeypatch.setattr(model_text, "MAX_TOKENIZER_BYTES", bound)
     assert kept(gguf()) == fresh and num_made() == 1
-    monkeypatch.setattr(kept_tokenizer, "MAX_TOKENIZER_BYTES", bound - 1)
+    monkeypatch.setattr(model_text, "MAX_TOKENIZER_BYTES", bound - 1)
     assert kept(gguf()) == fresh and num_made() == 2  # not read
     file.unlink()
     assert kept(gguf()) == fresh and not list(cache.iterdir())

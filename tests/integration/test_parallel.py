@@ -25,8 +25,8 @@ from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
+from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 RUNTIMES: dict[str, dict[str, Any]] = {

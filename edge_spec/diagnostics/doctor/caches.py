@@ -13,7 +13,7 @@ from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.memory import format_bytes
 from edge_spec.models.bundle import is_bundle, open_unhashed
-from edge_spec.models.kept_tokenizer import SUFFIX, read_kept_tokenizer
+from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.pair_history import check_history
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key

@@ -14,9 +14,8 @@ from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.resolution import Resolution
 from edge_spec.models.resolve import ResolvedModel, find_resolved
-from edge_spec.models.runtime_choice import candidates_for
+from edge_spec.models.runtime_choice import Resolution, candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan

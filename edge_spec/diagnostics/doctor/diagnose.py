@@ -39,7 +39,7 @@ from edge_spec.diagnostics.doctor.text import (
 )
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.fitting.devices import Device, list_devices
-from edge_spec.loader.resolve import head_path
+from edge_spec.loader.place import head_path
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edge_spec.cli.progress import ProgressBar
+from edge_spec.cli.output import ProgressBar
 
 
 def test_what_is_left_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

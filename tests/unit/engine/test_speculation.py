@@ -22,8 +22,8 @@ from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.exact import ExactPolicy
 from edge_spec.exactness.lossless import LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
+from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.overlap_mode import DraftOverlap
 from edge_spec.testing import ScriptedModel, random_logits
 
 NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import ModelFileError, UsageError
-from edge_spec.models.served_names import ServedNames, served_names
+from edge_spec.models.source import ServedNames, served_names
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from edge_spec.storage.atomic import (
     recover,
     scratch_directory,
     sha256_file,
+    swapped,
 )
-from edge_spec.storage.swap import swapped
 
 # A process that writes into a scratch directory for longer than any test takes.
 WAITING = """

@@ -17,7 +17,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
-from edge_spec.models.overlap_mode import DraftOverlap
+from edge_spec.models.device_names import DraftOverlap
 from edge_spec.testing import (
     Fault,
     FaultKind,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.text.chat_messages import fitted
+from edge_spec.text.chat_format import fitted
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.template_traits import TemplateTraits

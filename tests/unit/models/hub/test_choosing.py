@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.models.hub.choosing import choose
-from edge_spec.models.hub.families import known_draft, known_head
+from edge_spec.models.hub.choosing import choose, known_draft, known_head
 from edge_spec.models.hub.reference import HubReference
 
 DIRECTORY = ["config.json", "tokenizer.json"]
