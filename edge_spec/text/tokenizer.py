@@ -1,4 +1,8 @@
-"""Text to tokens and back, token by token."""
+"""Turns text into tokens and back, token by token.
+
+A translator of many languages (mBART, M2M-100, NLLB) has a token for each. One stands before its
+sources, or after their end, as the tokenizer's own template has it, and one begins its answers.
+"""
 
 from __future__ import annotations
 
