@@ -44,13 +44,14 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
             f"{path} has a sliding window, which is not computed for DFlash heads",
             remedy="Use another head.",
         )
+    layers = _feature_layers(path, values, stated, target)
     size = count(path, values, "block_size")
     if not 2 <= size <= _MAX_BLOCK:
         raise unusable(path, f"usable block_size: it is {size}, expected 2 to {_MAX_BLOCK}")
     head = DFlashHead(
         path=path,
         config=config,
-        feature_layers=_feature_layers(path, values, stated, target),
+        feature_layers=layers,
         feature_size=target.hidden_size,
         tensors=StoredTensors(named) if files.has_weights else {},
         block_size=size,
