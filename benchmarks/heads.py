@@ -39,8 +39,7 @@ from edge_spec.core.features import GivesFeatures
 from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend, MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.dflash import DFlashDrafter
-from edge_spec.drafters.heads.dflash_network import DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork

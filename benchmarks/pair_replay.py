@@ -25,8 +25,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.overlap_trial import OverlapTrial
+from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.placement.chain import Meanwhile
 from edge_spec.testing.scripted import smallest_config
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge_spec.core.metrics import Stats
     from edge_spec.core.sampling import SamplingParams
-    from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
     from edge_spec.engine.async_engine import AsyncEngine
     from edge_spec.engine.engine import Engine
     from edge_spec.engine.generation import Generation
+    from edge_spec.engine.request import AnswerOptions, ChatOptions
     from edge_spec.engine.results import (
         Alternative,
         Chunk,

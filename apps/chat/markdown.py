@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from threading import Lock
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from markdown_it import MarkdownIt
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
 
-from edge_spec.apps.chat.paint import harmless
+from edge_spec.apps.chat.paint import harmless, paint
 
 _MOST_LEVELS = 16
 _LEVEL_CELLS = 4  # at most, that a level takes of the width
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 # Definitions of links and addresses of images would disappear.
 _PARSER.disable(["reference", "image"])
+# Drawing competes with the model for the interpreter: at most this share of the time is drawn.
+_SHARE = 0.05
+_FENCES = ("```", "~~~")
 
 
 class AnswerView:
@@ -102,3 +108,43 @@ class ShownMarkdown(Markdown):
             yield from list(super().__rich_console__(console, options))
         except Exception:  # text of a model may be of any form, and has to be shown
             yield Text(self.markup)
+
+
+class Room(NamedTuple):
+    columns: int
+    rows: int
+    is_plain: bool  # Markdown is shown as text
+
+
+class Tail:
+    """Paints again only where it may, and shows the last painting until then."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._text = ""
+        self._room: Room | None = None
+        self._fragments: StyleAndTextTuples = []
+        self._not_before = 0.0
+
+    def fragments(self, text: str, room: Room) -> StyleAndTextTuples:
+        """Returns at most `room.rows` lines, the last of what `text` is painted as."""
+        begun = self._clock()
+        is_longer = room == self._room and text.startswith(self._text)
+        if is_longer and (text == self._text or begun < self._not_before):
+            return self._fragments
+        lines = paint(shown_text(_end_of(text, room.rows), room.is_plain), room.columns)
+        last = lines.rstrip("\n").split("\n")[-room.rows :]
+        self._fragments = to_formatted_text(ANSI("\n".join(last)))
+        self._text, self._room = text, room
+        now = self._clock()
+        self._not_before = now + (now - begun) / _SHARE
+        return self._fragments
+
+
+def _end_of(text: str, rows: int) -> str:
+    """The last lines of a block; those of code remain code."""
+    lines = text.split("\n")
+    if len(lines) <= rows:
+        return text
+    opening = [lines[0]] if lines[0].startswith(_FENCES) else []
+    return "\n".join([*opening, *lines[-rows:]])

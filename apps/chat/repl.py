@@ -2,18 +2,107 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from edge_spec.apps.chat.conversation import ChatConversation, Opener
-from edge_spec.apps.chat.lines import talk_in_lines
-from edge_spec.apps.chat.paint import harmless
+from edge_spec import EdgeSpecError
+from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
+from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
+from edge_spec.apps.chat.paint import harmless, plain
 
 if TYPE_CHECKING:
-    from edge_spec import AnswerOptions
+    from edge_spec import AnswerOptions, Chunk
+
+
+def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
+    """Each line of standard input is a message or a command; until /quit or its end.
+
+    as_json: one document at the end, and nothing else on standard output. Raises EdgeSpecError for
+    a message that cannot be answered, unless a person is there to type another.
+    """
+    for line in _typed():
+        text = line.strip()
+        try:
+            with _interrupt_stops(conversation.stop):
+                if text.startswith("/"):
+                    if isinstance(_command(conversation, text, as_json), Leave):
+                        break
+                elif text:
+                    _answer(conversation, CommandAnswer(text), as_json)
+        except EdgeSpecError as error:
+            if not sys.stdin.isatty():
+                _print_turns(conversation, as_json)
+                raise
+            print(f"edge-spec: {harmless(str(error))}", file=sys.stderr)
+    _print_turns(conversation, as_json)
+
+
+def _print_turns(conversation: ChatConversation, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"turns": conversation.turns}, ensure_ascii=False))
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+def _command(conversation: ChatConversation, line: str, as_json: bool) -> Leave | None:
+    try:
+        outcome = run_command(conversation, line, Door())
+    except (EdgeSpecError, OSError) as error:
+        outcome = str(error)
+    if isinstance(outcome, Leave):
+        return outcome
+    if isinstance(outcome, CommandAnswer):
+        _answer(conversation, outcome, as_json)
+    else:
+        print(plain(outcome), end="", file=sys.stderr if as_json else sys.stdout)
+    return None
+
+
+def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
+    to_terminal = sys.stdout.isatty()
+
+    def show(chunk: Chunk) -> None:
+        if not as_json:
+            print(harmless(chunk.text) if to_terminal else chunk.text, end="", flush=True)
+
+    note = conversation.make_room(message.text, again=message.again)
+    if note is not None:
+        print(f"edge-spec: {note}", file=sys.stderr)
+    try:
+        conversation.answer(message.text, show, again=message.again)
+    finally:
+        if not as_json:
+            print(flush=True)
+
+
+@contextmanager
+def _interrupt_stops(stop: Stop) -> Iterator[None]:
+    """Makes the first Ctrl-C within the block stop what is running; a second one raises."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop.request()
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with stop.ready():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def run(

@@ -27,9 +27,8 @@ from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, Runs, find,
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
-from edge_spec.apps.chat.markdown import AnswerView
+from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
 from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.apps.chat.tail import Room, Tail
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:

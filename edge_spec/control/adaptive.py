@@ -23,13 +23,12 @@ from edge_spec.control.backoff import (
     WITH_COSTLY,
     WITH_FREE,
     Backoff,
+    Baseline,
 )
-from edge_spec.control.baseline import Baseline
 from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, limited
-from edge_spec.control.row_choice import plan_rows
-from edge_spec.control.tree_shape import KeptShape
+from edge_spec.control.tree_shape import KeptShape, plan_rows
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree

@@ -1,11 +1,12 @@
-"""A drafter that has lost too much lately rests."""
+"""A drafter that has lost too much lately rests; a plain step is due when its time may have
+changed."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-from edge_spec.control.text_gains import TextGains
+from edge_spec.core.metrics import RoundStats
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.spaced_retries import SpacedRetries
 
@@ -14,6 +15,97 @@ _FIRST_REST, _LONGEST_REST = 32, 65_536  # rounds
 # A drafter that loses a step in every round, say by rows that it needs for itself, rests 40 rounds
 # for each: 2.5 % of the time. One that loses as much in ten may as well be unlucky.
 _REST_PER_PACE, _LONGEST_REST_PER_LOSS = 40.0, 50.0
+_SHORTEST, _LONGEST = 64, 1024  # rounds without a plain one
+_SURPRISE = 0.1  # of the expected time, beyond which the next one is due sooner
+_TEXT_MEMORY = 1 - 1 / 24  # weight of the texts before, with every further one
+FEWEST_TEXTS = 4.0  # before anything is said of how much they differ
+# Rounds that the texts before count for in a new one: the fewest, since two rejected rounds may
+# always be bad luck, and the most, since no number of alike texts says that the next one is.
+_LEAST_WEIGHT, _MOST_WEIGHT = 1.5, 40.0
+_NO_LIMIT = 1_000_000  # draft tokens
+
+
+class TextGains:
+    """The gains of one drafter's rounds, in plain steps, by text.
+
+    Rounds of a text scatter around its mean, and the means of texts around that of all of them. So
+    the mean of a new text is expected where its own rounds and w rounds of the mean of all texts
+    have theirs, w being the variance within texts over that between them (the normal model's
+    empirical Bayes estimate; Efron and Morris 1975). Where texts are alike, w is large, and a text
+    is judged by all of them; where they differ, by its first few rounds.
+    """
+
+    def __init__(self) -> None:
+        # Sums over the texts before, each of which counts less the older it is.
+        self._texts = self._means = self._squares = self._inverse_rounds = 0.0
+        self._within = self._degrees = 0.0  # squares about the means of texts, and rounds less one
+        self._rounds = 0  # of this text
+        self._gain = self._gain_squares = 0.0
+        self._given_up = 0.0  # the gain of its rounds before those that it is judged by
+
+    def observe(self, gain: float) -> None:
+        """Counts a round. gain: the plain steps that it has saved."""
+        self._rounds += 1
+        self._gain += gain
+        self._gain_squares += gain**2
+
+    def begin_text(self) -> None:
+        """Counts the text before as one of many."""
+        count = self._rounds
+        if not count:
+            return
+        mean = self._gain / count
+        self._texts = _TEXT_MEMORY * self._texts + 1
+        self._means = _TEXT_MEMORY * self._means + mean
+        self._squares = _TEXT_MEMORY * self._squares + mean**2
+        self._inverse_rounds = _TEXT_MEMORY * self._inverse_rounds + 1 / count
+        self._within = _TEXT_MEMORY * self._within + self._gain_squares - count * mean**2
+        self._degrees = _TEXT_MEMORY * self._degrees + count - 1
+        self._rounds, self._gain, self._gain_squares = 0, 0.0, 0.0
+        self._given_up = 0.0
+
+    def begin_trial(self) -> None:
+        """Judges the text by its next rounds alone, as if it began there."""
+        self._given_up = self._gain
+
+    @property
+    def is_known(self) -> bool:
+        return self._texts >= FEWEST_TEXTS and self._degrees > 0
+
+    @property
+    def usual(self) -> float:
+        """The mean of texts: what a round of a new one is expected to gain."""
+        return self._means / self._texts
+
+    @property
+    def weight(self) -> float:
+        """Rounds of this text that those before it count for."""
+        within = self._within / self._degrees
+        scattered = self._squares / self._texts - self.usual**2
+        between = scattered - within * self._inverse_rounds / self._texts
+        if between * _MOST_WEIGHT <= within:
+            return _MOST_WEIGHT
+        return max(within / between, _LEAST_WEIGHT)
+
+    @property
+    def is_losing(self) -> bool:
+        """Says whether a further round of this text is expected to lose."""
+        return self.is_known and self.usual > 0 and self._stake < 0
+
+    def draft_tokens(self, worth: float) -> int:
+        """Returns how many a round may have, each of which has to win `worth` plain steps (0: it
+        costs nothing, by measurements in which noise is larger than the cost of a row): as many as
+        the texts before count for, and more with what this one has gained, but none that could lose
+        more than this text may."""
+        if worth <= 0 or not self.is_known or self.usual <= 0:
+            return _NO_LIMIT
+        gain = self._gain - self._given_up
+        return int(min(self.weight + gain / worth, self._stake / worth, _NO_LIMIT))
+
+    @property
+    def _stake(self) -> float:
+        """Plain steps that this text may lose before no gain is expected of it."""
+        return self.weight * self.usual + self._gain - self._given_up
 
 
 class Patience(NamedTuple):
@@ -166,3 +258,29 @@ class Backoff:
         self._rests_in_text = False
         self._rounds, self._draft_token_s = 0, None
         self._first_lost_s = self._lost_s = 0.0
+
+
+class Baseline:
+    """A session that speculates in every round would never notice that its plain steps have become
+    faster, say with another process's end. So one is due after many rounds without any: the rarer,
+    the better known."""
+
+    def __init__(self, plain_rows: int = 1) -> None:
+        """plain_rows: of a pass that takes no longer than a plain step."""
+        self._plain_rows = plain_rows
+        self._rests = SpacedRetries(_SHORTEST, _LONGEST)  # in rounds, of which none is plain
+        self._rests.begin()
+
+    @property
+    def is_due(self) -> bool:
+        return not self._rests.resting
+
+    def observe(self, round_stats: RoundStats, expected_s: float) -> None:
+        """expected_s: of a plain step's pass, before this round was known."""
+        if round_stats.num_rows > self._plain_rows:
+            self._rests.count()
+            return
+        if self.is_due:
+            known = abs(round_stats.forward_s - expected_s) < _SURPRISE * expected_s
+            (self._rests.lengthen if known else self._rests.reset)()
+        self._rests.begin()

@@ -12,6 +12,7 @@ from edge_spec.core.tree_pruning import chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
 
 DEFAULT_DRAFT_TOKENS = 15
+_MAX_DRAFT_TOKENS = 7  # unlikely draft tokens after unlikely ones cost much and show little
 
 
 class RoundPlan(NamedTuple):
@@ -114,3 +115,24 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
         if not limits.probes:
             likely = likely.first_rows(num_verified)
     return RoundPlan(likely, None, num_verified=num_verified) if len(likely) > 1 else None
+
+
+class AlwaysVerifyPolicy:
+    """Draft tokens are verified however unlikely they are, up to 7 of them; several drafters take
+    turns to go first. For proofs, where a wrong draft token tells as much."""
+
+    def __init__(self, max_draft_tokens: int, branches: bool, probes: bool) -> None:
+        self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        self._turn = 0
+
+    def begin(self) -> None: ...
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        first = self._turn % max(1, len(drafters))
+        self._turn += 1
+        return self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return True
+
+    def observe(self, round_stats: RoundStats) -> None: ...

@@ -19,9 +19,8 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.tree_pruning import chain_first
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.forwarding import DrafterGroup
-from edge_spec.drafters.merge import MergedRow, merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, Drafter, TextCounts
-from edge_spec.drafters.tree_builder import Growth, nothing
+from edge_spec.drafters.tree_builder import Growth, MergedRow, merge_rows, nothing, tree_of
 
 # Kinds of draft token: contested by a sibling that only others proposed, or made by several
 # drafters; each by steps of the chance that at least one of its drafters is right, if they were

@@ -18,8 +18,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.forwarding import as_drafter
-from edge_spec.drafters.heads.dflash import DFlashDrafter
-from edge_spec.drafters.heads.dflash_network import DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork

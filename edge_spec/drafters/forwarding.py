@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 
@@ -63,6 +64,25 @@ class DrafterGroup(Drafter):
 
     def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         load_stats_into(self._drafters, stats)
+
+
+class Stage(DrafterGroup):
+    """Drafters that draft for a draft, so that it reads several tokens a pass: the next level of a
+    cascade. They follow the text, and after it what the draft has written so far. Without any
+    the draft writes every token in a pass of its own."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._drafters
+
+    def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
+        """Drafts a chain below `last`, the last token of the text and the draft tokens."""
+        return TokenTree.chain(last)
+
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
+        """Tells what the draft has written in place of the tree that was drafted last.
+
+        logits: [rows, vocab] of the draft, valid during this call."""
 
 
 def as_drafter(drafter: Any) -> Drafter:

@@ -9,6 +9,19 @@ import numpy as np
 from edge_spec.drafters.protocol import Drafter
 
 
+def continues(earlier: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Says whether a prompt goes on where an earlier one stood: the next turn of the same chat, or
+    the same question again. A system message that two chats share does not make them one."""
+    return 0 < len(earlier) <= len(prompt) and tuple(prompt[: len(earlier)]) == tuple(earlier)
+
+
+def restored_prompt(tokens: np.ndarray) -> tuple[int, ...]:
+    """The prompt that a snapshot holds. Raises ValueError for an array that is none."""
+    if tokens.ndim != 1 or tokens.dtype.kind != "i":
+        raise ValueError(f"a prompt of shape {tokens.shape} and type {tokens.dtype}")
+    return tuple(tokens.tolist())
+
+
 def state_dicts(drafters: Sequence[Drafter]) -> dict[str, np.ndarray]:
     """Returns what the drafters keep of their conversation, such as a pool of n-grams, each under
     its own name."""

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Literal, Unpack, overload
 
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.generation import Generation
-from edge_spec.engine.request import context_length_of
+from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.text.chat_template import Message, Tools
 

@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.engine.answer_options import AnswerOptions, ChatOptions
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.generation import Generation
+from edge_spec.engine.request import AnswerOptions, ChatOptions
 from edge_spec.engine.results import Chunk, GenerationResult
 from edge_spec.text.chat_template import Message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Protocol
 
 from edge_spec.core.model import Model
@@ -72,3 +73,33 @@ class Upkeep:
 class EngineComponents(Upkeep, DraftingComponents, TargetComponents):
     """All that an engine is composed of, by the loader. A part of the engine is given it as the
     part that it may use."""
+
+
+class SharedModels:
+    """Models that whoever `acquire`s them may use until all have given them back: the last one
+    closes them. Any thread may call."""
+
+    def __init__(
+        self, models: Sequence[Model], passes: Passes, work: IdleWork | None = None
+    ) -> None:
+        """passes: over the first of them. work: on these models, ends before they are closed."""
+        self._passes = passes
+        self._work = work
+        self._models = models
+        self._users = 0
+        self._lock = Lock()
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            if self._work is not None:
+                self._work.close()
+            self._passes.settle()
+            for model in self._models:
+                model.close()

@@ -19,7 +19,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.passes import OwnPasses, Passes, Scored
-from edge_spec.engine.token_origin import DecodedToken, decoded_tokens, draft_counts
+from edge_spec.engine.results import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError
 
 _NOTHING_DRAFTED = (

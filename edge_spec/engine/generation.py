@@ -17,8 +17,14 @@ from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading, begin_reading
-from edge_spec.engine.results import Alternative, Chunk, FinishReason, GenerationResult, Token
-from edge_spec.engine.token_origin import DecodedToken
+from edge_spec.engine.results import (
+    Alternative,
+    Chunk,
+    DecodedToken,
+    FinishReason,
+    GenerationResult,
+    Token,
+)
 from edge_spec.text.tokenizer import StopCutter
 
 LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment

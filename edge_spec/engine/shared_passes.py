@@ -34,11 +34,9 @@ from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import PromptRequest, Request, TreeRequest, deal_pass
 from edge_spec.engine.passes import OwnPasses, Scored
-from edge_spec.engine.returns import Returns
-from edge_spec.engine.sharing_setup import SharingSetup
-from edge_spec.engine.sharing_times import SharingTimes
+from edge_spec.engine.sharing_times import Returns, SharingTimes
 from edge_spec.exactness.lossless import Losslessness
-from edge_spec.exactness.sharing import SLICE_TOKENS, wider
+from edge_spec.exactness.sharing import SLICE_TOKENS, SharingSetup, wider
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from functools import cache
 import numpy as np
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.always_verify import AlwaysVerifyPolicy
 from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, FixedPolicy, Policy
+from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, AlwaysVerifyPolicy, FixedPolicy, Policy
 from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
@@ -22,15 +21,13 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.jacobi.spare_row import SpareRowDrafter
+from edge_spec.drafters.jacobi.jacobi import SpareRowDrafter
 from edge_spec.drafters.protocol import Cost, Drafter
 from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
-from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.overlap_trial import OverlapTrial
+from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.exact import ExactPolicy
-from edge_spec.exactness.lossless import Losslessness
+from edge_spec.exactness.lossless import ExactPolicy, Losslessness
 from edge_spec.models.device_names import DraftOverlap
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,14 @@ nothing more); a near tie of a wider pass is left to a plain step; or near ties 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from edge_spec.control.policy import Policy, RoundPlan
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.tree_pruning import chain_first
+from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.errors import UsageError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 
@@ -25,6 +29,48 @@ MOST_PADDING = 0.4
 MOST_REPLAYED_NOISE = 0.5
 # What was seen over a few tokens need not be the worst.
 REPLAY_SAFETY = 2.0
+
+
+class ExactPolicy:
+    """Another policy's plans, cut and padded to `widths`, ascending and not empty.
+
+    Only chains are kept: where the rows of a branch were seen to agree, rounding may have hidden
+    that they do not. probes: whether a chain's rows agree where others come after it, which it does
+    not see.
+    """
+
+    def __init__(self, policy: Policy, widths: Sequence[int], probes: bool = False) -> None:
+        self._policy = policy
+        self._widths = widths
+        self._probes = probes
+
+    def begin(self) -> None:
+        self._policy.begin()
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        """The narrowest width has to fit the budget's rows."""
+        widths = [width for width in self._widths if width <= budget.num_rows]
+        limits = replace(
+            budget,
+            num_draft_tokens=min(budget.num_draft_tokens, widths[-1] - 1),
+            num_rows=widths[-1],
+            branches=False,
+            probes=budget.probes and self._probes,
+        )
+        plan = self._policy.choose(drafters, pending, limits)
+        tree = chain_first(plan.tree, widths[-1])
+        verified = tree.leading_chain
+        if not limits.probes:
+            tree = tree.first_rows(verified)
+        width = min(width for width in widths if width >= len(tree))
+        values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
+        return RoundPlan(tree, plan.plain_reason, width, verified, values)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)
 
 
 class LosslessMode(StrEnum):

@@ -18,7 +18,7 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.conversations import Conversation, most_written
 from edge_spec.distill.drafter_training import Drafter
 from edge_spec.distill.tensor_file import read_tensors
-from edge_spec.drafters.heads.blas_threads import one_blas_thread
+from edge_spec.drafters.heads.layers import one_blas_thread
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.learning.conditions import Conditions

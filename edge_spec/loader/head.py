@@ -30,7 +30,7 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
-from edge_spec.drafters.heads.dflash_network import DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError

@@ -16,7 +16,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.overlap_trial import HYSTERESIS
+from edge_spec.engine.draft_overlap import HYSTERESIS
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.lossless import Losslessness

@@ -14,11 +14,10 @@ from edge_spec.core.watchdog import WatchedModel
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.components import EngineComponents, SharedModels
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.passes import OwnPasses
 from edge_spec.engine.results import FinishReason, GenerationResult
-from edge_spec.engine.shared_models import SharedModels
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import EdgeSpecError
 from edge_spec.testing.faults import DRAFTER_CALLS, Fault, FaultKind, FaultyDrafter, FaultyModel

@@ -12,7 +12,7 @@ import pytest
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
-from edge_spec.exactness.exact import ExactPolicy
+from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from fixtures.axes import each_first

@@ -16,8 +16,7 @@ from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads import dflash
-from edge_spec.drafters.heads.dflash import DFlashDrafter
-from edge_spec.drafters.heads.dflash_network import DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
 from edge_spec.errors import EdgeSpecError

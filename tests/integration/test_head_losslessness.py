@@ -21,8 +21,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.drafters.heads.dflash import DFlashDrafter
-from edge_spec.drafters.heads.dflash_network import DFlashNetwork
+from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork

@@ -19,8 +19,7 @@ from edge_spec.core.heads import (
     MedusaHead,
     StoredStep,
 )
-from edge_spec.drafters.heads.float_products import FloatProducts
-from edge_spec.drafters.heads.layers import Heads, attend
+from edge_spec.drafters.heads.layers import FloatProducts, Heads, attend
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.heads.graph_parts import HeadGraph

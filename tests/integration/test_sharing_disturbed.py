@@ -20,7 +20,7 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine import pass_requests, sharing_times, speculation
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.row_dealing import Wish
+from edge_spec.engine.pass_requests import Wish
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.loader import load_engine

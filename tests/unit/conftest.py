@@ -26,8 +26,8 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.results import DecodedToken
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
-from edge_spec.engine.token_origin import DecodedToken
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.chat_format import ChatFormat

@@ -27,13 +27,13 @@ from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
 from edge_spec.drafters.draft.candidates import (
     PRIORS,
     SIBLING_KINDS,
+    DraftChooser,
     Line,
     candidates_after,
 )
-from edge_spec.drafters.draft.chooser import DraftChooser
 from edge_spec.drafters.draft.draft_tree import Path, Reader, grow_levels, sample_shape
-from edge_spec.drafters.draft.stage import Stage
 from edge_spec.drafters.draft.synced_session import SyncedSession
+from edge_spec.drafters.forwarding import Stage
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.state import named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing

@@ -8,8 +8,7 @@ import numpy as np
 
 from edge_spec.core.model import Restorable, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.conversation import restored_prompt
-from edge_spec.drafters.state import named, part_of
+from edge_spec.drafters.state import named, part_of, restored_prompt
 
 MAX_CATCH_UP = 8  # tokens that a pass may score before the rows asked for; more are prefilled
 

@@ -12,12 +12,11 @@ import numpy as np
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.ahead import AheadChoice, Path
-from edge_spec.drafters.draft.candidates import candidates_after
-from edge_spec.drafters.draft.chooser import DraftChooser
+from edge_spec.drafters.draft.candidates import DraftChooser, candidates_after
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
+from edge_spec.drafters.heads.feature_store import TargetFeatures
 from edge_spec.drafters.heads.network import EagleNetwork
-from edge_spec.drafters.heads.target_features import TargetFeatures
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate
 

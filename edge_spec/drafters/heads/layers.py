@@ -4,22 +4,36 @@ those of Llama and Qwen3, in float32."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
-from functools import partial
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import HeadMatrix, TargetTables
 from edge_spec.core.rope import Rope
-from edge_spec.drafters.heads.blas_threads import one_blas_thread
-from edge_spec.drafters.heads.float_products import FloatProducts
 
 QUERY_GATE = "q_gate"
 FEW_ROWS = 16
 _SHORT = 512  # keys, up to which numpy takes one thread by itself
 _ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
+_FEW_ROWS = 64
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Inside, products of numpy are computed by the thread that asks for them. What they are
+    elsewhere comes back at the end; it takes some microseconds."""
+    limited: AbstractContextManager[Any] = _controller().limit(limits=1, user_api="blas")
+    return limited
+
+
+@cache
+def _controller() -> Any:
+    """Made once: it looks through all libraries that are loaded."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 class Heads(NamedTuple):
@@ -153,3 +167,24 @@ def _attended(
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: np.ndarray = (weights @ values[:, None]).reshape(queries.shape)
     return mixed
+
+
+class FloatProducts:
+    """Keeps all matrices in float32. Between a target's passes, which have few rows, one thread
+    computes them: numpy's others would wait for the target's, which still hold the cores."""
+
+    def __init__(self, matrices: Mapping[str, HeadMatrix]) -> None:
+        self._weights = {name: _whole(matrix).T for name, matrix in matrices.items()}
+        self._biases = {name: matrix.bias for name, matrix in matrices.items()}
+
+    def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
+        """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
+        bias = self._biases[name]
+        with one_blas_thread() if len(x) <= _FEW_ROWS else nullcontext():
+            product: np.ndarray = x @ self._weights[name]
+        return product if bias is None else product + bias
+
+
+def _whole(matrix: HeadMatrix) -> np.ndarray:
+    parts = [read() for read in matrix.parts]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -12,8 +12,8 @@ import numpy as np
 from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead, MedusaStep
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.float_products import FloatProducts
 from edge_spec.drafters.heads.independent import IndependentDrafter, head_scores
+from edge_spec.drafters.heads.layers import FloatProducts
 from edge_spec.drafters.protocol import Cost, DrafterTraits
 
 

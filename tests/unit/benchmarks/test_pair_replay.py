@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.engine.overlap_trial import HYSTERESIS
+from edge_spec.engine.draft_overlap import HYSTERESIS
 from edge_spec.placement.chain import Meanwhile
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.control.baseline import _LONGEST, _SHORTEST, Baseline
+from edge_spec.control.backoff import _LONGEST, _SHORTEST, Baseline
 from edge_spec.core.metrics import RoundStats
 
 

@@ -14,7 +14,7 @@ from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.exactness.exact import ExactPolicy
+from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB = 12

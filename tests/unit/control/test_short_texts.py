@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.backoff import Backoff
-from edge_spec.control.text_gains import TextGains
+from edge_spec.control.backoff import Backoff, TextGains
 from edge_spec.drafters.protocol import Budget
 from fixtures.costly_drafts import Clock, DraftingAtCost, pass_s, policy_of, stats_of
 
@@ -108,14 +107,14 @@ def test_texts_that_are_alike_or_mostly_bad_lose_nothing_by_it(
 ) -> None:
     """Beside the same policy that judges every text by all of them alike."""
     found = speeds(mix, draft_token_s)
-    monkeypatch.setattr("edge_spec.control.text_gains.FEWEST_TEXTS", float("inf"))
+    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
     before = speeds(mix, draft_token_s)
     assert found[None] >= 0.99 * before[None]
 
 
 def test_without_it_short_texts_would_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the bounds above are held against, so that they say something."""
-    monkeypatch.setattr("edge_spec.control.text_gains.FEWEST_TEXTS", float("inf"))
+    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
     found = speeds("mostly good", 0.2)
     assert found[BAD] < 0.8 and found[None] < 1.3
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.merge import merge_rows, tree_of
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.tree_builder import merge_rows, tree_of
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=16)
 

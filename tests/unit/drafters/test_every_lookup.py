@@ -16,15 +16,14 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.conversation import continues
-from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
+from edge_spec.drafters.jacobi.jacobi import JacobiDrafter, SpareRowDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
-from edge_spec.drafters.jacobi.spare_row import SpareRowDrafter
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
 from edge_spec.drafters.lookup.corpus_file import index_of
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.drafters.state import continues
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
 

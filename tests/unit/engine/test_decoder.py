@@ -20,7 +20,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.token_origin import Origin
+from edge_spec.engine.results import Origin
 from edge_spec.testing import ScriptedModel, random_logits
 
 Candidates = tuple[list[int], list[int]]  # tokens and the rows of their parents

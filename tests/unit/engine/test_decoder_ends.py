@@ -10,7 +10,7 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.token_origin import DecodedToken
+from edge_spec.engine.results import DecodedToken
 from edge_spec.errors import SessionError
 from edge_spec.testing import ScriptedModel, random_logits
 

@@ -21,8 +21,7 @@ from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine import draft_overlap as anticipation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.overlap_trial import OverlapTrial
+from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 

@@ -16,8 +16,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import DrafterTraits
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
-from edge_spec.exactness.exact import ExactPolicy
-from edge_spec.exactness.lossless import Losslessness
+from edge_spec.exactness.lossless import ExactPolicy, Losslessness
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.testing import ScriptedModel, random_logits
 

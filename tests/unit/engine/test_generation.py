@@ -13,8 +13,7 @@ import pytest
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.generation import LONG_TOKENS
-from edge_spec.engine.results import FinishReason
-from edge_spec.engine.token_origin import Origin
+from edge_spec.engine.results import FinishReason, Origin
 from edge_spec.testing import ScriptedModel, random_logits
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from edge_spec.core.metrics import DraftCounts, NoOverlap, PlainReason, RoundStats
-from edge_spec.engine.overlap_trial import OverlapTrial
+from edge_spec.engine.draft_overlap import OverlapTrial
 
 Seconds = Callable[
     [bool, int, int], float

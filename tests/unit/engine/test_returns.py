@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_spec.core.model import Session
-from edge_spec.engine.returns import Returns
+from edge_spec.engine.sharing_times import Returns
 from edge_spec.testing import ScriptedModel, random_logits
 
 PASS_S = 8e-3

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edge_spec.engine.row_dealing import Wish, deal_rows
+from edge_spec.engine.pass_requests import Wish, deal_rows
 
 
 def linear(rows: int) -> float:

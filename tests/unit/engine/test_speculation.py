@@ -19,8 +19,7 @@ from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.exact import ExactPolicy
-from edge_spec.exactness.lossless import LosslessMode, keep_promise
+from edge_spec.exactness.lossless import ExactPolicy, LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.options import LoadOptions

@@ -23,13 +23,12 @@ from edge_spec.apps.chat.commands import (
 )
 from edge_spec.apps.chat.comparison import DrafterComparison, compare
 from edge_spec.apps.chat.conversation import ChatConversation, Stop
-from edge_spec.apps.chat.lines import talk_in_lines
 from edge_spec.apps.chat.paint import plain
+from edge_spec.apps.chat.repl import talk_in_lines
 from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.engine.results import GenerationResult, Token
-from edge_spec.engine.token_origin import Origin
+from edge_spec.engine.results import GenerationResult, Origin, Token
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
 

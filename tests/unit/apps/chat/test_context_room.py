@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.apps.chat.context_room import num_to_leave_out
+from edge_spec.apps.chat.conversation import num_to_leave_out
 from edge_spec.text.chat_template import Message
 
 CONTEXT = 100

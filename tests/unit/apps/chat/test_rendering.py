@@ -19,9 +19,8 @@ from edge_spec.apps.chat import keyboard
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
-from edge_spec.apps.chat.markdown import AnswerView, finished_length, shown_text
+from edge_spec.apps.chat.markdown import AnswerView, Room, Tail, finished_length, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
-from edge_spec.apps.chat.tail import Room, Tail
 from edge_spec.engine.results import GenerationResult
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")

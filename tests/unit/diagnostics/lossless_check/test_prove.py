@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.always_verify import AlwaysVerifyPolicy
+from edge_spec.control.policy import AlwaysVerifyPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.conversation import continues, restored_prompt
-from edge_spec.drafters.jacobi.pool import NgramPool
+from edge_spec.drafters.jacobi.lookahead import NgramPool
+from edge_spec.drafters.state import continues, restored_prompt
 
-BOUND = "edge_spec.drafters.jacobi.pool.MAX_FIRST_TOKENS"
+BOUND = "edge_spec.drafters.jacobi.lookahead.MAX_FIRST_TOKENS"
 
 ngrams = st.lists(st.tuples(*(st.integers(0, 3),) * 3), max_size=40)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.jacobi.spare_row import SpareRowDrafter
+from edge_spec.drafters.jacobi.jacobi import SpareRowDrafter
 from edge_spec.drafters.protocol import Budget
 
 VOCAB = 9
