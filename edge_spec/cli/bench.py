@@ -85,6 +85,7 @@ def bench(
     from edge_spec.cli.opening import open_engine
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.speedup_report import document
+    from edge_spec.placement.comparison import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
@@ -108,7 +109,7 @@ def bench(
             "weights": choice.weights if choice else engine.parts.name,
             "prompts": asked.prompts.name if asked.prompts else "edge-spec's own",
             "max_tokens": asked.max_tokens,
-            "own_loop_cost": None if measured.partial else _own_loop_cost(engine),
+            "own_loop_cost": None if measured.partial else own_loop_cost(engine.parts.model),
         }
         report = document(measured, settings, open_peers, drawn)
     _print(report, json, asked.out)
@@ -132,13 +133,6 @@ def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dic
         "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
         "threads": loading.threads,
     }
-
-
-def _own_loop_cost(engine: Engine) -> float | None:
-    """Our plain step over that of the library's own loop, where it has one."""
-    from edge_spec.placement.comparison import own_loop_cost
-
-    return own_loop_cost(engine.parts.model)
 
 
 def _measure(

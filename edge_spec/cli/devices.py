@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from edge_spec.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edge_spec.fitting.devices import Device, FunctionPlacement
+    from edge_spec.fitting.devices import Device
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 
@@ -62,10 +61,6 @@ def _show_placements(path: Path, json: bool) -> None:
     if json:
         print_json({"placements": [asdict(each) for each in found]})
         return
-    _print_placements(found)
-
-
-def _print_placements(found: Sequence[FunctionPlacement]) -> None:
     from rich.table import Table
 
     columns = ("function", "operations", "estimated cost", "not on the chosen device")

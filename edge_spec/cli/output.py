@@ -37,7 +37,7 @@ def require_writable(directory: Path) -> None:
 
 
 class ProgressBar:
-    """A `Progress` that appears with the first report and disappears at the end.
+    """Shows progress from the first report on, and disappears at the end.
 
     A step has one bar. What is told of it in brackets may change: "Training (41 % accepted)" is the
     same step as "Training (42 % accepted)".

@@ -124,9 +124,9 @@ def serve(
     named = model or ["smollm2"]
     of_requests = SamplingParams(**sampling.asked)
     if serving.stdio:
-        open_model = partial(
-            open_engine, _only(named), loading, measure_when_idle=True, learns=learn
-        )
+        if len(named) > 1:
+            raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
+        open_model = partial(open_engine, named[0], loading, measure_when_idle=True, learns=learn)
         entry_points.load_app("sidecar")(open_model)
         return
     models = models_on_demand(named, serving.alias, loading, learns=learn)
@@ -165,13 +165,6 @@ def models_on_demand(
         plan = partial(plan_document, model, asked)
         served.append(ModelOnDemand(names.name, opening, names.aliases, plan))
     return served
-
-
-def _only(models: Sequence[str]) -> str:
-    """Raises UsageError."""
-    if len(models) > 1:
-        raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
-    return models[0]
 
 
 def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bool) -> None:
