@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
     "Alternative": "engine.results",
-    "AnswerOptions": "engine.answer_options",
+    "AnswerOptions": "engine.request",
     "AsyncEngine": "engine.async_engine",
-    "ChatOptions": "engine.answer_options",
+    "ChatOptions": "engine.request",
     "Chunk": "engine.results",
     "EdgeSpecError": "errors",
     "Engine": "engine.engine",
