@@ -14,7 +14,7 @@ from edge_spec import FinishReason, GenerationResult, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
-from edge_spec.text.tool_form import ToolForm
+from edge_spec.text.template_traits import ToolForm
 
 DONE = "data: [DONE]\n\n"
 _NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write

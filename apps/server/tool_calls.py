@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_spec.text.tool_form import END_TAG, TAG, ToolForm
+from edge_spec.text.template_traits import END_TAG, TAG, ToolForm
 
 
 @dataclass

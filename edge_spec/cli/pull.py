@@ -12,7 +12,7 @@ from edge_spec.cli.output import ProgressBar, print_json
 
 if TYPE_CHECKING:
     from edge_spec.models.hub.cache import HubModel
-    from edge_spec.models.hub.reference import HubReference
+    from edge_spec.models.hub.client import HubReference
 
 
 def pull(
@@ -32,8 +32,8 @@ def pull(
 
     What is here already is not fetched again; an interrupted download goes on.
     """
+    from edge_spec.models.hub.client import HubReference
     from edge_spec.models.hub.download import pull as fetch
-    from edge_spec.models.hub.reference import HubReference
 
     reference = HubReference.parse(model)
     smaller = None if draft in (None, "none") else _draft(reference, draft)
@@ -54,7 +54,7 @@ def pull(
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
     from edge_spec.models.hub.choosing import known_draft, known_head
-    from edge_spec.models.hub.reference import PREFIX, HubReference
+    from edge_spec.models.hub.client import PREFIX, HubReference
 
     if draft != "auto":
         return HubReference.parse(draft)

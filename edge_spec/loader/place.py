@@ -19,7 +19,7 @@ from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
-from edge_spec.models.hub.reference import is_on_hub
+from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, prepare_model
 from edge_spec.models.runtime_choice import (

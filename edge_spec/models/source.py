@@ -16,8 +16,8 @@ from edge_spec.models import demo as demo_model
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.hub.cache import HubModel, find_cached
+from edge_spec.models.hub.client import HubReference, is_on_hub
 from edge_spec.models.hub.download import open_model
-from edge_spec.models.hub.reference import HubReference, is_on_hub
 from edge_spec.models.pair_bundle import PairMember, find_member
 from edge_spec.storage.atomic import cache_directory, expanded, recover
 

@@ -13,8 +13,7 @@ from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampl
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate, Message, Tools, check_messages
-from edge_spec.text.template_traits import NativeTools, TemplateTraits
-from edge_spec.text.tool_form import ToolForm
+from edge_spec.text.template_traits import NativeTools, TemplateTraits, ToolForm
 
 _GAP = "\n\n"  # between the contents of messages that become one
 

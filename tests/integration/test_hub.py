@@ -27,8 +27,8 @@ from edge_spec.models import draft_choice
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub import download
 from edge_spec.models.hub.cache import find_cached, link
+from edge_spec.models.hub.client import HubReference
 from edge_spec.models.hub.download import open_model, pull
-from edge_spec.models.hub.reference import HubReference
 from edge_spec.models.source import Source
 from fixtures import fake_hub, heads
 from fixtures.silence import quiet

@@ -17,8 +17,7 @@ from pathlib import Path
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.hub.choosing import CONFIG, ChosenFiles, choose
-from edge_spec.models.hub.client import library
-from edge_spec.models.hub.reference import COMMIT, HubReference
+from edge_spec.models.hub.client import COMMIT, HubReference, library
 from edge_spec.storage.atomic import atomic_file, sha256_file
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.models.hub.reference import HubReference
+from edge_spec.models.hub.client import HubReference
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -22,6 +22,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.hub.cache import HubModel, cache_root, find_cached, folder, link, remember
 from edge_spec.models.hub.choosing import CONFIG, choose, missing_tokenizer
 from edge_spec.models.hub.client import (
+    HubReference,
     RemoteFile,
     RepositoryListing,
     UnreachableError,
@@ -29,7 +30,6 @@ from edge_spec.models.hub.client import (
     library,
     list_files,
 )
-from edge_spec.models.hub.reference import HubReference
 from edge_spec.storage.atomic import as_storage_error, sha256_file, sync
 from edge_spec.storage.locks import locked
 

@@ -11,8 +11,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import fitted
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
-from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.tool_form import ToolForm
+from edge_spec.text.template_traits import TemplateTraits, ToolForm
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
 

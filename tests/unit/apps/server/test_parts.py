@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.slots import Pool, Slot
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
-from edge_spec.text.tool_form import ToolForm
+from edge_spec.text.template_traits import ToolForm
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
 

@@ -9,14 +9,13 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from edge_spec.errors import DownloadError, UsageError
-from edge_spec.models.hub.client import RemoteFile, RepositoryListing
+from edge_spec.models.hub.client import HubReference, RemoteFile, RepositoryListing
 from edge_spec.models.hub.download import (
     MAX_FILE_BYTES,
     MAX_SMALL_BYTES,
     fetch_blobs,
     require_sane,
 )
-from edge_spec.models.hub.reference import HubReference
 
 CHUNK = b"x" * 40
 STATED_BYTES = 100
