@@ -14,11 +14,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
 from edge_spec.apps.server.app import PATHS, build_app
-from edge_spec.apps.server.connection import LimitedConnection
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
@@ -32,6 +32,58 @@ from edge_spec.loader.place import PlacedModels
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _LAST_S = 5.0  # after the time of grace, for clients that do not read
+
+
+class LimitedConnection(H11Protocol):
+    """Is cut where, for `client_timeout_s`, the head of a request stays incomplete or the client
+    does not read what it is sent."""
+
+    def __init__(self, *arguments: Any, client_timeout_s: float, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._client_timeout_s = client_timeout_s
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit("head")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for name in list(self._timers):
+            self._lift(name)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._limit("head")
+        else:
+            self._lift("head")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit("reading")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._lift("reading")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._limit("end")
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._limit("end")
+
+    def _limit(self, name: str) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(self._client_timeout_s, self.transport.abort)
+
+    def _lift(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
 
 class _Server(uvicorn.Server):

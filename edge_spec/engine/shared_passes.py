@@ -17,7 +17,7 @@ models with a sliding window on llama.cpp, whose sequences cannot be moved whole
 
 A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
 dearer. Rows are dealt out over all of them by what they are likely to bring
-(row_dealing.py), and beginnings that prompts share are read once (prompt_cache.py).
+(pass_requests.py), and beginnings that prompts share are read once (prompt_cache.py).
 """
 
 from __future__ import annotations

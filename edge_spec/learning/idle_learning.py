@@ -29,10 +29,9 @@ from edge_spec.learning.head_training import (
     require_shapes,
     save_training,
 )
-from edge_spec.learning.heads import open_learnt_head
 from edge_spec.learning.texts import LearntText, TextEntry
 from edge_spec.learning.training import Heads, Teacher
-from edge_spec.learning.trial import Place, best_head, replay_texts
+from edge_spec.learning.trial import Place, best_head, open_learnt_head, replay_texts
 from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, give_way
@@ -141,9 +140,7 @@ class IdleLearning:
     def _readable_state(self) -> LearningState:
         try:
             state = self._folder.state(self._asked.model)
-            for name in {state.candidate, state.chosen} - {None}:
-                assert name is not None
-                open_learnt_head(self._folder.head(name), self._config)
+            self._heads(state)
             return state
         except (DamagedError, EdgeSpecError, ValueError, OSError):
             with self._folder.writing(self._id):
@@ -164,7 +161,7 @@ class IdleLearning:
         without = replay_texts(texts, self._config, self._asked.place, None)
         found = {
             name: replay_texts(texts, self._config, self._asked.place, network)
-            for name, network in self._heads().items()
+            for name, network in self._heads(state).items()
         }
         chosen = best_head(without, found, MARGIN)
         rounds = {name: each.tokens_a_round for name, each in found.items()}
@@ -180,11 +177,10 @@ class IdleLearning:
         stats = {} if chosen is None else found[chosen].stats
         self._put(replace(state.after(trial), stats=stats))
 
-    def _heads(self) -> dict[str, MedusaNetwork]:
-        names = {self._state.candidate, self._state.chosen} - {None}
+    def _heads(self, state: LearningState) -> dict[str, MedusaNetwork]:
+        names = {each for each in (state.candidate, state.chosen) if each}
         return {
-            name: open_learnt_head(self._folder.head(name), self._config)
-            for name in sorted(each for each in names if each)
+            name: open_learnt_head(self._folder.head(name), self._config) for name in sorted(names)
         }
 
     def _train(self) -> bool:

@@ -19,10 +19,9 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.learning.conditions import Conditions
 from edge_spec.learning.folder import ForgottenError, LearningFolder, folder_of
-from edge_spec.learning.heads import open_learnt_head
 from edge_spec.learning.idle_learning import ASSIGNMENT, Assignment, learn_while_idle, next_task
 from edge_spec.learning.texts import LearntText, as_kept
-from edge_spec.learning.trial import Place
+from edge_spec.learning.trial import Place, open_learnt_head
 from edge_spec.loader.head import open_tables
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels

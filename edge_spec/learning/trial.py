@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -16,6 +17,7 @@ from pydantic import Field
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import Policy
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import MedusaHead
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.distill.draft_runs import median_s
@@ -24,9 +26,12 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.protocol import Budget, Cost, Drafter
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.learning.texts import LearntText
+from edge_spec.loader.head import head_backend
+from edge_spec.models import runtimes
 from edge_spec.placement.replay import (
     MAX_ROWS,
     Charged,
@@ -141,3 +146,12 @@ def _recording(text: LearntText, *, with_states: bool) -> Recording:
         np.zeros((len(tokens), 1), np.float32),
         text.states.astype(np.float32) if with_states else None,
     )
+
+
+def open_learnt_head(path: Path, target: ModelConfig, threads: int | None = None) -> MedusaNetwork:
+    """Opens a head; what is made of its matrices is kept nowhere else: it is to be forgotten with
+    the head. Raises an EdgeSpecError, ValueError, OSError for what is no head of this target."""
+    head = runtimes.open_head(path, target)
+    if not isinstance(head, MedusaHead):
+        raise UnsupportedModelError(f"{path} is no head that was learnt here", remedy="Remove it.")
+    return MedusaNetwork(head, head_backend(path, "", target.hidden_size, threads, keeps=False))
