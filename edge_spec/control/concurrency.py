@@ -5,7 +5,8 @@ speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative 
 Large Language Models Using Goodput). Row costs that are corrected by every round show that by
 themselves; an upper bound on the rows of all holds before anything was measured. Another one is
 what fits a pass that they share: who does not fit it would have to wait for the next one. Rows
-that the pass itself deals out to all, by what they are worth, need no equal parts (pass_requests.py).
+that the pass itself deals out to all, by what they are worth, need no equal parts
+(pass_requests.py).
 """
 
 from __future__ import annotations
