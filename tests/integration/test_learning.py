@@ -231,7 +231,7 @@ def test_a_kill_while_it_trains_leaves_the_old_head_whole(
         idle_learning()._train()
     state = folder.state()
     assert (state.chosen, state.candidate) == (before.chosen, before.candidate)
-    assert idle_learning()._heads()  # they can still be opened
+    assert idle_learning()._heads(state)  # they can still be opened
     monkeypatch.setattr(idle_learning_module, "save_training", saved)
     monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", 3600.0)
     made = idle_learning()
