@@ -230,6 +230,15 @@ def auto_drafters(*, drafts: bool, corpora: bool, head: str = "") -> list[str]:
     return [*by_text, *(by_draft if drafts else []), *by_head, *(by_corpora if corpora else [])]
 
 
+def require_current_names(chosen: str) -> None:
+    """Raises UsageError where one of the names, joined by commas, is a name of before."""
+    for name in chosen.split(","):
+        if now := _RENAMED.get(name.strip()):
+            raise UsageError(
+                f"the drafter {name.strip()} is called {now} now", remedy=f"Choose {now}."
+            )
+
+
 def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
     """New drafters for "auto", "none", or names joined by commas.
 
@@ -246,9 +255,7 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")
-    for name in set(wanted) & set(_RENAMED):
-        now = _RENAMED[name]
-        raise UsageError(f"the drafter {name} is called {now} now", remedy=f"Choose {now}.")
+    require_current_names(chosen)
     makers = [entry_points.load_plugin("drafters", name) for name in wanted]
     return [_made(name, make, context) for name, make in zip(wanted, makers, strict=True)]
 

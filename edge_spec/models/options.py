@@ -203,6 +203,7 @@ def _require_in_range(options: LoadOptions) -> None:
 
 def _require_used(options: LoadOptions) -> None:
     """An option for a drafter that was not asked for would silently do nothing."""
+    factory.require_current_names(options.drafter)
     asked = factory.traits_of(options.drafter).values()
     auto = options.drafter.strip() == "auto"
     told = [

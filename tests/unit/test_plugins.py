@@ -99,6 +99,8 @@ def test_a_drafter_named_twice_is_a_usage_error() -> None:
 def test_a_drafter_of_another_name_is_named() -> None:
     with pytest.raises(UsageError, match="ngram-cache is called answers now"):
         factory.load_drafters("suffix,ngram-cache", SETTING)
+    with pytest.raises(UsageError, match="ngram-cache is called answers now"):
+        LoadOptions(drafter="suffix,ngram-cache")  # so before anything is fetched or converted
     assert factory.remembers("ngram-cache")  # as in a plan of before
 
 
