@@ -74,6 +74,7 @@ def test_chat_remembers_and_reuses_the_cache(edge_spec):
     assert second["stats"]["cached_n"] >= held
 
 
+@pytest.mark.slow  # six answers of the demo model
 def test_chat_draws_its_answers_and_generate_does_not(edge_spec):
     story, more = "Tell me a story.", ["--max-tokens", "16"]
     chat = edge_spec("chat", *more, text="Hi\n/stats\n").stdout
@@ -83,6 +84,7 @@ def test_chat_draws_its_answers_and_generate_does_not(edge_spec):
     assert len({edge_spec("generate", story, *more).stdout for _ in range(2)}) == 1
 
 
+@pytest.mark.slow  # two answers beside those of the other chat
 def test_chat_commands(edge_spec):
     lines = (
         "/stats\nHello\n/draft off\nHello\n/stats\n/draft nonsense\n/reset\n/what\n/quit\nlost\n"
@@ -168,6 +170,7 @@ def test_a_mistake_ends_in_one_line(capfd, arguments, status, told):
     is_one_line(capfd.readouterr().err, told)
 
 
+@pytest.mark.slow  # beside a disk that is full
 def test_a_cache_that_cannot_be_written_is_one_line(edge_spec):
     done = edge_spec("generate", "x", EDGE_SPEC_CACHE="/dev/null/cache")
     assert done.returncode == 1
@@ -176,6 +179,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(edge_spec):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow  # beside a prompt through a pipe
 def test_bytes_that_are_no_text_are_read_and_no_character_is_too_much_to_print(command, converted):
     done = subprocess.run(
         [*command, "generate", "-", "--max-tokens", "4"],
@@ -187,6 +191,7 @@ def test_bytes_that_are_no_text_are_read_and_no_character_is_too_much_to_print(c
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow  # beside tests/integration on tiny models
 def test_a_corrupted_bundle_is_refused_by_its_hash(edge_spec, tmp_path):
     bundle = tmp_path / "bundle"
     exported = edge_spec("export", "smollm2", str(bundle), "--layers", "1", "--no-check")
@@ -210,6 +215,7 @@ def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow  # beside test_signals.py
 def test_a_reader_that_leaves_ends_it_without_noise(command, converted):
     arguments = ["generate", "Tell a long story.", "--max-tokens", "300"]
     with subprocess.Popen(

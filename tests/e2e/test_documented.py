@@ -24,7 +24,7 @@ import pytest
 from fixtures import documented, tiny_models
 
 ROOT = Path(__file__).parents[2]
-FIRST = ("README.md", "docs/cli.md", "docs/sdk.md")
+FIRST = ("README.md", "docs/cli.md")
 MESSAGE = "Hello\n"  # on the standard input of every command
 EXPECTED = {  # of what the Python blocks of a page print
     "docs/sdk.md": ["Paris", '{"name": "', "cancelled"],

@@ -67,13 +67,8 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
 
 
 @pytest.mark.usefixtures("free_rows")
-@pytest.mark.parametrize(
-    "names",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "lookahead")),
-        "suffix,recycling,lookahead",
-    ],
-)
+@pytest.mark.slow  # by default tests/e2e/test_lossless.py has drafters that are chosen
+@pytest.mark.parametrize("names", ["lookahead", "suffix,recycling,lookahead"])
 def test_drafting_is_bit_identical_although_branches_are_not(demo_gguf, names):
     """None of them is accepted."""
     options = LoadOptions(drafter=names, lossless="always")
@@ -119,6 +114,7 @@ def test_a_corpus_is_quoted(edge_spec, corpus):
     assert document["text"] == json.loads(edge_spec(*command[:3], "--json", *FAR).stdout)["text"]
 
 
+@pytest.mark.slow  # tests/unit has each refusal
 def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(edge_spec, tmp_path):
     index = tmp_path / "other.corpus"
     build_index([[1, 2, 3]], Vocabulary.of({"a": 1, "b": 2, "c": 3}), index)
@@ -131,6 +127,7 @@ def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(e
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow  # on tiny models answers are drafted by default
 def test_what_was_written_before_is_drafted_in_the_next_run(edge_spec, answer_files):
     """A damaged file is said in a line and starts again; the answer comes all the same."""
     command = ["generate", "What is the capital of France?", "--drafter", "answers", "--json"]

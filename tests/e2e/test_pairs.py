@@ -15,7 +15,6 @@ from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from fixtures.axes import each_first
 from fixtures.tiny_models import build, write_gguf
 
 pytestmark = pytest.mark.model
@@ -54,7 +53,8 @@ def answers(model: str, **options) -> tuple[list[list[int]], int]:
 
 
 @pytest.mark.parametrize(
-    ("gguf_runtime", "target"), each_first(["llamacpp", "ik"], ["gguf", "onnx"])
+    ("gguf_runtime", "target"),
+    [("ik", "onnx"), pytest.param("llamacpp", "gguf", marks=pytest.mark.slow)],
 )
 def test_a_draft_in_another_library_leaves_the_text_as_it_is(gguf_runtime, target, demo_gguf):
     pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[gguf_runtime])
@@ -67,7 +67,7 @@ def test_a_draft_in_another_library_leaves_the_text_as_it_is(gguf_runtime, targe
     assert accepted > sum(map(len, plain)) // 4
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ort"])
+@pytest.mark.parametrize("runtime", [pytest.param("llamacpp", marks=pytest.mark.slow), "ort"])
 def test_a_draft_with_another_vocabulary_is_read_through_its_text(runtime, other_vocabulary):
     pytest.importorskip("llama_cpp")
     plain, _ = answers("smollm2", runtime=runtime, drafter="none")
@@ -113,6 +113,7 @@ def test_a_gguf_file_runs_as_it_is(edge_spec, other_vocabulary, tmp_path):
     assert "rows" in kept and "bundles" not in kept  # measured; nothing was converted
 
 
+@pytest.mark.slow  # by default tests/e2e/test_pair_bundle.py opens a draft
 def test_the_command_line_tells_whose_draft_token_was_right(edge_spec, demo_gguf):
     pytest.importorskip("llama_cpp")
     done = edge_spec(

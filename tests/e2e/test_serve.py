@@ -43,7 +43,10 @@ def serving(command: list[str], *arguments: str) -> Iterator[tuple[Any, str]]:
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_a_signal_cuts_the_answer_after_the_time_of_grace(edge_spec, command, number, status):
     with serving(command, "--grace", "0") as (process, url), httpx.Client(timeout=60) as client:
         assert client.get(f"{url}/v1/models").json()["data"][0]["id"] == "smollm2"
@@ -80,6 +83,7 @@ def test_several_models_answer_at_one_address(command, tmp_path, monkeypatch):
     assert process.returncode == 0
 
 
+@pytest.mark.slow  # beside one signal
 def test_a_second_signal_does_not_wait(edge_spec, command):
     with serving(command, "--grace", "600") as (process, url), httpx.Client(timeout=60) as client:
         with client.stream("POST", f"{url}/v1/completions", json=BODY) as response:
@@ -98,6 +102,7 @@ def test_a_second_signal_does_not_wait(edge_spec, command):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow  # beside tests/integration/test_server_security.py
 def test_a_mistake_ends_in_one_line(edge_spec):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -158,6 +158,7 @@ def test_a_request_waits_for_the_one_before_it_in_its_conversation(shared: Sidec
     assert sidecar.response("b")["error"]["code"] == -32800  # it never began
 
 
+@pytest.mark.slow  # on the demo model
 def test_queues_and_conversations_have_limits(start: Start) -> None:
     sidecar = start()
     limit = sidecar.ask("initialize")["result"]["max_conversations"]
@@ -283,7 +284,7 @@ def lose_output(sidecar: Sidecar) -> None:
     sidecar.process.stdout.close()
 
 
-@pytest.mark.parametrize("cause", [lose_input, terminate])
+@pytest.mark.parametrize("cause", [lose_input])
 def test_it_ends_while_the_model_is_opened(cause: Callable[[Sidecar], None], start: Start) -> None:
     sidecar = start(WAITING)
     sidecar.process.stderr.readline()
@@ -314,7 +315,13 @@ def test_it_ends_while_more_waits_than_is_read_ahead(start: Start) -> None:
     assert sidecar.end() == (0, "")
 
 
-@pytest.mark.parametrize("cause", [lose_input, terminate, lose_output])
+@pytest.mark.parametrize(
+    "cause",
+    [
+        lose_input,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (terminate, lose_output)),
+    ],
+)
 def test_it_ends_in_the_middle_of_answers(cause: Callable[[Sidecar], None], start: Start) -> None:
     sidecar = start()
     sidecar.send("chat", 1, **LONG)
@@ -325,6 +332,7 @@ def test_it_ends_in_the_middle_of_answers(cause: Callable[[Sidecar], None], star
     assert sidecar.end() == (0, "")
 
 
+@pytest.mark.slow  # beside its ends in the middle of answers
 def test_it_ends_where_the_application_neither_reads_nor_writes(start: Start) -> None:
     sidecar = start()
     sidecar.send("chat", 1, **LONG)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ TINY = "TINY"  # stands for the file's path
 REFERENCE = ["--runtime", "reference"]  # starts soonest
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 Start = Callable[..., subprocess.Popen[bytes]]
+
+
+def slow(*values: object) -> Any:
+    """A row of parameters beside a faster one."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +78,17 @@ def until_it_reads(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-@pytest.mark.parametrize("number", SIGNALS[1:])  # test_cli.py has the other
+@pytest.mark.slow  # by default test_cli.py has SIGINT
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_an_answer_is_ended(start: Start, number: int) -> None:
     process = start("generate", "Tell a long story.", "--max-tokens", "1000")
     assert process.stdout is not None and process.stdout.read(1)
     assert ended(process, number) == (128 + number, b"")
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP]
+)
 def test_a_chat_that_waits_for_a_message_is_ended(start: Start, tiny: str, number: int) -> None:
     process = start("chat", tiny, *REFERENCE)
     assert process.stdin is not None and process.stdout is not None
@@ -90,7 +99,7 @@ def test_a_chat_that_waits_for_a_message_is_ended(start: Start, tiny: str, numbe
     assert ended(process, number) == (128 + number, b"")
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 0), (1, 0)])
+@pytest.mark.parametrize(("number", "status"), [slow(2, 130), (15, 0), slow(1, 0)])
 def test_a_server_is_ended_as_soon_as_it_says_that_it_serves(
     start: Start, tiny: str, number: int, status: int
 ) -> None:
@@ -99,7 +108,7 @@ def test_a_server_is_ended_as_soon_as_it_says_that_it_serves(
     assert ended(process, number) == (status, b"")
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 0), (1, 129)])
+@pytest.mark.parametrize(("number", "status"), [slow(2, 130), (15, 0), slow(1, 129)])
 def test_a_sidecar_is_ended(start: Start, tiny: str, number: int, status: int) -> None:
     process = start("serve", tiny, "--stdio", *REFERENCE)
     assert process.stdin is not None and process.stdout is not None
@@ -114,8 +123,8 @@ def test_a_sidecar_is_ended(start: Start, tiny: str, number: int, status: int) -
     "arguments",
     [
         ["bench", TINY, "--repeat", "50", *REFERENCE],
-        ["plan", "smollm2", "--refresh"],
-        ["export", "smollm2", "out/bundle"],
+        slow(["plan", "smollm2", "--refresh"]),
+        slow(["export", "smollm2", "out/bundle"]),
         ["export", "smollm2", "out/model.gguf", "--format", "gguf", "--quant", "Q8_0"],
     ],
     ids=lambda arguments: " ".join(arguments[:1] + arguments[3:4]),
@@ -222,7 +231,7 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
     assert status == 1 and "No space left" in errors and errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGHUP])
 def test_a_terminal_is_as_it_was_before(command: list[str], tiny: str, number: int) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)

@@ -116,7 +116,7 @@ def test_the_graph_scores_real_weights_as_the_reference_does(
         assert np.abs(found - expected).max() < 1e-3
 
 
-@pytest.mark.parametrize("compute", RECIPES)
+@pytest.mark.parametrize("compute", [pytest.param("gpu", marks=pytest.mark.slow), "ane"])
 def test_the_package_is_what_ios_18_reads(compute: str, wide: Any, tmp_path: Path) -> None:
     from coremltools import target
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
@@ -237,7 +237,7 @@ def test_blocks_of_a_gguf_file_are_carried_bit_for_bit(
     assert np.array_equal(blocks.reshape(rows, columns), source.float32(tensor))
 
 
-@pytest.mark.parametrize("compute", RECIPES)
+@pytest.mark.parametrize("compute", ["gpu", pytest.param("ane", marks=pytest.mark.slow)])
 def test_hidden_states_come_where_they_were_asked_for(
     compute: str, wide: Any, tmp_path: Path
 ) -> None:

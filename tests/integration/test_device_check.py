@@ -138,7 +138,13 @@ def test_too_little_memory_has_to_be_told_as_that(device: str, level: str, on: A
 
 
 @pytest.mark.parametrize(
-    ("device", "wrong"), [("wavers", 1), ("leaks", 2), ("raises", 0), ("placed", None)]
+    ("device", "wrong"),
+    [
+        pytest.param("wavers", 1, marks=pytest.mark.slow),
+        ("leaks", 2),
+        pytest.param("raises", 0, marks=pytest.mark.slow),
+        ("placed", None),
+    ],
 )
 def test_soak_finds_what_shows_in_time_only(device: str, wrong: int | None, on: Any) -> None:
     """Other tests of this process leave memory that comes and goes: only the device's counts."""
@@ -192,6 +198,7 @@ def test_a_crash_and_a_hang_are_findings_and_the_rest_goes_on(command: Any, caps
     assert str(crash) in capsys.readouterr().out
 
 
+@pytest.mark.slow  # the command as above
 def test_nothing_else_is_tried_on_a_device_that_does_not_open(command: Any) -> None:
     isolate = Inline()
     status, report, _ = command("refuses", isolate)
@@ -200,6 +207,7 @@ def test_nothing_else_is_tried_on_a_device_that_does_not_open(command: Any) -> N
     assert tried[0] == "cannot load libfault.so.13" and "nothing else was tried" in tried[1]
 
 
+@pytest.mark.slow  # the command as above
 def test_an_interrupt_writes_what_is_there(command: Any) -> None:
     status, report, _ = command("cpu", Inline({"chains": KeyboardInterrupt()}))
     assert status == 130

@@ -68,7 +68,7 @@ def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["reference", "ort"])
+@pytest.fixture(params=[pytest.param("reference", marks=pytest.mark.slow), "ort"])
 def engine(request: pytest.FixtureRequest, target: Path, bundle: Path) -> Iterator[Engine]:
     path = bundle if request.param == "ort" else target
     with edge_spec.load(str(path), runtime=request.param, threads=1) as opened:

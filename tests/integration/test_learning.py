@@ -337,7 +337,9 @@ def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
 # The engine, with a learner beside it.
 
 
-@pytest.fixture(params=["reference", "llamacpp", "llamacpp, Qwen 3.5"])
+@pytest.fixture(
+    params=["reference", pytest.param("llamacpp", marks=pytest.mark.slow), "llamacpp, Qwen 3.5"]
+)
 def place(
     request: pytest.FixtureRequest, tiny: ModuleType, target: Path, tmp_path: Path
 ) -> tuple[Path, AskedOptions]:

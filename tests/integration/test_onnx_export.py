@@ -240,6 +240,7 @@ def rows_equal_paths(model: Model, prompt: list[int], tree: TokenTree, scores: S
         tolerance.require_float32(found[row], path[-1], model.config, positions)
 
 
+@pytest.mark.slow  # tiny models by default
 @pytest.mark.model
 def test_a_tree_on_the_demo_model_scores_as_its_paths(
     demo_gguf: Path,

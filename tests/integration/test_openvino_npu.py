@@ -108,6 +108,7 @@ def test_what_was_compiled_is_read_again(
     assert not caplog.records and entry_of(cache).stat().st_mtime_ns == before
 
 
+@pytest.mark.slow  # beside a damaged entry
 def test_what_another_driver_compiled_is_removed_and_told_in_a_line(
     bundle: Bundle, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +120,9 @@ def test_what_another_driver_compiled_is_removed_and_told_in_a_line(
     assert '"driver": "1.2.3"' in entry_of(cache).read_text()
 
 
-@pytest.mark.parametrize("damaged", ["rows_4.blob", "entry.json"])
+@pytest.mark.parametrize(
+    "damaged", [pytest.param("rows_4.blob", marks=pytest.mark.slow), "entry.json"]
+)
 def test_a_damaged_entry_is_compiled_again(
     damaged: str, bundle: Bundle, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,6 +250,7 @@ def test_doctor_knows_whether_a_draft_can_be_on_the_npu(
     assert (group, found) == ("draft", "openvino finds no NPU on this machine")
 
 
+@pytest.mark.slow  # beside test_planning.py
 def test_a_plan_puts_models_on_the_npu_in_the_form_that_it_takes(
     hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

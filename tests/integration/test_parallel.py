@@ -28,6 +28,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
+from fixtures.axes import pairwise_first
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -128,9 +129,10 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
     assert [answer(engine, prompt) for prompt in asked] == alone
 
 
-@pytest.mark.parametrize("patient", [False, True])
-@pytest.mark.parametrize("draft", ["llama", "qwen3"])
-@pytest.mark.parametrize("drafter", ["draft-model", "cascade"])
+@pytest.mark.parametrize(
+    ("patient", "draft", "drafter"),
+    pairwise_first([False, True], ["llama", "qwen3"], ["draft-model", "cascade"]),
+)
 def test_drafting_meanwhile_changes_no_text(
     patient: bool,
     draft: str,

@@ -155,6 +155,7 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
         assert engine.generate("the", max_tokens=3).stats.predicted_n == 3
 
 
+@pytest.mark.slow  # converts and measures
 def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path) -> None:
     """How certain that is depends on the machine: what is kept is looked at, not what is said."""
     source, options = Source(model, quiet), LoadOptions(runtime="ort")
@@ -185,6 +186,7 @@ def test_an_engine_whose_passes_are_known_has_nothing_to_measure(model: str) -> 
         assert costs is not None and costs().at(1) == profile.costs(256).at(1)
 
 
+@pytest.mark.slow  # the command of a busy machine runs by default
 def test_the_command_prints_a_table_or_json_and_writes_the_plan(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,7 @@ def kept(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"*{SUFFIX}"))
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix"])
+@pytest.mark.parametrize("drafter", ["none", pytest.param("suffix", marks=pytest.mark.slow)])
 def test_a_prompt_that_begins_alike_is_read_from_where_they_part(
     opened: Open, tmp_path: Path, drafter: str
 ) -> None:

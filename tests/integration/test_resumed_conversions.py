@@ -136,7 +136,9 @@ def waiting(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     ("format", "quantization", "check", "after", "said"),
     [
         ("onnx", "int4", False, 2, "2 of 4 layers"),
-        ("onnx", "fp16", True, NUM_LAYERS + 1, "4 of 4 layers"),  # while it is compared
+        pytest.param(  # while it is compared
+            "onnx", "fp16", True, NUM_LAYERS + 1, "4 of 4 layers", marks=pytest.mark.slow
+        ),
         ("gguf", "Q8_0", False, 20, "20 of 39 tensors"),
         ("gguf", "Q6_K", False, 40, ""),  # while llama.cpp quantizes
     ],
@@ -197,7 +199,7 @@ def test_each_interrupt_of_several_is_gone_on_from(
     assert contents(tmp_path / "out") == whole("onnx", "int8", False)
 
 
-@pytest.mark.parametrize("format", ["onnx", "gguf"])
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "gguf"])
 def test_what_a_full_disk_stopped_goes_on_once_there_is_room(
     format: str, model: Path, tmp_path: Path, cache: Path, whole: Whole
 ) -> None:

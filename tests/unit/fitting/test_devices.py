@@ -124,6 +124,7 @@ def test_json_is_one_document(
     assert err == ""
 
 
+@pytest.mark.slow  # asks every runtime in a process
 @pytest.mark.usefixtures("third_party")
 def test_a_line_of_a_pipe_is_a_device_and_is_never_folded() -> None:
     done = printed()
@@ -137,6 +138,7 @@ def test_a_line_of_a_pipe_is_a_device_and_is_never_folded() -> None:
     assert any("pip install" in line for line in lines)
 
 
+@pytest.mark.slow  # asks every runtime in a process
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.usefixtures("third_party")
 def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

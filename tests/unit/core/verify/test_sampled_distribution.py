@@ -74,8 +74,7 @@ WITH_ALL_DRAWS = [
     (("ss", "s"), Siblings.WITH_REPLACEMENT),
     (("ss", "s"), Siblings.K_SEQ),
 ]
-TREES = [
-    *WITH_ALL_DRAWS,
+OTHER_TREES = [
     (("s",), Siblings.WITHOUT_REPLACEMENT),
     (("s", "c"), Siblings.WITHOUT_REPLACEMENT),
     (("c", "s"), Siblings.WITHOUT_REPLACEMENT),
@@ -86,8 +85,9 @@ TREES = [
 @pytest.mark.parametrize(
     ("shape", "siblings", "draws"),
     [
-        *((*tree, DRAWS // 10) for tree in TREES),
+        *((*tree, DRAWS // 10) for tree in WITH_ALL_DRAWS),
         *(pytest.param(*tree, DRAWS, marks=pytest.mark.slow) for tree in WITH_ALL_DRAWS),
+        *(pytest.param(*tree, DRAWS // 10, marks=pytest.mark.slow) for tree in OTHER_TREES),
     ],
 )
 def test_the_first_tokens_have_the_targets_joint_distribution(

@@ -71,7 +71,16 @@ def test_a_useless_draft_changes_nothing(
     assert drafter.text_counts.accepted_characters < drafter.text_counts.proposed_characters
 
 
-@pytest.mark.parametrize("name", spoken.DRAFTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("small", "sentencepiece first"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("permuted", "bytes", "sentencepiece every", "sentencepiece none")
+        ),
+    ],
+)
 def test_a_draft_token_to_the_end_is_all_of_the_targets_own_tokens(
     name: str, languages: Languages
 ) -> None:

@@ -56,7 +56,9 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
     assert inner.begun < len(inner.budgets) / 2  # most of the time the text only goes on
 
 
-@pytest.mark.parametrize("name", ["small", "large", "sentencepiece first"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("small", marks=pytest.mark.slow), "sentencepiece first"]
+)
 def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Languages) -> None:
     of_target = spoken.Counting(languages["target"].codec)
     of_draft = spoken.Counting(languages[name].codec)
