@@ -113,8 +113,8 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
 
 
 def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
-    """Whether a model of a family that exporters know has what only a library runs: experts, or a
-    rotary embedding that is stretched in another way."""
+    """Says whether a model of a family that exporters know has what only a library runs: experts,
+    or a rotary embedding that is stretched in another way."""
     experts = EXPERTS not in BY_ARCHITECTURE[architecture].computes and metadata.get(
         f"{architecture}.expert_count", int
     )

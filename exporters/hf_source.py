@@ -170,7 +170,8 @@ def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:
 
 
 def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence[int]) -> bool:
-    """Where tokenizer_config.json is silent, as Llama 3's, tokenizer.json does it unasked."""
+    """Says whether texts begin with BOS. Where tokenizer_config.json is silent, as Llama 3's,
+    tokenizer.json decides."""
     stated = tokenizer_config.get("add_bos_token")
     if stated is not None or not bos_ids:
         return bool(stated)

@@ -40,8 +40,8 @@ def input_ranges(
 def _of_inputs(
     checkpoint: StoredCheckpoint, progress: Progress, measure: Callable[[np.ndarray], _Measured]
 ) -> dict[str, _Measured]:
-    """What is measured of each matrix's inputs [rows, in], by the reference on the beginnings of
-    our own prompts."""
+    """Returns what is measured of each matrix's inputs [rows, in], by the reference on the
+    beginnings of our own prompts."""
     tokenizer = Tokenizer(checkpoint.tokenizer_json())
     tokens: list[int] = []
     for prompt in read_prompts(OWN_PROMPTS, _PROMPTS_PER_CATEGORY):

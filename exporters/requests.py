@@ -107,8 +107,8 @@ def converting(num_kept: int, num: int, parts: str) -> str:
 
 
 def _stats(path: Path) -> list[tuple[str | int, ...]]:
-    """What changes with each file: not its content alone, but nothing else either where nobody
-    touches it."""
+    """Returns what changes with each file: not its content alone, but nothing that changes where
+    nobody touches the file."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files if file.is_file()]
     return [

@@ -58,8 +58,10 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
 
 
 def roll_back(session: Session, length: int) -> int:
-    """Rolls back to so many tokens, or to none where a sliding window has forgotten what would then
-    be needed; how many are left. Raises SessionError."""
+    """Rolls back to `length` tokens, or to none where a sliding window lacks what they need.
+
+    Returns how many tokens are left. Raises SessionError.
+    """
     try:
         with translate_errors:
             session.rollback(length)

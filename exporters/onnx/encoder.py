@@ -60,7 +60,7 @@ class EncoderBuilder(GraphBuilder):
         return nodes.add("Range", ends, "source.positions")
 
     def _as_indices(self, positions: str) -> str:
-        """As int64: onnxruntime 1.32 makes a Slice that fails of a Gather by a Range of int32."""
+        """Casts to int64: onnxruntime 1.32 makes a Slice that fails of a Gather by int32."""
         if not self.config.position_table:
             return ""
         return self.nodes.add("Cast", [positions], "source.indices", to=TensorProto.INT64)

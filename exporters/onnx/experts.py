@@ -61,8 +61,8 @@ class Mixture:
         return [self._nodes.weights.add(name, self._checkpoint.float32(name)) for name in names]
 
     def _matrices(self, prefix: str, *parts: str) -> list[str]:
-        """What is stored of these matrices of all experts, their rows in turns, and of their
-        biases, "" where there are none."""
+        """Stores these matrices of all experts, their rows in turns, and their biases. Returns the
+        names; the last is "" where there are no biases."""
         experts = [f"{prefix}experts.{expert}." for expert in range(self._config.num_experts)]
         matrices = [[f"{each}{part}.weight" for part in parts] for each in experts]
         stored = self._weights.stacked(f"{prefix}{parts[-1]}.weight", matrices)

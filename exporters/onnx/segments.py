@@ -116,7 +116,7 @@ def _streams(names: Sequence[str], config: ModelConfig) -> list[ValueInfoProto]:
 
 
 def _packed_bytes(node: NodeProto, sizes: dict[str, int]) -> int:
-    """What a node has of the weights that are packed; of an embedding, rows are only looked up."""
+    """Counts the weights of a node that are packed; of an embedding, rows are only looked up."""
     return 0 if "Gather" in node.op_type else sum(sizes.get(name, 0) for name in _taken([node]))
 
 

@@ -163,7 +163,7 @@ def _open_context(bound: Any, model: int, choices: ContextChoices) -> int | None
 
 
 def _devices(ggml: Any) -> list[LibraryDevice]:
-    """This fork knows backends, not devices: their memory is not told."""
+    """Lists backends: this fork knows no devices, and says nothing of their memory."""
     names = [
         ggml.ggml_backend_reg_get_name(i).decode() for i in range(ggml.ggml_backend_reg_get_count())
     ]

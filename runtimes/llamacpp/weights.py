@@ -142,7 +142,7 @@ def _too_little(devices: Sequence[LibraryDevice], needed: int, what: str) -> Dev
 
 
 def _free(free_context: Callable[[int], None], handle: int) -> None:
-    """And gives its memory back to the system: contexts come and go with forks and texts that grow,
-    and what is allocated between them keeps the heap from shrinking."""
+    """Frees a context and gives its memory back to the system: contexts come and go with forks and
+    texts that grow, and what is allocated between them keeps the heap from shrinking."""
     free_context(handle)
     return_freed()
