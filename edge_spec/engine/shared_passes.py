@@ -151,12 +151,16 @@ class SharedPasses:
             self._queue.append(request)
             self._turn.notify_all()  # who waits for company may go
             try:
+                nobody_came = False
                 while not request.is_done:
                     if self._is_running or self._queue[0] is not request:
                         self._turn.wait()
                         continue
-                    wait_s = self._worth_waiting_s()
-                    if wait_s <= 0 or not self._turn.wait(wait_s):  # nobody came in time
+                    wait_s = 0.0 if nobody_came else self._worth_waiting_s()
+                    if wait_s > 0:  # then again: a pass of nobody in the queue may run by now
+                        nobody_came = not self._turn.wait(wait_s)
+                    else:
+                        nobody_came = False
                         self._lead()
             except BaseException:
                 while self._is_running:  # the pass may write to this session's cache

@@ -407,3 +407,23 @@ def interrupted_while_it_waits(passes: SharedPasses, released: Event) -> Any:
 
     passes._turn.wait = interrupted  # type: ignore[method-assign]
     yield
+
+
+def test_who_has_waited_in_vain_waits_for_a_pass_that_began_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A comparison of passes may begin while a conversation waits for company: two passes at once
+    would write to the same buffers."""
+    served = Served()
+    passes, waits = served.passes, []
+
+    def wait(timeout_s: float | None = None) -> bool:
+        waits.append(timeout_s)
+        passes._is_running = timeout_s is not None
+        assert not served.model.passes
+        return False
+
+    monkeypatch.setattr(passes, "_worth_waiting_s", lambda: 1.0)
+    monkeypatch.setattr(passes._turn, "wait", wait)
+    passes.forward(served.session(), TokenTree.chain(1), 1)
+    assert waits == [1.0, None] and served.model.passes == [[1]]
