@@ -298,6 +298,7 @@ def test_it_ends_where_the_system_gives_the_signal_to_another_thread(start: Star
     assert sidecar.end() == (0, "")
 
 
+@pytest.mark.slow  # beside a signal that another thread gets
 @pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
 def test_it_ends_where_the_first_signal_wakes_nobody(start: Start) -> None:
     sidecar = start(UNHEARD)
@@ -305,6 +306,7 @@ def test_it_ends_where_the_first_signal_wakes_nobody(start: Start) -> None:
     assert sidecar.end() == (0, "")
 
 
+@pytest.mark.slow  # beside its end while the model is opened
 @pytest.mark.skipif(sys.platform == "win32", reason="the system does not tell of a closed end")
 def test_it_ends_while_more_waits_than_is_read_ahead(start: Start) -> None:
     sidecar = start(WAITING)

@@ -360,6 +360,7 @@ def run(*_):
     assert errors == b""
 
 
+@pytest.mark.slow  # beside a library that does not return
 def test_a_server_whose_model_hangs_is_ended_by_a_third_signal(python: Python, tiny: str) -> None:
     process = python(f"""
 from edge_spec.engine.engine import Engine

@@ -32,6 +32,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
 from fixtures import families, t5_models
 from fixtures import text_distribution as text
+from fixtures.axes import each_first
 
 SOURCE = "translating the cat"
 LENGTH = 24  # tokens of an answer
@@ -137,8 +138,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("runtime", ["reference", "ort"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "runtime"), each_first(list(KINDS), ["ort", "reference"]))
 def test_drafts_read_the_same_source_and_change_no_text(
     kind: str, runtime: str, tmp_path: Path, cached: None, fixed_policy: None
 ) -> None:

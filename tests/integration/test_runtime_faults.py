@@ -51,7 +51,7 @@ def opened(
     return open_engine
 
 
-@pytest.mark.parametrize("runtime", OPTIONS)
+@pytest.mark.parametrize("runtime", ["ort", pytest.param("llamacpp", marks=pytest.mark.slow)])
 def test_an_engine_survives_every_fault(opened: Opened, runtime: str) -> None:
     with opened(runtime) as engine:
         prompts = [[5, 9, 5, 9, 7], [20, 21, 20, 21]]

@@ -137,7 +137,7 @@ def test_new_text_is_followed_only_at_the_end(chat: Any, page: Page) -> None:
     chat.settle()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_colours_follow_the_system_until_chosen(serve: Serve, open_chat: Open, scheme: str) -> None:
     page = open_chat(serve().url, color_scheme=scheme).page
     assert page.locator("html").get_attribute("data-theme") == scheme
