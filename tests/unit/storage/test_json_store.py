@@ -17,6 +17,7 @@ from edge_spec.storage.json_store import (
     tell_unkept,
     write_sealed,
 )
+from edge_spec.storage.locks import try_hold
 
 KIND = TypeAdapter(dict[str, Any])
 CONTENT = {"version": 1, "values": [0.1, 1e-300, "ü\n"]}
@@ -75,6 +76,15 @@ def test_a_damaged_file_is_not_removed_once_another_process_has_replaced_it(
     monkeypatch.setattr(kept_file, "locked", replaced_meanwhile)
     assert KeptFile(path, KIND).read() == CONTENT
     assert read_sealed(path, KIND) == CONTENT
+
+
+def test_nobody_else_writes_between_reading_and_writing(path: Path) -> None:
+    def change(found: dict[str, Any] | None) -> dict[str, Any]:
+        assert found is not None and try_hold(path) is None
+        return {**found, "more": 1}
+
+    KeptFile(path, KIND).update(change)
+    assert read_sealed(path, KIND) == {**CONTENT, "more": 1}
 
 
 def test_a_cache_that_cannot_be_written_is_told_once(
