@@ -4,7 +4,7 @@ A pass takes most of its time for the weights, which it reads once for all rows,
 conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
 conversation joins and leaves with each pass. Prompts have passes of their own, which take turns
 with those of the conversations that write: the tokens of a slice share the weights among each
-other, so rows of others would save little there (measured: a token takes 1.2 to 1.3 ms either way).
+other already, and slices of a few tokens beside the rows of others took longer a token.
 
 No text depends on who else is there: where texts are promised to be bit-identical, passes are
 shared only if that was measured to change no bit, and prompts are divided only likewise.
