@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,26 +46,50 @@ def library_name() -> str:
     )
 
 
-def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
-    """Writes the shared library to `out`. compiler: a command, $CXX or c++ by default; machine: its
-    target's. Raises OSError without one, subprocess.CalledProcessError where it fails."""
-    command = list(compiler) or os.environ.get("CXX", "c++").split()
-    sources = {**BY_MACHINE.get(machine or platform.machine(), {}), **EVERYWHERE}
-    present = {name: flags for name, flags in sources.items() if (HERE / name).is_file()}
-    with tempfile.TemporaryDirectory() as work:
+def sources() -> list[Path]:
+    return sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
 
-        def compiled(item: tuple[str, Sequence[str]]) -> str:
-            name, flags = item
+
+def is_current(library: Path) -> bool:
+    """Whether the file is there and younger than what it is compiled from."""
+    made_of = [*sources(), Path(__file__)]
+    return library.is_file() and all(
+        path.stat().st_mtime < library.stat().st_mtime for path in made_of
+    )
+
+
+def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
+    """Writes the shared library to `out`, always the same bytes. compiler: a command, $CXX or c++
+    by default; machine: its target's. A compiler that is too old for an instruction set leaves its
+    table out. Raises OSError without one, subprocess.CalledProcessError where it fails."""
+    command = list(compiler) or os.environ.get("CXX", "c++").split()
+    tables = BY_MACHINE.get(machine or platform.machine(), {})
+    with tempfile.TemporaryDirectory() as work:
+        known = {name: flags for name, flags in tables.items() if _knows(command, flags, work)}
+        wanted = {**known, **EVERYWHERE}
+
+        def compiled(name: str) -> str:
             to = str(Path(work) / f"{name}.o")
-            subprocess.run(
-                [*command, *COMMON, *flags, "-c", str(HERE / name), "-o", to], check=True
-            )
+            flags = (*COMMON, f"-ffile-prefix-map={HERE}=.", *wanted[name])
+            subprocess.run([*command, *flags, "-c", str(HERE / name), "-o", to], check=True)
             return to
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compiled, present.items()))
+            objects = list(pool.map(compiled, [n for n in wanted if (HERE / n).is_file()]))
+        made = str(Path(work) / "library")
+        subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl"], check=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([*command, "-shared", *objects, "-o", str(out), "-ldl"], check=True)
+        # A process that has the old one loaded keeps it: a file is replaced, never written over.
+        beside = out.with_name(f".{out.name}.{os.getpid()}")
+        shutil.copyfile(made, beside)
+        beside.replace(out)
+
+
+def _knows(command: Sequence[str], flags: Sequence[str], work: str) -> bool:
+    """Whether the compiler takes these flags for its target. Raises OSError without a compiler."""
+    to = str(Path(work) / "flags.o")
+    tried = [*command, *flags, "-x", "c++", "-c", os.devnull, "-o", to]
+    return subprocess.run(tried, capture_output=True).returncode == 0
 
 
 if __name__ == "__main__":
