@@ -51,6 +51,15 @@ class ScreeningRuntime(Runtime, Protocol):
 
 
 @runtime_checkable
+class HasOwnKernels(Runtime, Protocol):
+    """A runtime that may put kernels of its own in the place of its library's."""
+
+    def kernels(self) -> str:
+        """Names those that compute here, so that another build of them has another name; "" where
+        the library's own do. Quick, and raises nothing: it is asked before a model is opened."""
+
+
+@runtime_checkable
 class ConfigScreeningRuntime(Runtime, Protocol):
     """A runtime that does not run all that is converted for it."""
 

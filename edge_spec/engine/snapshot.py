@@ -34,7 +34,7 @@ def take_snapshot(
         fingerprint=fingerprint(parts),
         computing=parts.computing,
         drafts=_drafts(parts),
-        exact=bool(parts.speculation_factory.lossless.widths),
+        exact=parts.speculation_factory.lossless.is_exact,
         noise=conversation.noise,
         plain_s=conversation.plain_rate.seconds,
         learnt=drafting.stats(),
@@ -175,5 +175,5 @@ def _is_usable(snapshot: Snapshot, parts: EngineComponents, decoder: Decoder) ->
     description = snapshot.description
     if not snapshot.cache or description.computing != parts.computing:
         return False
-    same_width = description.exact == bool(parts.speculation_factory.lossless.widths)
+    same_width = description.exact == parts.speculation_factory.lossless.is_exact
     return description.noise <= decoder.tie_margin and (decoder.tie_margin > 0 or same_width)

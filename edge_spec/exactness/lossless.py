@@ -1,9 +1,10 @@
 """The promise that a text equals plain decoding's, and how it is kept.
 
-A kernel may score a row otherwise in a pass of another width, and near ties then flip. Three ways
-lead around it: passes keep to widths whose rows agree bit for bit, plain steps included (the plain
-width is the narrowest of them, and its further rows hold no token or a draft token, which costs
-nothing more); a near tie of a wider pass is left to a plain step; or near ties are allowed.
+A kernel may score a row otherwise in a pass of another width, and near ties then flip. Where none
+does, by how they compute, passes may have any rows. Elsewhere three ways lead around it: passes
+keep to widths whose rows agree bit for bit, plain steps included (the plain width is the narrowest
+of them, and its further rows hold no token or a draft token, which costs nothing more); a near tie
+of a wider pass is left to a plain step; or near ties are allowed.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class LosslessMode(StrEnum):
 class Promise(StrEnum):
     """The promise for greedy texts; sampled ones have the model's distribution in any case."""
 
+    BY_CONSTRUCTION = "bit-identical, by construction"
     BIT_IDENTICAL = "bit-identical"
     REPLAYED = "equal; near ties are decided by plain steps"
     TIES = "near ties may differ"
@@ -105,7 +107,8 @@ class Losslessness:
 
     widths: of its passes, ascending; empty where they may have any. plain_cost: a plain step of the
     narrowest of them over the fastest plain step there is. tie_margin: of a greedy choice, in
-    logits, below which it may differ from plain decoding's, or is replayed.
+    logits, below which it may differ from plain decoding's, or is replayed. by_construction:
+    whether a row has the same bits in all passes because of how the kernels compute.
     """
 
     mode: LosslessMode = LosslessMode.TIES
@@ -113,12 +116,20 @@ class Losslessness:
     plain_cost: float = 1.0
     replays: bool = False
     tie_margin: float = 0.0
+    by_construction: bool = False
 
     @property
     def promise(self) -> Promise:
+        if self.by_construction:
+            return Promise.BY_CONSTRUCTION
         if self.widths:
             return Promise.BIT_IDENTICAL
         return Promise.REPLAYED if self.replays else Promise.TIES
+
+    @property
+    def is_exact(self) -> bool:
+        """Says whether texts are bit-identical to plain decoding's."""
+        return self.by_construction or bool(self.widths)
 
     @property
     def plain_width(self) -> int:
@@ -149,6 +160,8 @@ def keep_promise(
     rows over one of a single row; asked only where it decides. replays: whether to leave near ties
     to plain steps is cheap: drafting while the target scores cannot be done then. Near ties are not
     known where the noise is not: passes keep to widths that agree then, at whatever price."""
+    if found.by_construction:
+        return Losslessness(mode, by_construction=True)
     if mode is LosslessMode.TIES:
         return Losslessness(mode, tie_margin=found.tie_margin)
     is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE

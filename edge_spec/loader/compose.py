@@ -119,7 +119,7 @@ def _prompt_files(placed: PlacedModels, parts: EngineComponents) -> PromptFiles 
     if directory is None:
         return None
     architecture = {**parts.model.config.to_dict(), "context_length": 0}
-    exact = bool(parts.speculation_factory.lossless.widths)
+    exact = parts.speculation_factory.lossless.is_exact
     build = library_build(parts.runtime)
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)

@@ -17,8 +17,8 @@ from edge_spec.core.export import Exporter, LayerStream, Observe, ReadingExporte
 from edge_spec.core.heads import HeadMatrix, TrainedHead
 from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
-from edge_spec.core.runtime_protocols import FormatByDevice, ReadsMoreFormats
-from edge_spec.errors import UnknownArchitectureError
+from edge_spec.core.runtime_protocols import FormatByDevice, HasOwnKernels, ReadsMoreFormats
+from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
 
 AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
@@ -114,6 +114,15 @@ def library_build(runtime: str) -> str:
             record = distribution(name).read_text("RECORD") or ""
             build = f"{record}{_own_build(runtime)}"
             return hashlib.sha256(build.encode()).hexdigest()[:16]
+    return ""
+
+
+def own_kernels(runtime: str) -> str:
+    """Returns the name of the kernels that a runtime has put in the place of its library's own; ""
+    where it has not."""
+    with suppress(MissingDependencyError):
+        loaded = load_runtime(runtime)
+        return loaded.kernels() if isinstance(loaded, HasOwnKernels) else ""
     return ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -49,6 +49,7 @@ class ProfileKey:
     threads: int | None  # None: the runtime's choice
     options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
     cpu: str
+    kernels: str = ""  # in the place of the library's own
 
     @property
     def path(self) -> Path:
@@ -58,7 +59,7 @@ class ProfileKey:
     @property
     def digest(self) -> str:
         """Changes with the model and with how it is run."""
-        parts = {**asdict(self), "export": EXPORT_VERSION}
+        parts = {**key_parts(self), "export": EXPORT_VERSION}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -156,7 +157,17 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
         threads=options.threads,
         options=options_apart(options),
         cpu=cpu_name(),
+        kernels=runtimes.own_kernels(prepared.runtime.name),
     )
+
+
+def key_parts(key: Any) -> dict[str, Any]:
+    """Returns the fields of a key, by which its file is named. Kernels are left out where there are
+    none but the library's, so that what was measured of these before is found."""
+    parts = asdict(key)
+    if not parts["kernels"]:
+        del parts["kernels"]
+    return parts
 
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:

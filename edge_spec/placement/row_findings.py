@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,6 +30,7 @@ from edge_spec.control.cost import RowCosts, costs_of
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import HasWays, Model, RuntimeOptions
 from edge_spec.exactness.batch_invariance import (
+    BY_CONSTRUCTION,
     BatchInvariance,
     agreeing_width,
     is_large,
@@ -41,7 +42,7 @@ from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features, cpu_name
 from edge_spec.placement.measure import median_seconds, quick_passes, uncertainty
-from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, options_apart
+from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, key_parts, options_apart
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
 
@@ -69,10 +70,11 @@ class RowsKey:
     features: tuple[str, ...]  # of the processor, that kernels are chosen by
     shapes: tuple[int, ...]
     way: str = ""  # of computing, where there are several
+    kernels: str = ""  # in the place of the library's own
 
     @property
     def path(self) -> Path:
-        parts = json.dumps(asdict(self), sort_keys=True)
+        parts = json.dumps(key_parts(self), sort_keys=True)
         digest = hashlib.sha256(parts.encode()).hexdigest()[:16]
         return cache_directory() / "rows" / f"{self.runtime}-{digest}.json"
 
@@ -90,6 +92,9 @@ class RowFindings:
     def lossless(self, mode: LosslessMode, replays: bool = True) -> Losslessness:
         """Returns how the promise is kept, as `keep_promise` has it."""
         return keep_promise(mode, self.batch_invariance, lambda: self.plain_cost, replays)
+
+
+_BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
         cpu=key.cpu,
         features=cpu_features(),
         shapes=shapes_of(config),
+        kernels=key.kernels,
     )
 
 
@@ -128,6 +134,7 @@ def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
         and key.library == runtimes.library_version(key.runtime)
         and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
         and key.options == options_apart(asked)
+        and key.kernels == runtimes.own_kernels(key.runtime)
     )
 
 
@@ -150,9 +157,14 @@ def read_rows(path: Path) -> RowsKey:
 
 
 def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
-    """Returns what the cache knows of these widths; else measures it now, and keeps it."""
-    wanted = measured_widths(model, widths)
+    """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
+    measured of kernels that compute a row alike by construction."""
     known = known_rows(key)
+    if model.capabilities.invariant_rows:
+        if known != _BY_CONSTRUCTION:
+            _keep(key, _BY_CONSTRUCTION)
+        return _BY_CONSTRUCTION
+    wanted = measured_widths(model, widths)
     if known is not None and set(wanted) <= set(known.widths):
         return known
     found = measure_batch_invariance(model, wanted)

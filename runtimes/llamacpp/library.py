@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 
 PREFILL_TOKENS = 512  # given to the library at once
@@ -91,6 +92,8 @@ class ContextChoices:
     num_sequences: int | None = None  # None: max_rows
     num_outputs: int | None = None  # rows of a pass that may be scored; None: max_rows
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
+    invariant_rows: bool = False  # a row's bits follow from the tokens of its sequence, as long as
+    # these stand in the cache in their order
 
 
 @dataclass(frozen=True)
@@ -169,3 +172,5 @@ class Library:
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
     layer_inputs: LayerInputs | None = None
     for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises
+    # Whether kernels of our own compute all of a model on the CPU, flash attention too.
+    has_invariant_rows: Callable[[ModelInfo], bool] = lambda source: False

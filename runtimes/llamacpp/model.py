@@ -53,19 +53,16 @@ class LlamaCppModel:
         moved = fitted(source, options, devices)
         on_device = moved is not None
         kv_type = _kv_type(library, options)
-        is_left = options.kv_type is None and options.flash_attention is None and not on_device
-        self._ways = library.cpu_ways if is_left else (Way("as asked for"),)
+        is_flash = options.flash_attention is not False
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
             batch_tokens=library.max_batch_tokens(source.weight_types),
             max_rows=MAX_ROWS,
             threads=options.threads or available_cores(),
             kv_type=kv_type,
-            flash_attention=options.flash_attention is not False,
+            flash_attention=is_flash,
             on_device=on_device,
         )
-        self._lock = Lock()  # sessions may be opened by several threads
-        self.choose_way(self.ways[0])
         how = ModelChoices(
             devices if moved else (),
             moved.num_layers if moved else options.gpu_layers,
@@ -82,6 +79,13 @@ class LlamaCppModel:
         if moved and library.for_devices and not options.rpc_servers:  # which end the process
             calls = library.for_devices()
         self._weights = GgufWeights(calls, source.path, self.config, how)
+        is_invariant = is_flash and not on_device and library.has_invariant_rows(source)
+        self._choices = replace(self._choices, invariant_rows=is_invariant)
+        is_left = options.kv_type is None and options.flash_attention is None and not on_device
+        is_tried = is_left and not is_invariant
+        self._ways = library.cpu_ways if is_tried else (Way("as asked for"),)
+        self._lock = Lock()  # sessions may be opened by several threads
+        self.choose_way(self.ways[0])
         # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
         # measured, whose kernels may depend on how many cells there are.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
@@ -93,6 +97,7 @@ class LlamaCppModel:
             hidden_states=library.hidden is not None and self._weights.gives_final_states,
             settled_tokens=SETTLED_TOKENS,
             rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
+            invariant_rows=is_invariant,
         )
         if self._weights.is_hybrid:
             self._make_rewindable(source)

@@ -16,6 +16,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.branches import Branches
 from edge_spec.runtimes.llamacpp.features import Features
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.outputs import ContextOutputs
@@ -28,10 +29,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class LlamaCppSession:
-    """Committed tokens are sequence 0; the branches of a tree are sequences only during a round.
-
-    Branches share the cells of their common prefix, as in llama.cpp's examples/speculative.
-    """
+    """Committed tokens are sequence 0; the branches of a tree are sequences only during a round."""
 
     def __init__(self, weights: GgufWeights, choices: ContextChoices, context_length: int) -> None:
         self.length = 0
@@ -45,7 +43,7 @@ class LlamaCppSession:
         self._outputs = ContextOutputs(weights, self._opened.handle, choices.steady_rows)
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._features: Features | None = None  # that are collected
-        self._branches: np.ndarray | None = None  # [rows] first sequence of each uncommitted row
+        self._branches = Branches(weights.library, choices.invariant_rows)
         self._has_holes = False  # between the cells of committed tokens
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -86,16 +84,8 @@ class LlamaCppSession:
 
     def commit(self, rows: Sequence[int]) -> None:
         length = self.length + len(rows)
-        if self._branches is not None:
-            library, memory = self._library, self._library.memory(self._context())
-            kept = int(self._branches[rows[-1]])
-            # An interrupt may come between any two of these: the committed tokens never leave
-            # sequence 0, and what else is left in it is removed before the next pass.
-            if kept:
-                library.sequence_remove(memory, 0, self.length, -1)
-                library.sequence_copy(memory, kept, 0, self.length, length)
-            library.sequence_keep(memory, 0)
-            self._branches = None
+        if self._branches:
+            self._branches.commit(self._library.memory(self._context()), rows, self.length)
             self._has_holes = True
         self.length = length
 
@@ -168,16 +158,14 @@ class LlamaCppSession:
         self._context()
         if self._cached > self.length:
             memory = self._library.memory(self._context())
-            if self._branches is not None:
-                self._library.sequence_keep(memory, 0)
-                self._branches = None
+            self._branches.drop(memory)
             self._drop_uncommitted(memory)
             self._cached = self.length
         if self._has_holes and self._library.make_contiguous:
             self._library.make_contiguous(self._context())
             self._has_holes = False
         needed = self.length + rows
-        if needed > self._choices.num_tokens:
+        if needed + self._branches.num_held > self._choices.num_tokens:
             self._grow(self._room_for(needed))
 
     def _drop_uncommitted(self, memory: int) -> None:
@@ -224,7 +212,8 @@ class LlamaCppSession:
         outputs = ContextOutputs(self._weights, after.handle, choices.steady_rows)
         # In one statement, so that an interrupt finds one or the other.
         self._opened, self._choices, self._outputs, self.length = after, choices, outputs, length
-        self._cached, self._branches, self._has_holes = length, None, False
+        self._cached, self._has_holes = length, False
+        self._branches.moved()
         before.free()
 
     def _share_out(self, rows: int, seconds: float) -> None:
@@ -250,10 +239,8 @@ class LlamaCppSession:
     def _branched(self, tree: TokenTree) -> Any:
         """The batch of a tree, whose branches the cache then knows as sequences."""
         self._cached = self.length + len(tree)
-        batch, self._branches = self._batch.tree(tree, self.length)
-        memory = self._library.memory(self._context())
-        for sequence in range(1, int(self._branches.max()) + 1):
-            self._library.sequence_copy(memory, 0, sequence, -1, -1)
+        batch, sequences = self._batch.tree(tree, self.length)
+        self._branches.begin(self._library.memory(self._context()), tree, sequences)
         return batch
 
     def _decode(self, batch: Any) -> None:

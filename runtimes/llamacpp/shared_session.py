@@ -49,7 +49,8 @@ class SharedSession(LlamaCppSession):
         if self._member is not None:
             self.num_lone += 1
             # A single row may be shared out among threads, by how many cells all have.
-            is_steady = len(tree) > 1 or self._choices.steady_rows
+            choices = self._choices
+            is_steady = len(tree) > 1 or choices.steady_rows or choices.invariant_rows
             if self.num_lone > _LONE_PASSES or not is_steady:
                 self._return()
         if self._member is not None:
@@ -135,8 +136,8 @@ class SharedSession(LlamaCppSession):
             self._move_to(self._room_for(length), sequence, length)
             return
         context = self._context()
-        library.sequence_remove(library.memory(context), 0, -1, -1)
-        self._cached, self._branches, self._has_holes = 0, None, False
+        self._branches.empty(library.memory(context))
+        self._cached, self._has_holes = 0, False
         if length:
             write_sequence(library, context, sequence, 0)
         self._cached = length

@@ -18,7 +18,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
-from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.exactness.batch_invariance import BY_CONSTRUCTION, BatchInvariance
 from edge_spec.exactness.lossless import ExactPolicy, LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
 from edge_spec.models.device_names import DraftOverlap
@@ -91,6 +91,15 @@ def test_passes_keep_to_widths_that_agree_and_have_no_ties(mode: LosslessMode) -
     assert isinstance(speculation.policy, ExactPolicy)
     assert not branches(speculation) and speculation.tie_margin == 0
     assert not branches(speculation_factory(EXACT_BRANCHES, mode).choose("suffix"))
+
+
+@pytest.mark.parametrize("mode", LosslessMode)
+def test_draft_tokens_branch_in_every_mode_where_rows_agree_by_construction(
+    mode: LosslessMode,
+) -> None:
+    speculation = speculation_factory(BY_CONSTRUCTION, mode).choose("suffix,recycling")
+    assert branches(speculation) and not isinstance(speculation.policy, ExactPolicy)
+    assert speculation.tie_margin == 0 and not speculation.replays
 
 
 def test_without_drafters_there_are_no_ties() -> None:

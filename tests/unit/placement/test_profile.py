@@ -349,3 +349,13 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
     save_profile(newer, PROFILE)
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
+
+
+def test_a_profile_of_other_kernels_is_another_one() -> None:
+    """Both stay in the cache, and neither is taken for the other."""
+    ours = replace(KEY, kernels="ours")
+    faster = replace(PROFILE, prefill_tokens_per_s=200.0)
+    save_profile(KEY, PROFILE)
+    save_profile(ours, faster)
+    assert (load_profile(KEY), load_profile(ours)) == (PROFILE, faster)
+    assert ours.digest != KEY.digest

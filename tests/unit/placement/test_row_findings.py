@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,7 @@ def test_what_was_found_is_not_measured_again() -> None:
         {"shapes": (1, 2, 4)},
         {"options": ("kv_type=f16",)},
         {"way": "another"},
+        {"kernels": "ours"},
     ],
 )
 def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
@@ -110,6 +113,31 @@ def test_wider_passes_are_looked_at_where_they_are_asked_for() -> None:
     found = find_rows(model, KEY, widths_for(30))
     assert found.batch_invariance.invariant_widths == (*USUAL_WIDTHS, 24, 32)
     assert find_rows(model, KEY, widths_for(16)) == found
+
+
+@pytest.mark.parametrize("mode", LosslessMode)
+def test_nothing_is_measured_of_rows_that_agree_by_construction(mode: LosslessMode) -> None:
+    """Not even where there was something to measure before; a plan reads the answer later."""
+    measured = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
+    model = Ways(only=1)
+    model.capabilities = replace(model.capabilities, invariant_rows=True)
+    found = settle_rows(model, KEY, widths_for(60), mode)
+    assert not model.num_opened
+    lossless = found.lossless(mode)
+    assert lossless.describe() == "bit-identical, by construction"
+    assert lossless.is_exact and not lossless.widths and lossless.plain_width == 1
+    assert found.batch_invariance.branch_invariant
+    assert known_rows(KEY) == found
+    again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)  # which believes nothing of it
+    assert again.batch_invariance == measured.batch_invariance
+
+
+def test_files_keep_their_names_where_the_library_computes_with_its_own_kernels() -> None:
+    """They are named by a digest of all that findings depended on before there were others."""
+    parts = {name: value for name, value in asdict(KEY).items() if name != "kernels"}
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    assert KEY.path.name == f"llamacpp-{digest}.json"
+    assert replace(KEY, kernels="ours").path != KEY.path
 
 
 def test_a_damaged_finding_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
