@@ -1,0 +1,58 @@
+// Which tables there are, and which of them this processor can run.
+#include <cstdlib>
+#include <cstring>
+
+#include "packing.h"
+#include "processor.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace rows {
+
+extern const Kernels portable_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx512vnni_kernels, avxvnni_kernels, avx2_kernels;
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+bool has_avxvnni() {
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
+
+bool has_avx512vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+int block_values(Type type) { return format_of(type).values; }
+size_t block_bytes(Type type) { return static_cast<size_t>(format_of(type).bytes); }
+
+const Kernels* const* all_kernels() {
+  static const Kernels* const tables[] = {
+#if defined(__x86_64__)
+      &avx512vnni_kernels, &avxvnni_kernels, &avx2_kernels,
+#endif
+      &portable_kernels,   nullptr};
+  return tables;
+}
+
+const Kernels& best_kernels() {
+  const char* wanted = std::getenv("EDGE_SPEC_ROWS_KERNELS");
+  const Kernels* best = nullptr;
+  for (const Kernels* const* table = all_kernels(); *table; ++table) {
+    if (!(*table)->is_supported()) continue;
+    if (wanted && !std::strcmp(wanted, (*table)->name)) return **table;
+    if (!best) best = *table;
+  }
+  return *best;
+}
+
+}  // namespace rows

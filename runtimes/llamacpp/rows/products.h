@@ -1,0 +1,333 @@
+// A tile of weights times up to kPanelRows rows of activations, for each type of weights.
+//
+// Activations are int8 with a float factor for each block, amax / 127, as wide as the weights'
+// blocks. Within a block sums are integers; blocks are added one after the other, each with one
+// multiply-add. simd_portable.h describes the class of vectors `S`.
+#pragma once
+
+#include "kernels.h"
+#include "packing.h"
+#include "simd_portable.h"
+
+namespace rows {
+namespace {
+
+// One block of a panel: of each row its values, sums that offsets and minima need, and its factor.
+struct alignas(64) Panel256 {
+  int8_t values[kPanelRows][256];
+  int16_t sums_of_16[kPanelRows][16];
+  int16_t sums_of_32[kPanelRows][8];
+  float scales[kPanelRows];
+};
+struct alignas(32) Panel32 {
+  int8_t values[kPanelRows][32];
+  int32_t sums[kPanelRows];
+  float scales[kPanelRows];
+  float scaled_sums[kPanelRows];
+};
+
+inline size_t bytes_of_panel(Type type, int64_t num_blocks) {
+  const int values = format_of(type).values;
+  const size_t block = values == 1    ? sizeof(float) * kPanelRows
+                       : values == 32 ? sizeof(Panel32)
+                                      : sizeof(Panel256);
+  return (block * static_cast<size_t>(num_blocks) + 63) / 64 * 64;
+}
+
+// Rounds kCount values to int8 and returns their factor: NaN, with zeros, if one is not finite.
+template <int kCount>
+float quantize_block(const float* source, int8_t* values) {
+  int32_t largest = 0;  // of the magnitudes' bits, which are ordered as the magnitudes are
+  for (int i = 0; i < kCount; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, source + i, 4);
+    bits &= 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  float magnitude;
+  std::memcpy(&magnitude, &largest, 4);
+  const float inverse = 127.0f / magnitude;
+  if (largest >= 0x7f800000 || !(inverse < 3e38f)) {  // not finite, or too small for an inverse
+    std::memset(values, 0, kCount);
+    return largest >= 0x7f800000 ? std::nanf("") : 0.0f;
+  }
+  for (int i = 0; i < kCount; ++i) {  // 1.5 * 2^23 has no digits for a fraction: adding it rounds
+    const float shifted = source[i] * inverse + 12582912.0f;
+    int32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    values[i] = static_cast<int8_t>(bits - 0x4b400000);
+  }
+  return magnitude / 127.0f;
+}
+
+inline void quantize_row(Type type, const float* source, int row, int64_t first, int64_t count,
+                         void* panel) {
+  const int size = format_of(type).values;
+  for (int64_t b = first; b < first + count; ++b) {
+    const float* from = source + b * size;
+    if (size == 1) {
+      static_cast<float*>(panel)[b * kPanelRows + row] = *from;
+    } else if (size == 32) {
+      Panel32& block = static_cast<Panel32*>(panel)[b];
+      const float scale = quantize_block<32>(from, block.values[row]);
+      int32_t sum = 0;
+      for (int i = 0; i < 32; ++i) sum += block.values[row][i];
+      block.sums[row] = sum;
+      block.scales[row] = scale;
+      block.scaled_sums[row] = scale * static_cast<float>(sum);
+    } else {
+      Panel256& block = static_cast<Panel256*>(panel)[b];
+      block.scales[row] = quantize_block<256>(from, block.values[row]);
+      for (int group = 0; group < 16; ++group) {
+        int32_t sum = 0;
+        for (int i = 0; i < 16; ++i) sum += block.values[row][16 * group + i];
+        block.sums_of_16[row][group] = static_cast<int16_t>(sum);
+      }
+      for (int group = 0; group < 8; ++group)
+        block.sums_of_32[row][group] = static_cast<int16_t>(block.sums_of_16[row][2 * group] +
+                                                            block.sums_of_16[row][2 * group + 1]);
+    }
+  }
+}
+
+constexpr int kPrefetchBytes = 4096;  // how far ahead of its use memory is asked for
+
+template <int kBytes>
+ROWS_INLINE void prefetch(const uint8_t* p) {
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i);
+}
+
+// The unsigned weights of one group of 4 to 6 bits.
+template <class S, int kBits>
+ROWS_INLINE void unpack_group(const uint8_t* p, typename S::Bytes (&w)[8]) {
+  constexpr int piece = 4 * S::kLanes;
+  for (int j = 0; j < 4; ++j) {
+    const typename S::Bytes nibbles = S::load_bytes(p + piece * j);
+    w[2 * j] = S::low_nibbles(nibbles);
+    w[2 * j + 1] = S::high_nibbles(nibbles);
+  }
+  if constexpr (kBits == 5) {
+    const typename S::Bytes bits = S::load_bytes(p + 4 * piece);
+    w[0] = S::template merge<4, 16>(w[0], bits);
+    w[1] = S::template merge<3, 16>(w[1], bits);
+    w[2] = S::template merge<2, 16>(w[2], bits);
+    w[3] = S::template merge<1, 16>(w[3], bits);
+    w[4] = S::template merge<0, 16>(w[4], bits);
+    w[5] = S::template merge<-1, 16>(w[5], bits);
+    w[6] = S::template merge<-2, 16>(w[6], bits);
+    w[7] = S::template merge<-3, 16>(w[7], bits);
+  }
+  if constexpr (kBits == 6) {
+    for (int half = 0; half < 2; ++half) {
+      const typename S::Bytes bits = S::load_bytes(p + (4 + half) * piece);
+      w[4 * half] = S::template merge<4, 48>(w[4 * half], bits);
+      w[4 * half + 1] = S::template merge<2, 48>(w[4 * half + 1], bits);
+      w[4 * half + 2] = S::template merge<0, 48>(w[4 * half + 2], bits);
+      w[4 * half + 3] = S::template merge<-2, 48>(w[4 * half + 3], bits);
+    }
+  }
+}
+
+// Where a kernel writes: kLanes floats for each row, or the first `count` of them.
+template <class S, int kRows>
+ROWS_INLINE void write(const typename S::Float (&sums)[kRows], float* const* out, int count) {
+  for (int m = 0; m < kRows; ++m) {
+    if (count == S::kLanes) {
+      S::store(out[m], sums[m]);
+    } else {
+      float values[S::kLanes];
+      S::store(values, sums[m]);
+      std::memcpy(out[m], values, sizeof(float) * static_cast<size_t>(count));
+    }
+  }
+}
+
+// Q4_K and Q5_K: d * scale * w - dmin * minimum; a scale and a minimum for each group.
+template <class S, int kBits, int kRows>
+void multiply_4k_5k(const uint8_t* tile, int64_t num_blocks, const void* panel, int row,
+                    float* const* out, int num_outputs) {
+  constexpr int lanes = S::kLanes, group = group_bytes(lanes, kBits);
+  constexpr int minima = 8 * group + 8 * lanes, d_at = minima + 8 * lanes;
+  typename S::Float sums[kRows];
+  for (int m = 0; m < kRows; ++m) sums[m] = S::all(0.0f);
+  const Panel256* a = static_cast<const Panel256*>(panel);
+  for (int64_t b = 0; b < num_blocks; ++b, ++a, tile += d_at + 4 * lanes) {
+    typename S::Int products[kRows], offsets[kRows];
+    for (int m = 0; m < kRows; ++m) products[m] = offsets[m] = S::all_int(0);
+#pragma GCC unroll 1
+    for (int p = 0; p < 4; ++p) {
+      const auto scales = S::template load_pairs<false>(tile + 8 * group + 2 * lanes * p);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const uint8_t* weights = tile + group * (2 * p + half);
+        prefetch<group>(weights);
+        typename S::Bytes w[8];
+        unpack_group<S, kBits>(weights, w);
+        const auto scale = half ? S::odd(scales) : S::even(scales);
+        for (int m = 0; m < kRows; ++m)
+          products[m] = S::template dot_scaled<kBits, 8>(
+              products[m], w, a->values[row + m] + 64 * p + 32 * half, scale);
+      }
+    }
+    for (int p = 0; p < 4; ++p) {
+      const auto pair = S::template load_pairs<false>(tile + minima + 2 * lanes * p);
+      for (int m = 0; m < kRows; ++m)
+        offsets[m] = S::dot_pairs(offsets[m], pair, a->sums_of_32[row + m] + 2 * p);
+    }
+    const auto d = S::load_half(reinterpret_cast<const uint16_t*>(tile + d_at));
+    const auto dmin = S::load_half(reinterpret_cast<const uint16_t*>(tile + d_at + 2 * lanes));
+    for (int m = 0; m < kRows; ++m) {
+      const auto factor = S::all(a->scales[row + m]);
+      sums[m] = S::fma(S::to_float(products[m]), S::mul(d, factor), sums[m]);
+      sums[m] = S::fnma(S::to_float(offsets[m]), S::mul(dmin, factor), sums[m]);
+    }
+  }
+  write<S, kRows>(sums, out, num_outputs);
+}
+
+// Q6_K: d * scale * (w - 32); a signed scale for each half of a group.
+template <class S, int kRows>
+void multiply_6k(const uint8_t* tile, int64_t num_blocks, const void* panel, int row,
+                 float* const* out, int num_outputs) {
+  constexpr int lanes = S::kLanes, group = group_bytes(lanes, 6);
+  constexpr int d_at = 8 * group + 16 * lanes;
+  typename S::Float sums[kRows];
+  for (int m = 0; m < kRows; ++m) sums[m] = S::all(0.0f);
+  const Panel256* a = static_cast<const Panel256*>(panel);
+  for (int64_t b = 0; b < num_blocks; ++b, ++a, tile += d_at + 4 * lanes) {
+    typename S::Int products[kRows], offsets[kRows];
+    for (int m = 0; m < kRows; ++m) products[m] = offsets[m] = S::all_int(0);
+#pragma GCC unroll 1
+    for (int p = 0; p < 8; ++p) {
+      const uint8_t* weights = tile + group * p;
+      prefetch<group>(weights);
+      const auto scales = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
+      typename S::Bytes w[8];
+      unpack_group<S, 6>(weights, w);
+      const auto even = S::even(scales), odd = S::odd(scales);
+      for (int m = 0; m < kRows; ++m) {
+        const int8_t* values = a->values[row + m] + 32 * p;
+        products[m] = S::template dot_scaled<6, 4>(products[m], w, values, even);
+        products[m] = S::template dot_scaled<6, 4>(products[m], w + 4, values + 16, odd);
+      }
+    }
+    for (int p = 0; p < 8; ++p) {
+      const auto pair = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
+      for (int m = 0; m < kRows; ++m)
+        offsets[m] = S::dot_pairs(offsets[m], pair, a->sums_of_16[row + m] + 2 * p);
+    }
+    const auto d = S::load_half(reinterpret_cast<const uint16_t*>(tile + d_at));
+    for (int m = 0; m < kRows; ++m) {
+      const auto product = S::template minus_shifted<5>(products[m], offsets[m]);
+      sums[m] = S::fma(S::to_float(product), S::mul(d, S::all(a->scales[row + m])), sums[m]);
+    }
+  }
+  write<S, kRows>(sums, out, num_outputs);
+}
+
+// Q4_0, Q5_0: d * (w - 2^(bits - 1)); Q4_1, Q5_1: d * w + m; Q8_0: d * w.
+template <class S, int kBits, bool kMinimum, int kRows>
+void multiply_32(const uint8_t* tile, int64_t num_blocks, const void* panel, int row,
+                 float* const* out, int num_outputs) {
+  constexpr int lanes = S::kLanes, group = group_bytes(lanes, kBits);
+  constexpr int unit = 2 * group + (kMinimum ? 8 : 4) * lanes;
+  constexpr int bias = kMinimum ? 0 : kBits == 8 ? S::kByteBias : 1 << (kBits - 1);
+  typename S::Float sums[kRows];
+  for (int m = 0; m < kRows; ++m) sums[m] = S::all(0.0f);
+  const Panel32* a = static_cast<const Panel32*>(panel);
+  for (int64_t b = 0; b < num_blocks; ++b, ++a) {
+    const uint8_t* both = tile + b / 2 * unit;
+    const uint8_t* weights = both + b % 2 * group;
+    const uint8_t* d_at = both + 2 * group + b % 2 * 2 * lanes;
+    prefetch<unit / 2>(both + b % 2 * (unit / 2));
+    typename S::Int products[kRows];
+    for (int m = 0; m < kRows; ++m) products[m] = S::all_int(-bias * a->sums[row + m]);
+    if constexpr (kBits == 8) {
+      for (int m = 0; m < kRows; ++m)
+        products[m] = S::dot_bytes(products[m], weights, a->values[row + m]);
+    } else {
+      typename S::Bytes w[8];
+      unpack_group<S, kBits>(weights, w);
+      for (int m = 0; m < kRows; ++m)
+        products[m] = S::template dot<kBits>(products[m], w, a->values[row + m]);
+    }
+    const auto d = S::load_half(reinterpret_cast<const uint16_t*>(d_at));
+    for (int m = 0; m < kRows; ++m)
+      sums[m] = S::fma(S::to_float(products[m]), S::mul(d, S::all(a->scales[row + m])), sums[m]);
+    if constexpr (kMinimum) {
+      const auto minimum = S::load_half(reinterpret_cast<const uint16_t*>(d_at + 4 * lanes));
+      for (int m = 0; m < kRows; ++m)
+        sums[m] = S::fma(minimum, S::all(a->scaled_sums[row + m]), sums[m]);
+    }
+  }
+  write<S, kRows>(sums, out, num_outputs);
+}
+
+// F16 and BF16: products of floats, in two chains (even and odd values) that are added at the end.
+template <class S, bool kHalf, int kRows>
+void multiply_numbers(const uint8_t* tile, int64_t num_values, const void* panel, int row,
+                      float* const* out, int num_outputs) {
+  typename S::Float sums[2][kRows];
+  for (int m = 0; m < kRows; ++m) sums[0][m] = sums[1][m] = S::all(0.0f);
+  const float* a = static_cast<const float*>(panel);
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(tile);
+  const auto load = [](const uint16_t* p) { return kHalf ? S::load_half(p) : S::load_bfloat(p); };
+  int64_t i = 0;
+  for (; i + 2 <= num_values; i += 2, a += 2 * kPanelRows, weights += 2 * S::kLanes) {
+    prefetch<4 * S::kLanes>(reinterpret_cast<const uint8_t*>(weights));
+    const auto even = load(weights), odd = load(weights + S::kLanes);
+    for (int m = 0; m < kRows; ++m) {
+      sums[0][m] = S::fma(even, S::all(a[row + m]), sums[0][m]);
+      sums[1][m] = S::fma(odd, S::all(a[kPanelRows + row + m]), sums[1][m]);
+    }
+  }
+  for (int m = 0; m < kRows; ++m) {
+    if (i < num_values) sums[0][m] = S::fma(load(weights), S::all(a[row + m]), sums[0][m]);
+    sums[0][m] = S::add(sums[0][m], sums[1][m]);
+  }
+  write<S, kRows>(sums[0], out, num_outputs);
+}
+
+template <class S, int kRows>
+void multiply_rows(Type type, const uint8_t* tile, int64_t num_blocks, const void* panel, int row,
+                   float* const* out, int num_outputs) {
+  switch (type) {
+#define ROWS_CASE(name, ...) \
+  case Type::name: return __VA_ARGS__(tile, num_blocks, panel, row, out, num_outputs)
+    ROWS_CASE(Q4_0, multiply_32<S, 4, false, kRows>);
+    ROWS_CASE(Q4_1, multiply_32<S, 4, true, kRows>);
+    ROWS_CASE(Q5_0, multiply_32<S, 5, false, kRows>);
+    ROWS_CASE(Q5_1, multiply_32<S, 5, true, kRows>);
+    ROWS_CASE(Q8_0, multiply_32<S, 8, false, kRows>);
+    ROWS_CASE(Q4_K, multiply_4k_5k<S, 4, kRows>);
+    ROWS_CASE(Q5_K, multiply_4k_5k<S, 5, kRows>);
+    ROWS_CASE(Q6_K, multiply_6k<S, kRows>);
+    ROWS_CASE(F16, multiply_numbers<S, true, kRows>);
+    ROWS_CASE(BF16, multiply_numbers<S, false, kRows>);
+#undef ROWS_CASE
+  }
+}
+
+// Rows [row, row + num_rows) of a panel, with a kernel of exactly that width.
+template <class S, int kRows = S::kRowsAtOnce>
+void multiply_part(Type type, const uint8_t* tile, int64_t num_blocks, const void* panel, int row,
+                   int num_rows, float* const* out, int num_outputs) {
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows)
+      return multiply_part<S, kRows - 1>(type, tile, num_blocks, panel, row, num_rows, out,
+                                         num_outputs);
+  }
+  multiply_rows<S, kRows>(type, tile, num_blocks, panel, row, out, num_outputs);
+}
+
+template <class S>
+void multiply(Type type, const uint8_t* tile, int64_t num_blocks, const void* panel, int num_rows,
+              float* const* out, int num_outputs) {
+  for (int row = 0; row < num_rows; row += S::kRowsAtOnce) {
+    const int count = num_rows - row < S::kRowsAtOnce ? num_rows - row : S::kRowsAtOnce;
+    multiply_part<S>(type, tile, num_blocks, panel, row, count, out + row, num_outputs);
+  }
+}
+
+}  // namespace
+}  // namespace rows
