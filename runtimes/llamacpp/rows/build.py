@@ -6,11 +6,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,16 +27,14 @@ COMMON = (
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-# Sources and what each needs beside COMMON, by processor as `platform.machine()` names it.
+# Sources of tables, the fastest first, and what each needs beside COMMON; by processor as
+# `platform.machine()` names it.
 _X86 = {
     "kernels_avx512vnni.cpp": (*_AVX2, *_AVX512),
     "kernels_avxvnni.cpp": (*_AVX2, "-mavxvnni"),
     "kernels_avx2.cpp": _AVX2,
 }
-_ARM = {
-    "kernels_i8mm.cpp": ("-march=armv8.2-a+dotprod+fp16+i8mm",),
-    "kernels_dotprod.cpp": ("-march=armv8.2-a+dotprod+fp16",),
-}
+_ARM = {"kernels_dotprod.cpp": ("-march=armv8.2-a+dotprod",)}
 BY_MACHINE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 EVERYWHERE = {"kernels_portable.cpp": (), "dispatch.cpp": (), "checks.cpp": (), "plugin.cpp": ()}
 
@@ -66,16 +65,17 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
     tables = BY_MACHINE.get(machine or platform.machine(), {})
     with tempfile.TemporaryDirectory() as work:
         known = {name: flags for name, flags in tables.items() if _knows(command, flags, work)}
-        wanted = {**known, **EVERYWHERE}
+        flags = {name: f for name, f in {**known, **EVERYWHERE}.items() if (HERE / name).is_file()}
+        common = (*COMMON, f"-ffile-prefix-map={HERE}=.", f"-DROWS_TABLES={_tables(flags)}")
 
         def compiled(name: str) -> str:
             to = str(Path(work) / f"{name}.o")
-            flags = (*COMMON, f"-ffile-prefix-map={HERE}=.", *wanted[name])
-            subprocess.run([*command, *flags, "-c", str(HERE / name), "-o", to], check=True)
+            tried = [*command, *common, *flags[name], "-c", str(HERE / name), "-o", to]
+            subprocess.run(tried, check=True)
             return to
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compiled, [n for n in wanted if (HERE / n).is_file()]))
+            objects = list(pool.map(compiled, flags))
         made = str(Path(work) / "library")
         subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl"], check=True)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +83,12 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
         beside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(made, beside)
         beside.replace(out)
+
+
+def _tables(names: Iterable[str]) -> str:
+    """What dispatch.cpp makes its list of: TABLE(avx2)TABLE(portable)"""
+    found = (re.fullmatch(r"kernels_(\w+)\.cpp", name) for name in names)
+    return "".join(f"TABLE({match[1]})" for match in found if match)
 
 
 def _knows(command: Sequence[str], flags: Sequence[str], work: str) -> bool:

@@ -7,14 +7,18 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
+// build.py defines ROWS_TABLES by what it compiles, the fastest first: TABLE(avx2)TABLE(portable)
 namespace rows {
 
-extern const Kernels portable_kernels;
-#if defined(__x86_64__)
-extern const Kernels avx512vnni_kernels, avxvnni_kernels, avx2_kernels;
+#define TABLE(name) extern const Kernels name##_kernels;
+ROWS_TABLES
+#undef TABLE
 
+#if defined(__x86_64__)
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
@@ -30,17 +34,25 @@ bool has_avx512vnni() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__)
+bool has_dotprod() {
+#if defined(__APPLE__)
+  return true;  // in every processor of Macs
+#elif defined(__linux__)
+  return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#else
+  return false;
+#endif
+}
 #endif
 
 int block_values(Type type) { return format_of(type).values; }
 size_t block_bytes(Type type) { return static_cast<size_t>(format_of(type).bytes); }
 
 const Kernels* const* all_kernels() {
-  static const Kernels* const tables[] = {
-#if defined(__x86_64__)
-      &avx512vnni_kernels, &avxvnni_kernels, &avx2_kernels,
-#endif
-      &portable_kernels,   nullptr};
+#define TABLE(name) &name##_kernels,
+  static const Kernels* const tables[] = {ROWS_TABLES nullptr};
+#undef TABLE
   return tables;
 }
 
