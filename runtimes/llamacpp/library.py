@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.rows.install import Rows
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -174,3 +175,4 @@ class Library:
     for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises
     # Whether kernels of our own compute all of a model on the CPU, flash attention too.
     has_invariant_rows: Callable[[ModelInfo], bool] = lambda source: False
+    rows: Rows | None = None  # kernels of our own in its place; None: of a library without any

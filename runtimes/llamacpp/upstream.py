@@ -20,6 +20,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
+from edge_spec.runtimes.llamacpp.rows.install import Loading, Rows, install
 from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
@@ -50,6 +51,7 @@ def library() -> Library:
     """Raises MissingDependencyError where llama-cpp-python is not installed, DeviceError for a
     backend that does not load."""
     api, ggml, log = _loaded()
+    rows = install(ggml)
     return Library(
         name=NAME,
         log=log,
@@ -67,7 +69,7 @@ def library() -> Library:
             Way("f16-bf16", kv_type="f16-bf16"),
         ),
         steady_rows=partial(steady_rows, api.llama_cpp._lib),
-        load_model=partial(_load_model, api),
+        load_model=partial(_load_model, api, rows),
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
@@ -103,6 +105,7 @@ def library() -> Library:
         state_window=api.llama_model_n_swa,
         layer_inputs=layer_inputs(api.llama_cpp._lib),
         for_devices=_device_library,
+        rows=rows,
     )
 
 
@@ -114,7 +117,7 @@ def _device_library() -> Library:
     return DeviceGuard(library(), libggml).guarded()
 
 
-def _load_model(api: Any, path: bytes, choices: ModelChoices) -> int | None:
+def _load_model(api: Any, rows: Rows, path: bytes, choices: ModelChoices) -> int | None:
     params = api.llama_model_default_params()
     params.vocab_only = choices.vocabulary_only
     params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
@@ -123,7 +126,13 @@ def _load_model(api: Any, path: bytes, choices: ModelChoices) -> int | None:
     handles = [device.handle for device in choices.devices]
     listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
     params.devices = ctypes.cast(listed, ctypes.c_void_p)
-    handle: int | None = api.llama_model_load_from_file(path, params)
+    with Loading(rows) as loading:
+        handle: int | None = api.llama_model_load_from_file(path, params)
+    if loading.packed.num_failed:  # there was no memory for the packed weights
+        if handle is not None:
+            api.llama_model_free(handle)
+        with Loading(rows, wants_stock=True):
+            handle = api.llama_model_load_from_file(path, params)
     return handle
 
 

@@ -11,7 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+<<<<<<< HEAD
 from collections.abc import Iterable, Sequence
+=======
+from collections.abc import Mapping, Sequence
+>>>>>>> ae34c6c (llama.cpp loads weights into tiles where the plugin was found to compute right in its build)
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,7 +40,16 @@ _X86 = {
 }
 _ARM = {"kernels_dotprod.cpp": ("-march=armv8.2-a+dotprod",)}
 BY_MACHINE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
-EVERYWHERE = {"kernels_portable.cpp": (), "dispatch.cpp": (), "checks.cpp": (), "plugin.cpp": ()}
+EVERYWHERE: Mapping[str, Sequence[str]] = {
+    "kernels_portable.cpp": (),
+    "dispatch.cpp": (),
+    "checks.cpp": (),
+    "plugin.cpp": ("-fexceptions",),  # a thread that does not start is an exception
+    "plugin_attention.cpp": (),
+    "plugin_install.cpp": (),
+    "plugin_memory.cpp": (),
+    "plugin_products.cpp": (),
+}
 
 
 def library_name() -> str:
@@ -77,7 +90,7 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(compiled, flags))
         made = str(Path(work) / "library")
-        subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl"], check=True)
+        subprocess.run([*command, "-shared", *objects, "-o", made, "-ldl", "-pthread"], check=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         # A process that has the old one loaded keeps it: a file is replaced, never written over.
         beside = out.with_name(f".{out.name}.{os.getpid()}")

@@ -11,6 +11,8 @@ namespace rows::ggml {
 constexpr int kTypeF32 = 0, kTypeF16 = 1;  // ggml_type; those of files never change
 constexpr int kSuccess = 0, kAllocationFailed = -2;  // ggml_status
 
+constexpr size_t kObjectBytes = 32;  // of ggml_object, which stands before each tensor
+
 struct BufferType;
 struct Buffer;
 
@@ -89,6 +91,7 @@ struct BufferTypes {
 };
 
 struct Functions {
+  size_t (*tensor_overhead)();
   const char* (*op_name)(int op);
   Buffer* (*buffer_init)(BufferType*, BufferInterface, void* context, size_t size);
   BufferType* (*buffer_type)(Buffer*);

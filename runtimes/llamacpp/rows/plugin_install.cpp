@@ -79,6 +79,7 @@ const char* find_functions(void* library, Functions* found) {
 #else
 #define FIND(field, name) \
   if (!find(library, name, &found->field)) return name
+  FIND(tensor_overhead, "ggml_tensor_overhead");
   FIND(op_name, "ggml_op_name");
   FIND(buffer_init, "ggml_backend_buffer_init");
   FIND(buffer_type, "ggml_backend_buffer_get_type");
@@ -116,6 +117,8 @@ EDGE_SPEC_EXPORT const char* edge_spec_rows_install(void* library, uint32_t type
     return reason;
   }
   if (const char* why = rows::choose_layout()) return why;
+  if (plugin.ggml.tensor_overhead() != sizeof(rows::ggml::Tensor) + rows::ggml::kObjectBytes)
+    return "ggml's tensors have another layout";
   plugin.kernels = &rows::best_kernels();
   plugin.types = types;
   plugin.takes_attention = takes_attention != 0 && plugin.kernels->attend != nullptr;
@@ -142,7 +145,14 @@ EDGE_SPEC_EXPORT int edge_spec_rows_is_listed() {
   return list->begin != list->end && *list->begin == plugin.buffer_type;
 }
 
-EDGE_SPEC_EXPORT const char* edge_spec_rows_kernels() { return rows::best_kernels().name; }
+// Null before it is installed.
+EDGE_SPEC_EXPORT void* edge_spec_rows_buffer_type() { return rows::plugin.buffer_type; }
+
+// Which operations the installed plugin takes: 1 for products, 2 for attention.
+EDGE_SPEC_EXPORT int edge_spec_rows_takes() {
+  if (rows::plugin.buffer_type == nullptr) return 0;
+  return rows::plugin.takes_attention ? 3 : 1;
+}
 
 // Writes where the libraries lie whose functions `edge_spec_rows_install` would take, a line each.
 EDGE_SPEC_EXPORT int edge_spec_rows_libraries(void* library, char* text, size_t size) {

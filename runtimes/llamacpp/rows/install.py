@@ -1,0 +1,121 @@
+"""Puts the kernels for few rows into llama.cpp, where they are known to compute right in it.
+
+Whatever stands in the way leaves llama.cpp as it is, and one line says what.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_spec.runtimes.llamacpp.rows import findings, library
+
+VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is
+TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
+_PORTABLE = "portable"  # kernels that are slower than llama.cpp's own
+_ATTENTION = 2  # of what `takes` says
+
+_wants_stock: ContextVar[bool] = ContextVar("wants_stock", default=False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """table: the kernels in force, None where they are llama.cpp's own, and then `reason` says why.
+
+    takes_attention: whether rows of attention, too, are the same in passes of any width.
+    """
+
+    table: str | None
+    reason: str | None = None
+    takes_attention: bool = False
+
+    @property
+    def description(self) -> str:
+        """One line for `devices`, `doctor` and stats."""
+        if self.table is not None:
+            return f"rows: {self.table}"
+        return f"rows: off, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What of a model's matrices the kernels took. left: by type, how many llama.cpp kept."""
+
+    num_packed: int = 0
+    num_bytes: int = 0
+    num_failed: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+
+
+def install(ggml: Any) -> Rows:
+    """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
+    library as ctypes has loaded it."""
+    if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
+        return Rows(None, f"{VARIABLE}=off")
+    if not library.path().is_file():
+        return Rows(None, "this installation was built without a C++ compiler")
+    try:
+        return _installed(ggml, library.table())
+    except (OSError, AttributeError) as error:
+        return Rows(None, " ".join(str(error).split()))
+
+
+def _installed(ggml: Any, table: str) -> Rows:
+    if table == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
+        return Rows(None, "there are none for this processor's instructions")
+    files = library.ggml_libraries(ggml)
+    if not files:
+        return Rows(None, "this build of llama.cpp exports too little")
+    key = findings.build_key([*files, library.path()], table)
+    reason = findings.fault(key, Path(ggml._name))
+    if reason is None:
+        every = (1 << len(library.TYPES)) - 1
+        refused = library.function("install")(ggml._handle, every, 1)
+        reason = refused.decode() if refused is not None else None
+    if reason is not None:
+        return Rows(None, reason)
+    return Rows(table, None, bool(library.function("takes")() & _ATTENTION))
+
+
+@contextmanager
+def stock_weights() -> Iterator[None]:
+    """Models that are opened within, in this thread, have llama.cpp's own kernels."""
+    token = _wants_stock.set(True)
+    try:
+        yield
+    finally:
+        _wants_stock.reset(token)
+
+
+class Loading:
+    """Notes what one load of a model, in this thread, gives to the kernels."""
+
+    def __init__(self, rows: Rows, *, wants_stock: bool = False) -> None:
+        self._is_on = rows.table is not None
+        self._wants_stock = wants_stock or _wants_stock.get()
+        self.packed = Packed()
+
+    def __enter__(self) -> Loading:
+        if self._is_on:
+            library.function("begin_load")(int(self._wants_stock))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_on:
+            load = library.Load()
+            library.function("end_load")(ctypes.byref(load))
+            self.packed = Packed(
+                load.num_packed, load.packed_bytes, load.num_failed, _by_name(load.left)
+            )
+
+
+def _by_name(left: Any) -> dict[str, int]:
+    names = {number: name for name, number in library.TYPES.items()} | {0: "F32"}
+    return {names.get(i, f"type {i}"): count for i, count in enumerate(left) if count}

@@ -1,0 +1,87 @@
+"""The shared library of kernels for few rows, as Python calls it."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edge_spec.runtimes.llamacpp.rows.build import library_name
+
+# Types of weights that there are kernels for, in the order of rows::Type; ggml's number of each.
+TYPES = {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "F16": 1,
+    "BF16": 30,
+}
+_NUM_TYPES = 64  # of ggml, as far as they are counted
+_PATHS_BYTES = 16_384
+
+
+class Load(ctypes.Structure):
+    """Says what loading one model did."""
+
+    _fields_ = (
+        ("wants_stock", ctypes.c_int32),
+        ("num_packed", ctypes.c_int32),
+        ("num_failed", ctypes.c_int32),
+        ("packed_bytes", ctypes.c_int64),
+        ("left", ctypes.c_int32 * _NUM_TYPES),  # matrices that ggml keeps, by its types
+    )
+
+
+_HANDLE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+_FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
+    ("best_table", [], _TEXT),
+    ("install", [_HANDLE, ctypes.c_uint32, _INT], _TEXT),
+    ("is_listed", [], _INT),
+    ("takes", [], _INT),
+    ("buffer_type", [], _HANDLE),
+    ("libraries", [_HANDLE, _TEXT, ctypes.c_size_t], _INT),
+    ("begin_load", [_INT], None),
+    ("end_load", [ctypes.POINTER(Load)], None),
+    ("counters", [ctypes.POINTER(ctypes.c_int64 * 4)], None),
+)
+
+
+def path() -> Path:
+    """Returns where the library lies if the package was built with it."""
+    return Path(__file__).with_name(library_name())
+
+
+@cache
+def library() -> Any:
+    """Raises OSError where there is none or it does not load, AttributeError for an old one."""
+    loaded = ctypes.CDLL(str(path()))
+    for name, arguments, result in _FUNCTIONS:
+        function = getattr(loaded, f"edge_spec_rows_{name}")  # an item would be another object
+        function.argtypes, function.restype = arguments, result
+    return loaded
+
+
+def function(name: str) -> Any:
+    """Raises as `library` does."""
+    return getattr(library(), f"edge_spec_rows_{name}")
+
+
+def table() -> str:
+    """Returns the name of the kernels for this processor. Raises as `library` does."""
+    name: bytes = function("best_table")()
+    return name.decode()
+
+
+def ggml_libraries(ggml: Any) -> list[Path]:
+    """Returns the files whose functions the plugin would take, none where they are not found.
+    ggml: as ctypes has loaded it."""
+    text = ctypes.create_string_buffer(_PATHS_BYTES)
+    if not function("libraries")(ggml._handle, text, len(text)):
+        return []
+    return [Path(line) for line in text.value.decode("utf-8", "surrogateescape").splitlines()]
