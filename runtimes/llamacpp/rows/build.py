@@ -11,11 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-<<<<<<< HEAD
-from collections.abc import Iterable, Sequence
-=======
-from collections.abc import Mapping, Sequence
->>>>>>> ae34c6c (llama.cpp loads weights into tiles where the plugin was found to compute right in its build)
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
