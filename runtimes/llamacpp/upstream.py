@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -20,7 +21,7 @@ from edge_spec.runtimes.llamacpp.library import (
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
-from edge_spec.runtimes.llamacpp.rows.install import Loading, Rows, install
+from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
 from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
@@ -52,6 +53,7 @@ def library() -> Library:
     backend that does not load."""
     api, ggml, log = _loaded()
     rows = install(ggml)
+    packed: dict[bytes, Packed] = {}  # what the last load of each file gave to the kernels
     return Library(
         name=NAME,
         log=log,
@@ -69,7 +71,7 @@ def library() -> Library:
             Way("f16-bf16", kv_type="f16-bf16"),
         ),
         steady_rows=partial(steady_rows, api.llama_cpp._lib),
-        load_model=partial(_load_model, api, rows),
+        load_model=partial(_load_model, api, rows, packed),
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
@@ -106,6 +108,9 @@ def library() -> Library:
         layer_inputs=layer_inputs(api.llama_cpp._lib),
         for_devices=_device_library,
         rows=rows,
+        has_invariant_rows=lambda source: (
+            rows.takes_attention and packed.get(os.fsencode(source.path), Packed()).is_whole
+        ),
     )
 
 
@@ -117,7 +122,9 @@ def _device_library() -> Library:
     return DeviceGuard(library(), libggml).guarded()
 
 
-def _load_model(api: Any, rows: Rows, path: bytes, choices: ModelChoices) -> int | None:
+def _load_model(
+    api: Any, rows: Rows, packed: dict[bytes, Packed], path: bytes, choices: ModelChoices
+) -> int | None:
     params = api.llama_model_default_params()
     params.vocab_only = choices.vocabulary_only
     params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP
@@ -131,8 +138,10 @@ def _load_model(api: Any, rows: Rows, path: bytes, choices: ModelChoices) -> int
     if loading.packed.num_failed:  # there was no memory for the packed weights
         if handle is not None:
             api.llama_model_free(handle)
-        with Loading(rows, wants_stock=True):
+        with Loading(rows, wants_stock=True) as loading:
             handle = api.llama_model_load_from_file(path, params)
+    if not choices.vocabulary_only:
+        packed[path] = loading.packed
     return handle
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -52,6 +51,11 @@ class Packed:
     num_bytes: int = 0
     num_failed: int = 0
     left: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they took all."""
+        return self.num_packed > 0 and not self.num_failed and not self.left
 
 
 def install(ggml: Any) -> Rows:

@@ -161,7 +161,9 @@ class _Test:
         weight = self._packed(self._ours, TYPES["Q8_0"], (_COLUMNS, size * heads, 1))
         caches = [self._numbers(size * cells * kv_heads) for _ in range(2)]
         minus = float("-inf")
-        rows = [[0.0 if c <= cells - tokens + t else minus for c in range(cells)] for t in range(tokens)]
+        rows = [
+            [0.0 if c <= cells - tokens + t else minus for c in range(cells)] for t in range(tokens)
+        ]
 
         def attended(first: int, last: int, queries: Sequence[float] | None) -> list[list[float]]:
             """The rows and their queries, which are given where ggml is to compute."""
