@@ -1,9 +1,13 @@
 // How weights stand in a tile: kLanes rows of a matrix side by side, in the order of reading.
 //
-// A group is 32 values of each row. Of 4 to 6 bits it is, in pieces of 4 * kLanes bytes (byte
-// 4 * lane + i), four pieces of nibbles: piece j holds value 8j + i in its low and 8j + 4 + i in its
-// high nibble; with 5 bits then one piece whose bit g belongs to value 4g + i; with 6 bits two whose
-// bits 2g and 2g + 1 belong to value 16 * piece + 4g + i. Of 8 bits it is eight pieces of bytes.
+// A group is 32 values of each row: W0 to W7 of four each, in as many pieces of 4 * kLanes bytes
+// (byte 4 * lane + i) as a value has bits.
+//   4 bits   piece j: W2j in the low nibble, W2j+1 in the high one
+//   5 bits   pieces 0 to 4: W0 to W4 in the low five bits; above them bits 0 to 2 of W5, W6, W7 in
+//            pieces 0, 2, 4; bits 3, 4 of W5 and W6 and then bit 3 or 4 of W7 in pieces 1, 3
+//   6 bits   pieces 0 to 5: W0 to W5 in the low six bits; above them two bits each of W6 (pieces
+//            0 to 2) and of W7 (3 to 5), from the lowest
+//   8 bits   piece j: Wj
 //
 //   Q4_K, Q5_K, Q6_K   each block: 8 groups, scales, minima, d, dmin. Integers of a lane stand in
 //                      pairs (those of groups 0 and 1 of each lane, then 2 and 3), d and dmin as
@@ -155,24 +159,22 @@ void pack_group(const Block* blocks, int first, uint8_t bias, uint8_t* out) {
     const uint8_t* values = blocks[lane].values + first;
     uint8_t* to = out + 4 * lane;
     for (int i = 0; i < 4; ++i, ++values, ++to) {
-      if constexpr (kBits == 8) {
-        for (int g = 0; g < 8; ++g) to[piece * g] = values[4 * g] + bias;
-      } else {
-        for (int j = 0; j < 4; ++j)
-          to[piece * j] = (values[8 * j] & 15) | (values[8 * j + 4] & 15) << 4;
-      }
+      const auto w = [values](int g) { return static_cast<unsigned>(values[4 * g]); };
+      const auto put = [to](int j, unsigned x) { to[piece * j] = static_cast<uint8_t>(x); };
+      if constexpr (kBits == 8)
+        for (int g = 0; g < 8; ++g) put(g, w(g) + bias);
+      if constexpr (kBits == 4)
+        for (int j = 0; j < 4; ++j) put(j, w(2 * j) | w(2 * j + 1) << 4);
       if constexpr (kBits == 5) {
-        uint8_t bits = 0;
-        for (int g = 0; g < 8; ++g) bits |= (values[4 * g] >> 4) << g;
-        to[4 * piece] = bits;
+        put(0, w(0) | (w(5) & 7) << 5);
+        put(1, w(1) | (w(5) >> 3) << 5 | (w(7) >> 3 & 1) << 7);
+        put(2, w(2) | (w(6) & 7) << 5);
+        put(3, w(3) | (w(6) >> 3) << 5 | (w(7) >> 4) << 7);
+        put(4, w(4) | (w(7) & 7) << 5);
       }
-      if constexpr (kBits == 6) {
-        for (int half = 0; half < 2; ++half) {
-          uint8_t bits = 0;
-          for (int g = 0; g < 4; ++g) bits |= (values[16 * half + 4 * g] >> 4) << 2 * g;
-          to[(4 + half) * piece] = bits;
-        }
-      }
+      if constexpr (kBits == 6)
+        for (int j = 0; j < 6; ++j)
+          put(j, w(j) | (w(j < 3 ? 6 : 7) >> 2 * (j % 3) & 3) << 6);
     }
   }
 }

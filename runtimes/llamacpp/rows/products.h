@@ -5,6 +5,8 @@
 // multiply-add. simd_portable.h describes the class of vectors `S`.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "packing.h"
 #include "simd_portable.h"
@@ -101,30 +103,74 @@ ROWS_INLINE void prefetch(const uint8_t* p) {
 template <class S, int kBits>
 ROWS_INLINE void unpack_group(const uint8_t* p, typename S::Bytes (&w)[8]) {
   constexpr int piece = 4 * S::kLanes;
-  for (int j = 0; j < 4; ++j) {
-    const typename S::Bytes nibbles = S::load_bytes(p + piece * j);
-    w[2 * j] = S::low_nibbles(nibbles);
-    w[2 * j + 1] = S::high_nibbles(nibbles);
-  }
-  if constexpr (kBits == 5) {
-    const typename S::Bytes bits = S::load_bytes(p + 4 * piece);
-    w[0] = S::template merge<4, 16>(w[0], bits);
-    w[1] = S::template merge<3, 16>(w[1], bits);
-    w[2] = S::template merge<2, 16>(w[2], bits);
-    w[3] = S::template merge<1, 16>(w[3], bits);
-    w[4] = S::template merge<0, 16>(w[4], bits);
-    w[5] = S::template merge<-1, 16>(w[5], bits);
-    w[6] = S::template merge<-2, 16>(w[6], bits);
-    w[7] = S::template merge<-3, 16>(w[7], bits);
-  }
-  if constexpr (kBits == 6) {
-    for (int half = 0; half < 2; ++half) {
-      const typename S::Bytes bits = S::load_bytes(p + (4 + half) * piece);
-      w[4 * half] = S::template merge<4, 48>(w[4 * half], bits);
-      w[4 * half + 1] = S::template merge<2, 48>(w[4 * half + 1], bits);
-      w[4 * half + 2] = S::template merge<0, 48>(w[4 * half + 2], bits);
-      w[4 * half + 3] = S::template merge<-2, 48>(w[4 * half + 3], bits);
+  if constexpr (kBits == 4) {
+    for (int j = 0; j < 4; ++j) {
+      const auto x = S::load_bytes(p + piece * j);
+      w[2 * j] = S::template bits<0, 15>(x);
+      w[2 * j + 1] = S::template bits<4, 15>(x);
     }
+  } else {
+    typename S::Bytes x[kBits];
+    for (int g = 0; g < kBits; ++g) {
+      x[g] = S::load_bytes(p + piece * g);
+      w[g] = S::template bits<0, (1 << kBits) - 1>(x[g]);
+    }
+    if constexpr (kBits == 5) {
+      w[5] = S::template merge<2, 24>(S::template bits<5, 7>(x[0]), x[1]);
+      w[6] = S::template merge<2, 24>(S::template bits<5, 7>(x[2]), x[3]);
+      w[7] = S::template merge<4, 8>(S::template bits<5, 7>(x[4]), x[1]);
+      w[7] = S::template merge<3, 16>(w[7], x[3]);
+    } else {
+      w[6] = S::template merge<4, 12>(S::template bits<6, 3>(x[0]), x[1]);
+      w[6] = S::template merge<2, 48>(w[6], x[2]);
+      w[7] = S::template merge<4, 12>(S::template bits<6, 3>(x[3]), x[4]);
+      w[7] = S::template merge<2, 48>(w[7], x[5]);
+    }
+  }
+}
+
+// Whether a class has dot4. Its results come late, so that rows take turns.
+template <class S, class = void>
+struct HasDot4 : std::false_type {};
+template <class S>
+struct HasDot4<S, std::void_t<decltype(S::kHasDot4)>> : std::true_type {};
+
+// Adds to each row's sums: scale * the dot product of kCount Bytes with its values, which stand
+// kStride bytes apart.
+template <class S, int kBits, int kCount, int kStride, int kRows>
+ROWS_INLINE void add_scaled(typename S::Int (&sums)[kRows], const typename S::Bytes* w,
+                            const int8_t* a, typename S::Scale scale) {
+  if constexpr (HasDot4<S>::value) {
+    typename S::Int products[kRows];
+    for (int m = 0; m < kRows; ++m) products[m] = S::all_int(0);
+    for (int g = 0; g < kCount; ++g)
+      for (int m = 0; m < kRows; ++m)
+        products[m] = S::dot4(products[m], w[g], a + kStride * m + 4 * g);
+    for (int m = 0; m < kRows; ++m) sums[m] = S::add_int(sums[m], S::times(products[m], scale));
+  } else {
+    for (int m = 0; m < kRows; ++m)
+      sums[m] = S::template dot_scaled<kBits, kCount>(sums[m], w, a + kStride * m, scale);
+  }
+}
+
+// The same without a scale, of the 32 weights of a group at p.
+template <class S, int kBits, int kStride, int kRows>
+ROWS_INLINE void add_group(typename S::Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
+  if constexpr (kBits == 8 && !HasDot4<S>::value) {
+    S::template dot_bytes<kStride>(sums, p, a);
+    return;
+  }
+  typename S::Bytes w[8];
+  if constexpr (kBits == 8)
+    for (int g = 0; g < 8; ++g) w[g] = S::load_bytes(p + 4 * S::kLanes * g);
+  else
+    unpack_group<S, kBits>(p, w);
+  if constexpr (HasDot4<S>::value) {
+    for (int g = 0; g < 8; ++g)
+      for (int m = 0; m < kRows; ++m)
+        sums[m] = S::dot4(sums[m], w[g], a + kStride * m + 4 * g);
+  } else {
+    for (int m = 0; m < kRows; ++m) sums[m] = S::template dot<kBits>(sums[m], w, a + kStride * m);
   }
 }
 
@@ -164,9 +210,7 @@ void multiply_4k_5k(const uint8_t* tile, int64_t num_blocks, const void* panel, 
         typename S::Bytes w[8];
         unpack_group<S, kBits>(weights, w);
         const auto scale = half ? S::odd(scales) : S::even(scales);
-        for (int m = 0; m < kRows; ++m)
-          products[m] = S::template dot_scaled<kBits, 8>(
-              products[m], w, a->values[row + m] + 64 * p + 32 * half, scale);
+        add_scaled<S, kBits, 8, 256>(products, w, a->values[row] + 64 * p + 32 * half, scale);
       }
     }
     for (int p = 0; p < 4; ++p) {
@@ -204,12 +248,9 @@ void multiply_6k(const uint8_t* tile, int64_t num_blocks, const void* panel, int
       const auto scales = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
       typename S::Bytes w[8];
       unpack_group<S, 6>(weights, w);
-      const auto even = S::even(scales), odd = S::odd(scales);
-      for (int m = 0; m < kRows; ++m) {
-        const int8_t* values = a->values[row + m] + 32 * p;
-        products[m] = S::template dot_scaled<6, 4>(products[m], w, values, even);
-        products[m] = S::template dot_scaled<6, 4>(products[m], w + 4, values + 16, odd);
-      }
+      const int8_t* values = a->values[row] + 32 * p;
+      add_scaled<S, 6, 4, 256>(products, w, values, S::even(scales));
+      add_scaled<S, 6, 4, 256>(products, w + 4, values + 16, S::odd(scales));
     }
     for (int p = 0; p < 8; ++p) {
       const auto pair = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
@@ -242,15 +283,7 @@ void multiply_32(const uint8_t* tile, int64_t num_blocks, const void* panel, int
     prefetch<unit / 2>(both + b % 2 * (unit / 2));
     typename S::Int products[kRows];
     for (int m = 0; m < kRows; ++m) products[m] = S::all_int(-bias * a->sums[row + m]);
-    if constexpr (kBits == 8) {
-      for (int m = 0; m < kRows; ++m)
-        products[m] = S::dot_bytes(products[m], weights, a->values[row + m]);
-    } else {
-      typename S::Bytes w[8];
-      unpack_group<S, kBits>(weights, w);
-      for (int m = 0; m < kRows; ++m)
-        products[m] = S::template dot<kBits>(products[m], w, a->values[row + m]);
-    }
+    add_group<S, kBits, 32>(products, weights, a->values[row]);
     const auto d = S::load_half(reinterpret_cast<const uint16_t*>(d_at));
     for (int m = 0; m < kRows; ++m)
       sums[m] = S::fma(S::to_float(products[m]), S::mul(d, S::all(a->scales[row + m])), sums[m]);

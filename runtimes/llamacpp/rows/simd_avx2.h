@@ -69,15 +69,14 @@ struct Avx2 {
   ROWS_INLINE Bytes load_bytes(const uint8_t* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
-  ROWS_INLINE Bytes low_nibbles(Bytes x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-  ROWS_INLINE Bytes high_nibbles(Bytes x) {
-    return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes bits(Bytes x) {
+    if constexpr (kRight > 0) x = _mm256_srli_epi16(x, kRight);
+    return _mm256_and_si256(x, _mm256_set1_epi8(kMask));
   }
-  template <int kLeft, int kMask>
-  ROWS_INLINE Bytes merge(Bytes low, Bytes high) {
-    if constexpr (kLeft > 0) high = _mm256_slli_epi16(high, kLeft);
-    if constexpr (kLeft < 0) high = _mm256_srli_epi16(high, -kLeft);
-    return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(kMask)));
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes merge(Bytes x, Bytes more) {
+    return _mm256_or_si256(x, bits<kRight, kMask>(more));
   }
   template <bool kSigned>
   ROWS_INLINE Pairs load_pairs(const uint8_t* p) {
@@ -118,14 +117,17 @@ struct Avx2 {
   ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
     return dot_scaled<kBits, 8>(sum, w, a, _mm256_set1_epi16(1));
   }
-  ROWS_INLINE Int dot_bytes(Int sum, const uint8_t* p, const int8_t* a) {
-    for (int g = 0; g < 8; ++g) {  // |w| * (a with w's sign): one factor is unsigned
-      const __m256i w = load_bytes(p + 32 * g);
-      const __m256i x = _mm256_sign_epi8(four_bytes(a + 4 * g), w);
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  template <int kStride, int kRows>
+  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
+    for (int g = 0; g < 8; ++g) {
+      // |w| * (a with w's sign): maddubs wants one factor without a sign.
+      const __m256i w = load_bytes(p + 32 * g), magnitudes = _mm256_abs_epi8(w);
+      for (int m = 0; m < kRows; ++m) {
+        const __m256i x = _mm256_sign_epi8(four_bytes(a + kStride * m + 4 * g), w);
+        const __m256i pairs = _mm256_maddubs_epi16(magnitudes, x);
+        sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+      }
     }
-    return sum;
   }
 };
 

@@ -16,6 +16,7 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kRowsAtOnce = 8;
   static constexpr int kByteBias = 128;
+  static constexpr bool kHasDot4 = true;
   using Float = __m512;
   using Int = __m512i;
   using Bytes = __m512i;
@@ -68,15 +69,15 @@ struct Avx512Vnni {
     return _mm512_sub_epi32(x, _mm512_slli_epi32(y, kShift));
   }
   ROWS_INLINE Bytes load_bytes(const uint8_t* p) { return _mm512_load_si512(p); }
-  ROWS_INLINE Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-  ROWS_INLINE Bytes high_nibbles(Bytes x) {
-    return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15));
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes bits(Bytes x) {
+    if constexpr (kRight > 0) x = _mm512_srli_epi16(x, kRight);
+    return _mm512_and_si512(x, _mm512_set1_epi8(kMask));
   }
-  template <int kLeft, int kMask>
-  ROWS_INLINE Bytes merge(Bytes low, Bytes high) {
-    if constexpr (kLeft > 0) high = _mm512_slli_epi16(high, kLeft);
-    if constexpr (kLeft < 0) high = _mm512_srli_epi16(high, -kLeft);
-    return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(kMask), 0xF8);  // a | b & c
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes merge(Bytes x, Bytes more) {
+    more = _mm512_srli_epi16(more, kRight);
+    return _mm512_ternarylogic_epi32(x, more, _mm512_set1_epi8(kMask), 0xF8);  // x | more & mask
   }
   template <bool kSigned>
   ROWS_INLINE Pairs load_pairs(const uint8_t* p) {
@@ -93,23 +94,11 @@ struct Avx512Vnni {
   ROWS_INLINE Int dot_pairs(Int sum, Pairs x, const int16_t* a) {
     return _mm512_dpwssd_epi32(sum, x, four_bytes(a));
   }
-  template <int kBits>
-  ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
-    for (int g = 0; g < 8; ++g) sum = _mm512_dpbusd_epi32(sum, w[g], four_bytes(a + 4 * g));
-    return sum;
+  ROWS_INLINE Int dot4(Int sum, Bytes w, const int8_t* a) {
+    return _mm512_dpbusd_epi32(sum, w, four_bytes(a));
   }
-  template <int kBits, int kCount>
-  ROWS_INLINE Int dot_scaled(Int sum, const Bytes* w, const int8_t* a, Scale scale) {
-    Int product = _mm512_setzero_si512();
-    for (int g = 0; g < kCount; ++g)
-      product = _mm512_dpbusd_epi32(product, w[g], four_bytes(a + 4 * g));
-    return _mm512_add_epi32(sum, _mm512_mullo_epi32(product, scale));
-  }
-  ROWS_INLINE Int dot_bytes(Int sum, const uint8_t* p, const int8_t* a) {
-    for (int g = 0; g < 8; ++g)
-      sum = _mm512_dpbusd_epi32(sum, _mm512_load_si512(p + 64 * g), four_bytes(a + 4 * g));
-    return sum;
-  }
+  ROWS_INLINE Int times(Int x, Scale scale) { return _mm512_mullo_epi32(x, scale); }
+  ROWS_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
 };
 
 }  // namespace

@@ -69,13 +69,14 @@ struct Neon {
     return vsubq_s32(x, vshlq_n_s32(y, kShift));
   }
   ROWS_INLINE Bytes load_bytes(const uint8_t* p) { return vld1q_u8(p); }
-  ROWS_INLINE Bytes low_nibbles(Bytes x) { return vandq_u8(x, vdupq_n_u8(15)); }
-  ROWS_INLINE Bytes high_nibbles(Bytes x) { return vshrq_n_u8(x, 4); }
-  template <int kLeft, int kMask>
-  ROWS_INLINE Bytes merge(Bytes low, Bytes high) {
-    if constexpr (kLeft > 0) high = vshlq_n_u8(high, kLeft);
-    if constexpr (kLeft < 0) high = vshrq_n_u8(high, -kLeft);
-    return vorrq_u8(low, vandq_u8(high, vdupq_n_u8(kMask)));
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes bits(Bytes x) {
+    if constexpr (kRight > 0) x = vshrq_n_u8(x, kRight);
+    return kMask == 255 >> kRight ? x : vandq_u8(x, vdupq_n_u8(kMask));
+  }
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes merge(Bytes x, Bytes more) {
+    return vorrq_u8(x, bits<kRight, kMask>(more));
   }
   template <bool kSigned>
   ROWS_INLINE Pairs load_pairs(const uint8_t* p) {
@@ -111,10 +112,11 @@ struct Neon {
     if constexpr (kCount == 8) product = dot16(product, w + 4, a + 16);
     return vmlaq_s32(sum, product, scale);
   }
-  ROWS_INLINE Int dot_bytes(Int sum, const uint8_t* p, const int8_t* a) {
+  template <int kStride, int kRows>
+  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
     const uint8x16_t w[8] = {vld1q_u8(p),      vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48),
                              vld1q_u8(p + 64), vld1q_u8(p + 80), vld1q_u8(p + 96), vld1q_u8(p + 112)};
-    return dot<8>(sum, w, a);
+    for (int m = 0; m < kRows; ++m) sums[m] = dot<8>(sums[m], w, a + kStride * m);
   }
 };
 

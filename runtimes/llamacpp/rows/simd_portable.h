@@ -24,9 +24,8 @@
 //   all_int, to_float  one integer in every lane; conversion, rounded to the nearest
 //   minus_shifted<b>   x - (y << b)
 //   load_bytes         4 * kLanes bytes
-//   low_nibbles, high_nibbles   of each byte
-//   merge<left, mask>  low | (high << left & mask) in each byte; a negative `left` shifts right.
-//                      Bits from a neighbouring byte are all outside of the mask.
+//   bits<right, mask>  x >> right & mask in each byte; no bit of another byte is in the mask
+//   merge<right, mask> x | (more >> right & mask) in each byte
 //   load_pairs<sign>   2 * kLanes bytes: entries 0 and 1 of each lane, widened with or without sign
 //   even, odd          entry 0 or 1 of each lane as a Scale
 //   dot_pairs          sum + entry 0 * a[0] + entry 1 * a[1]
@@ -37,7 +36,11 @@
 //   kByteBias          signed bytes are stored as (weight + kByteBias) mod 256; dot_bytes adds
 //                      the product of what it takes the bytes for, so that the caller subtracts
 //                      kByteBias * the sum of values: 128 where bytes are unsigned, else 0
-//   dot_bytes          sum + the dot product of 32 values with 8 times 4 * kLanes bytes at p
+//                      Instead of dot, dot_scaled and dot_bytes a class may have kHasDot4 and
+//                      dot4 (sum + the dot product of one Bytes with 4 values, one instruction),
+//                      times (by a Scale) and add_int: then rows are computed in turns.
+//   dot_bytes<stride>  of each row: sum + the dot product of 32 values, which stand `stride` bytes
+//                      from those of the row before, with 8 times 4 * kLanes bytes at p
 #pragma once
 
 #include <cmath>
@@ -170,12 +173,13 @@ struct Portable {
     for (int i = 0; i < 4 * kLanes; ++i) result.v[i] = static_cast<uint8_t>(function(i));
     return result;
   }
-  ROWS_INLINE Bytes low_nibbles(Bytes x) { return each_byte([&](int i) { return x.v[i] & 15; }); }
-  ROWS_INLINE Bytes high_nibbles(Bytes x) { return each_byte([&](int i) { return x.v[i] >> 4; }); }
-  template <int kLeft, int kMask>
-  ROWS_INLINE Bytes merge(Bytes low, Bytes high) {
-    constexpr int left = kLeft > 0 ? kLeft : 0, right = kLeft < 0 ? -kLeft : 0;
-    return each_byte([&](int i) { return low.v[i] | (high.v[i] << left >> right & kMask); });
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes bits(Bytes x) {
+    return each_byte([&](int i) { return x.v[i] >> kRight & kMask; });
+  }
+  template <int kRight, int kMask>
+  ROWS_INLINE Bytes merge(Bytes x, Bytes more) {
+    return each_byte([&](int i) { return x.v[i] | (more.v[i] >> kRight & kMask); });
   }
   template <bool kSigned>
   ROWS_INLINE Pairs load_pairs(const uint8_t* p) {
@@ -194,7 +198,7 @@ struct Portable {
     return each_int([&](int i) { return sum.v[i] + x.v[2 * i] * a[0] + x.v[2 * i + 1] * a[1]; });
   }
   template <class Byte>
-  ROWS_INLINE Int dot4(Int sum, const Byte* w, const int8_t* a) {
+  ROWS_INLINE Int dot_four(Int sum, const Byte* w, const int8_t* a) {
     return each_int([&](int i) {
       int32_t result = sum.v[i];
       for (int j = 0; j < 4; ++j) result += static_cast<int32_t>(w[4 * i + j]) * a[j];
@@ -203,19 +207,21 @@ struct Portable {
   }
   template <int kBits>
   ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
-    for (int g = 0; g < 8; ++g) sum = dot4(sum, w[g].v, a + 4 * g);
+    for (int g = 0; g < 8; ++g) sum = dot_four(sum, w[g].v, a + 4 * g);
     return sum;
   }
   template <int kBits, int kCount>
   ROWS_INLINE Int dot_scaled(Int sum, const Bytes* w, const int8_t* a, Scale scale) {
     Int product = all_int(0);
-    for (int g = 0; g < kCount; ++g) product = dot4(product, w[g].v, a + 4 * g);
+    for (int g = 0; g < kCount; ++g) product = dot_four(product, w[g].v, a + 4 * g);
     return each_int([&](int i) { return sum.v[i] + product.v[i] * scale.v[i]; });
   }
-  ROWS_INLINE Int dot_bytes(Int sum, const uint8_t* p, const int8_t* a) {
-    for (int g = 0; g < 8; ++g)
-      sum = dot4(sum, reinterpret_cast<const int8_t*>(p) + 4 * kLanes * g, a + 4 * g);
-    return sum;
+  template <int kStride, int kRows>
+  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
+    const int8_t* w = reinterpret_cast<const int8_t*>(p);
+    for (int m = 0; m < kRows; ++m)
+      for (int g = 0; g < 8; ++g)
+        sums[m] = dot_four(sums[m], w + 4 * kLanes * g, a + kStride * m + 4 * g);
   }
 };
 
