@@ -19,6 +19,7 @@ from edge_spec.runtimes.llamacpp import LlamaCppModel, upstream
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.shared_session import SharedSession
 from edge_spec.runtimes.llamacpp.transfer import read_sequence
+from fixtures.random_trees import random_path, random_tree
 
 CONTEXT = 256
 TOLERANCE = 0.05  # of a logit: see tests/fixtures/side_by_side.py
@@ -34,19 +35,6 @@ def model(gguf: Callable[..., Path]) -> Iterator[LlamaCppModel]:
     model = LlamaCppModel(library, source, options)
     yield model
     model.close()
-
-
-def random_tree(drawn: Any, tokens: list[int]) -> TokenTree:
-    parents = [-1, *(int(drawn.randint(row)) for row in range(1, len(tokens)))]
-    confidence = np.ones(len(tokens), np.float32)
-    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32), confidence)
-
-
-def random_path(drawn: Any, tree: TokenTree) -> list[int]:
-    path = [0]
-    while (below := tree.children(path[-1])) and drawn.randint(4):
-        path.append(below[drawn.randint(len(below))])
-    return path
 
 
 def positions(session: LlamaCppSession) -> list[int]:
