@@ -69,6 +69,8 @@ class DrafterContext:
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
     head: EagleNetwork | MedusaNetwork | DFlashNetwork | None = None  # a trained one
+    cheap_rows: Callable[[], int] = lambda: 1  # of a pass of the target, which hardly takes longer
+    # than one of a single row; asked for "auto" alone
 
 
 @declares(SuffixDrafter.traits)
@@ -218,11 +220,13 @@ def installed_traits() -> dict[str, DrafterTraits]:
     return found
 
 
-def auto_drafters(*, drafts: bool, corpora: bool, head: str = "") -> list[str]:
+def auto_drafters(*, drafts: bool, corpora: bool, head: str = "", cheap_rows: int = 1) -> list[str]:
     """The names that "auto" stands for, where there are drafts, corpora and a head of a kind:
     those that declare it and need nothing else. A draft model or a head drafts beside those that
-    look up the text: they cost nothing, and where a draft does not pay, they still do."""
-    found = {name: each for name, each in installed_traits().items() if each.auto}
+    look up the text: they cost nothing, and where a draft does not pay, they still do. cheap_rows:
+    of a pass, which take hardly longer than one: some need them to be of use."""
+    declared = installed_traits().items()
+    found = {name: each for name, each in declared if each.auto and each.auto_rows <= cheap_rows}
     by_text = [name for name, each in found.items() if each.needs_text_alone]
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
@@ -252,6 +256,7 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
             drafts=bool(context.drafts),
             corpora=bool(context.corpora),
             head="" if context.head is None else context.head.kind,
+            cheap_rows=context.cheap_rows(),
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")

@@ -52,6 +52,7 @@ class DrafterTraits:
     samples: bool = False  # it may propose tokens that were sampled
     trees: bool = False  # its draft tokens branch; a target that takes chains gets the best of them
     auto: bool = False  # "auto" chooses it: see `factory.auto_drafters`
+    auto_rows: int = 1  # of a pass, which have to be cheap on this machine for "auto" to choose it
     remembers: bool = False  # it keeps answers for later runs
     draft_model: bool = False  # it needs a second model
     corpora: bool = False  # it needs texts of the user's

@@ -79,9 +79,12 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
         return _costs(loaded, key, profile)
 
     context = _drafter_context(placed, drafts, costs, options)
-    drafters = factory.load_drafters(options.drafter, context)
+    is_measured = options.drafter == "auto"  # which the costs of rows decide, and refuses nothing
+    drafters = [] if is_measured else factory.load_drafters(options.drafter, context)
     loaded = target.open(options.runtime_options)
     opened.callback(loaded.close)
+    if is_measured:
+        drafters = factory.load_drafters(options.drafter, context)
     check_capabilities(target.name, target.runtime.name, loaded, options)
     if drafts:
         _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
@@ -181,6 +184,7 @@ def _drafter_context(
         searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
         parts=parts,
         drafts=drafts,
+        cheap_rows=lambda: costs().widest_free(),
         head=(
             None
             if options.head is None

@@ -16,6 +16,7 @@ from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_d
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
 from edge_spec.runtimes.llamacpp.offload import offload
+from edge_spec.runtimes.llamacpp.rows.install import wanted
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
@@ -33,6 +34,11 @@ class LlamaCppRuntime:
     _library: Callable[[], Library] = staticmethod(upstream.library)
     _screened: ModelInfo | None = None  # that it can run
     _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
+
+    def kernels(self) -> str:
+        """See `edge_spec.core.runtime_protocols.HasOwnKernels`: those that are put into its
+        library if they fit its build, which is part of the same keys."""
+        return wanted()
 
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
@@ -108,6 +114,10 @@ class IkRuntime(LlamaCppRuntime):
     name = "ik"
     _library = staticmethod(ik.library)
     _repacks = False
+
+    def kernels(self) -> str:
+        """None: this library's own compute."""
+        return ""
 
     def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
         """Rearranged weights are faster or slower with the processor and the type of the weights,

@@ -345,11 +345,15 @@ def test_a_plan_of_what_nothing_runs_says_all_reasons(named: Callable[..., Path]
         candidates(source, LoadOptions(), devices, quiet)
 
 
+def profile_of(model: str, identity: str, weights: str, runtime: str) -> ProfileKey:
+    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
+    place = (weights, runtime, library, "", None, (), cpu_name(), kernels)
+    return ProfileKey(model, identity, *place)
+
+
 def costs_of(source: Source, runtime: str, weights: str, step_s: float, **changes: Any) -> None:
     """Keeps what passes of models of its shapes cost, as a first start would."""
-    profile = ProfileKey(
-        *("", "", weights, runtime, runtimes.library_version(runtime), "", None, (), cpu_name())
-    )
+    profile = profile_of("", "", weights, runtime)
     key = replace(rows_key(profile, source.header.config), **changes)
     content = {"version": 1, "key": asdict(key), "seconds": {"1": step_s, "2": 2 * step_s}}
     kept = KeptFile(key.path, TypeAdapter(dict[str, Any]))
@@ -365,6 +369,7 @@ def costs_of(source: Source, runtime: str, weights: str, step_s: float, **change
         (0.2, None, {}, "ort"),  # nothing to compare with
         (0.2, 0.1, {"threads": 7}, "ort"),  # measured otherwise
         (0.2, 0.1, {"library": "0"}, "ort"),
+        (0.2, 0.1, {"kernels": "others"}, "ort"),
         (0.2, 0.1, {"shapes": (1, 2)}, "ort"),  # of another model
     ],
 )
@@ -410,10 +415,8 @@ def test_a_profile_of_the_model_says_more_than_costs_of_its_shapes(
         ("llamacpp", "F32", 0.2, 0.1),
     ):
         costs_of(source, runtime, weights, shape_s)
-        library = runtimes.library_version(runtime)
-        place = (weights, runtime, library, "", None, (), cpu_name())
         profile = Profile((ContextCosts(32, {1: own_s}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
-        save_profile(ProfileKey(source.name, source.identity, *place), profile)
+        save_profile(profile_of(source.name, source.identity, weights, runtime), profile)
     assert order_of(source).names[:2] == ("llamacpp", "ort")
     assert not order_of(source, quantization="int8").seconds
     assert not order_of(source, kv_type="f16").seconds

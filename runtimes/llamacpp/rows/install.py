@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.runtimes.llamacpp.rows import findings, library
+from edge_spec.storage.atomic import sha256_file
 
 VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is
 TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
@@ -61,19 +62,37 @@ class Packed:
 def install(ggml: Any) -> Rows:
     """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
     library as ctypes has loaded it."""
-    if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
-        return Rows(None, f"{VARIABLE}=off")
-    if not library.path().is_file():
-        return Rows(None, "this installation was built without a C++ compiler")
     try:
-        return _installed(ggml, library.table())
+        reason = _refusal()
+        return _installed(ggml, library.table()) if reason is None else Rows(None, reason)
     except (OSError, AttributeError) as error:
         return Rows(None, " ".join(str(error).split()))
 
 
+def wanted() -> str:
+    """Names the kernels that builds of llama.cpp get here where they fit, and their own build; ""
+    for none. llama.cpp is not opened for it."""
+    try:
+        if _refusal() is None:
+            return f"{library.table()} {sha256_file(library.path())[:16]}"
+    except (OSError, AttributeError):
+        pass
+    return ""
+
+
+def _refusal() -> str | None:
+    """Why no build of llama.cpp gets any here; None where it may. Raises OSError, AttributeError
+    for a library that does not load."""
+    if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
+        return f"{VARIABLE}=off"
+    if not library.path().is_file():
+        return "this installation was built without a C++ compiler"
+    if library.table() == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
+        return "there are none for this processor's instructions"
+    return None
+
+
 def _installed(ggml: Any, table: str) -> Rows:
-    if table == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
-        return Rows(None, "there are none for this processor's instructions")
     files = library.ggml_libraries(ggml)
     if not files:
         return Rows(None, "this build of llama.cpp exports too little")
