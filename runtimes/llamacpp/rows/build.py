@@ -40,6 +40,7 @@ EVERYWHERE: Mapping[str, Sequence[str]] = {
     "kernels_portable.cpp": (),
     "dispatch.cpp": (),
     "checks.cpp": (),
+    "checks_attention.cpp": (),
     "plugin.cpp": ("-fexceptions",),  # a thread that does not start is an exception
     "plugin_attention.cpp": (),
     "plugin_install.cpp": (),

@@ -14,24 +14,28 @@ namespace rows {
 enum class Type : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16 };
 constexpr int kNumTypes = 10;
 constexpr int kPanelRows = 8;  // activation rows that one call multiplies
+constexpr int kMaxHeadSize = 512;
 
 // Attention of `num_rows` rows (a query of one head each) to the keys and values of one KV head.
+// Any rows may share a call, in any order: none of their bits depends on it. Rows that see the same
+// cells make the fastest calls: all heads of a token, then those of the next one. A cell that a row
+// does not see (its mask is minus infinity) may hold anything; cells that no row sees cost nothing.
 enum class CellType : int { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 };
 struct Attention {
-  int head_size;        // of a key; a multiple of 8
-  int value_size;       // of a value; a multiple of 8
+  int head_size;        // of a key; a multiple of 8, or of 32 where cells are quantized
+  int value_size;       // of a value, likewise; both at most kMaxHeadSize
   CellType key_type, value_type;
   const char* keys;     // of cell 0; the next cell is key_stride bytes further on
   const char* values;
   size_t key_stride, value_stride;
-  int64_t num_cells;
+  int64_t num_cells;    // at most 2^31
   float scale, softcap;         // softcap 0: none
   int num_rows;                 // 1 to kPanelRows
   const float* queries[kPanelRows];
   const uint16_t* masks[kPanelRows];  // float16 to add, of each cell; null: nothing is masked
   float slopes[kPanelRows];     // of the mask (ALiBi); 1 without
   const float* sinks[kPanelRows];     // a logit that takes part in the sum alone; null: none
-  float* out[kPanelRows];
+  float* out[kPanelRows];       // value_size numbers; zeros for a row that sees nothing
   float* scratch;               // attention_scratch(num_cells) floats, aligned to 64 bytes
 };
 

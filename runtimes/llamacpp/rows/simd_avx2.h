@@ -47,6 +47,17 @@ struct Avx2 {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   }
+  ROWS_INLINE Float sums(const Float (&x)[8]) {
+    Float halves[4];  // each of two vectors, with four sums left of each
+    for (int i = 0; i < 4; ++i)
+      halves[i] = add(_mm256_permute2f128_ps(x[i], x[i + 4], 0x20),
+                      _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+    const Float a = add_pairs(halves[0], halves[1]), b = add_pairs(halves[2], halves[3]);
+    return add(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+  }
+  ROWS_INLINE Float add_pairs(Float a, Float b) {  // in each four lanes: i with i + 2
+    return add(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+  }
   ROWS_INLINE float sum16(const Float (&x)[2]) {
     const __m256 y = _mm256_add_ps(x[0], x[1]);
     __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));

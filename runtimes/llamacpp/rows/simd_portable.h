@@ -18,6 +18,8 @@
 //   fma, fnma          a * b + c and c - a * b, rounded once
 //   round              to the nearest integer, ties to even; for |x| < 2^22
 //   times_power_of_2   x * 2^n; n holds integers in -126 to 127
+//   sums               lane j: the sum over lanes of vector j, of kLanes; lane i with half the
+//                      lanes further on, then with a quarter and so on
 //   sum16, max16       of 16 / kLanes vectors: lane i with i + 8, then i + 4, i + 2, i + 1
 //
 // Integers of products (p stands at a multiple of the size that is read; a: any address):
@@ -149,6 +151,14 @@ struct Portable {
   }
   ROWS_INLINE float sum16(const Float (&x)[16 / kLanes]) {
     return fold16(x, [](float a, float b) { return a + b; });
+  }
+  ROWS_INLINE Float sums(const Float (&x)[kLanes]) {
+    Float folded[kLanes];
+    std::memcpy(folded, x, sizeof folded);
+    for (int half = kLanes / 2; half; half /= 2)
+      for (int j = 0; j < kLanes; ++j)
+        for (int i = 0; i < half; ++i) folded[j].v[i] += folded[j].v[i + half];
+    return each([&](int i) { return folded[i].v[0]; });
   }
   ROWS_INLINE float max16(const Float (&x)[16 / kLanes]) {
     return fold16(x, [](float a, float b) { return a > b ? a : b; });

@@ -1,6 +1,7 @@
 // The table of functions of one class of vectors.
 #pragma once
 
+#include "attention.h"
 #include "products.h"
 
 namespace rows {
@@ -20,7 +21,7 @@ void pack(Type type, const uint8_t* source, size_t row_bytes, int num_rows, int6
 template <class S>
 constexpr Kernels table(const char* name, bool (*is_supported)()) {
   return {name,       S::kLanes,      is_supported,   tile_bytes<S>, pack<S>,
-          bytes_of_panel, quantize_row, multiply<S>, nullptr,       nullptr};
+          bytes_of_panel, quantize_row, multiply<S>, attention_scratch<S>, attend<S>};
 }
 
 }  // namespace

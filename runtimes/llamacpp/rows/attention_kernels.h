@@ -1,0 +1,122 @@
+// The two inner loops of attention: scores of cells, and weighted sums of them.
+//
+// Their loops over rows and vectors are unrolled, so that all sums stand in registers: a key or
+// value is read once for all rows. What the numbers of rows and of lanes change is which sums are
+// computed at the same time, never the order in which one is added up.
+#pragma once
+
+#include "attention_cells.h"
+
+namespace rows {
+namespace {
+
+// From row to row of sums; no power of two, with which rows would compete for the same cache lines.
+inline constexpr int kRowFloats = kMaxHeadSize + 16;
+
+// Rows stand beside each other in an array of scores, in a power of two.
+constexpr int stride_of(int num_rows) {
+  return num_rows > 4 ? 8 : num_rows > 2 ? 4 : num_rows;
+}
+
+// Keeps the compiler from holding two halves of the sums in registers that suffice for one.
+template <class Float>
+ROWS_INLINE void leave_registers(Float* sums) {
+  asm volatile("" : : "r"(sums) : "memory");
+}
+
+// Dot products of kCells keys with kRows queries: lane i sums elements i, i + 16, i + 32 ..., of
+// which vector `part` of 16 / kLanes is added up here. queries: [element / 16][row][element % 16].
+template <class S, class Cells, int kRows, int kCells>
+ROWS_INLINE void add_products(const char* const* keys, const float* queries, int head_size,
+                              int part, typename S::Float* sums) {
+  using Float = typename S::Float;
+  constexpr int stride = S::kLanes / kCells;
+  int at = part * S::kLanes;
+  queries += at;
+  for (; at + S::kLanes <= head_size; at += 16, queries += 16 * kRows) {
+    Float query[kRows];
+    ROWS_UNROLL for (int r = 0; r < kRows; ++r) query[r] = S::load(queries + 16 * r);
+    ROWS_UNROLL for (int c = 0; c < kCells; ++c) {
+      const Float key = Cells::load(keys[c], at);
+      ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+        sums[c * stride + r] = S::fma(key, query[r], sums[c * stride + r]);
+    }
+  }
+  if constexpr (S::kLanes == 16) {
+    if (at == head_size) return;
+    ROWS_UNROLL for (int c = 0; c < kCells; ++c) {
+      const Float key = Cells::load_rest(keys[c], at);  // its zeros change no score
+      ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+        sums[c * stride + r] = S::fma(key, S::load(queries + 16 * r), sums[c * stride + r]);
+    }
+  }
+}
+
+// Scores [cell][row] of `count` cells: dot products times `scale`. The last vector is filled up.
+template <class S, class Cells, int kRows>
+void score_cells(const char* const* keys, int count, const float* queries, int head_size,
+                 float scale, float* scores) {
+  constexpr int lanes = S::kLanes, parts = 16 / lanes, cells = lanes / stride_of(kRows);
+  for (int j = 0; j < count; j += cells, scores += lanes) {
+    typename S::Float sums[parts][lanes];
+    ROWS_UNROLL for (int p = 0; p < parts; ++p) {
+      ROWS_UNROLL for (int i = 0; i < lanes; ++i) sums[p][i] = S::all(0.0f);
+      add_products<S, Cells, kRows, cells>(keys + j, queries, head_size, p, sums[p]);
+      if constexpr (parts == 2) leave_registers(sums[p]);
+    }
+    ROWS_UNROLL for (int half = parts / 2; half; half /= 2)
+      ROWS_UNROLL for (int p = 0; p < half; ++p)
+        ROWS_UNROLL for (int i = 0; i < lanes; ++i)
+          sums[p][i] = S::add(sums[p][i], sums[p + half][i]);
+    S::store(scores, S::mul(S::sums(sums[0]), S::all(scale)));
+  }
+}
+
+// sums[row][at ...] += weights[cell][row] * value, cell after cell, for kVectors vectors of values.
+template <class S, class Cells, int kRows, int kVectors>
+ROWS_INLINE void add_vectors(const char* const* values, int count, const float* weights,
+                             int stride, float* sums, int at, bool is_rest) {
+  using Float = typename S::Float;
+  Float sum[kRows][kVectors];
+  ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+    ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
+      sum[r][v] = S::load(sums + r * kRowFloats + at + v * S::kLanes);
+  for (int j = 0; j < count; ++j, weights += stride) {
+    Float value[kVectors];
+    ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
+      value[v] = is_rest ? Cells::load_rest(values[j], at + v * S::kLanes)
+                         : Cells::load(values[j], at + v * S::kLanes);
+    ROWS_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Float weight = S::all(weights[r]);
+      ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
+        sum[r][v] = S::fma(weight, value[v], sum[r][v]);
+    }
+  }
+  ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+    ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
+      S::store(sums + r * kRowFloats + at + v * S::kLanes, sum[r][v]);
+}
+
+// Adds the weights of `count` cells to totals, and their weighted values to sums.
+template <class S, class Cells, int kRows>
+void add_cells(const char* const* values, int count, const float* weights, int stride, float* sums,
+               int value_size, float* totals) {
+  constexpr int lanes = S::kLanes;
+  constexpr int vectors = kRows > 4 ? 2 : kRows > 2 ? (lanes == 8 ? 2 : 4) : kRows > 1 ? 4 : 8;
+  float total[kRows];
+  for (int r = 0; r < kRows; ++r) total[r] = totals[r];
+  for (int j = 0; j < count; ++j)
+    for (int r = 0; r < kRows; ++r) total[r] += weights[j * stride + r];
+  for (int r = 0; r < kRows; ++r) totals[r] = total[r];
+  int at = 0;
+  for (; at + vectors * lanes <= value_size; at += vectors * lanes)
+    add_vectors<S, Cells, kRows, vectors>(values, count, weights, stride, sums, at, false);
+  for (; at + lanes <= value_size; at += lanes)
+    add_vectors<S, Cells, kRows, 1>(values, count, weights, stride, sums, at, false);
+  if constexpr (lanes == 16)
+    if (at < value_size)
+      add_vectors<S, Cells, kRows, 1>(values, count, weights, stride, sums, at, true);
+}
+
+}  // namespace
+}  // namespace rows
