@@ -64,10 +64,13 @@ void score_cells(const char* const* keys, int count, const float* queries, int h
       add_products<S, Cells, kRows, cells>(keys + j, queries, head_size, p, sums[p]);
       if constexpr (parts == 2) leave_registers(sums[p]);
     }
-    ROWS_UNROLL for (int half = parts / 2; half; half /= 2)
-      ROWS_UNROLL for (int p = 0; p < half; ++p)
-        ROWS_UNROLL for (int i = 0; i < lanes; ++i)
-          sums[p][i] = S::add(sums[p][i], sums[p + half][i]);
+    ROWS_UNROLL for (int i = 0; i < lanes; ++i) {
+      if constexpr (parts == 4) {
+        sums[0][i] = S::add(sums[0][i], sums[2][i]);
+        sums[1][i] = S::add(sums[1][i], sums[3][i]);
+      }
+      if constexpr (parts > 1) sums[0][i] = S::add(sums[0][i], sums[1][i]);
+    }
     S::store(scores, S::mul(S::sums(sums[0]), S::all(scale)));
   }
 }

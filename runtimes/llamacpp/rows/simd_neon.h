@@ -50,6 +50,13 @@ struct Neon {
     const int32x4_t biased = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
     return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(biased, 23)));
   }
+  ROWS_INLINE Float sums(const Float (&x)[4]) {
+    return vpaddq_f32(add_halves(x[0], x[1]), add_halves(x[2], x[3]));
+  }
+  ROWS_INLINE Float add_halves(Float a, Float b) {  // lane i with i + 2: of a, then of b
+    return vaddq_f32(vcombine_f32(vget_low_f32(a), vget_low_f32(b)),
+                     vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
+  }
   // Of four sums or maxima: 0 with 2 and 1 with 3, then both.
   ROWS_INLINE float sum16(const Float (&x)[4]) {
     const float32x4_t y = vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3]));
