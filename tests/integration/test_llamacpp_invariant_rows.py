@@ -20,6 +20,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from fixtures.random_trees import random_path, random_tree
+from fixtures.silence import quiet
 
 CONTEXT = 512
 KINDS = ("Q4_1", "Q8_0")
@@ -147,13 +148,14 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
     path = str(model._weights._path)
     prompts = [f"The {'long ' * (number % 9)}story {number % 5}" * 3 for number in range(40)]
     options = LoadOptions(runtime="llamacpp", drafter="suffix,recycling", threads=2)
-    with load_engine(path, options) as engine:
+    with load_engine(path, options, quiet) as engine:
         assert engine.parts.speculation_factory.lossless.by_construction
         with engine.without_drafting():
             alone = [engine.generate(each, max_tokens=24).text for each in prompts]
         engines = [engine, *(engine.fork() for _ in range(3))]
         engine.parts.passes.prepare_for(4)
         engine.parts.passes.settle()
+        assert engine.parts.passes.most > 1
 
         def answer(number: int) -> list[str]:
             mine = prompts[number::4]
