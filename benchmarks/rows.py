@@ -3,11 +3,14 @@
     python benchmarks/rows.py                                # every installed runtime
     python benchmarks/rows.py --model FILE.gguf --case ort:int4:32 --case llamacpp:Q4_0
     python benchmarks/rows.py --case ik:Q4_0 --case ik:Q4_0@build/libllama.so
+    python benchmarks/rows.py --case llamacpp@avx2 --case llamacpp@off --case ik@mmap --prompts 512
 
-A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@LIBRARY]. Each has a process of its own, since
-libraries and their idle threads would disturb each other; cases and widths are interleaved, and
-each block of passes begins with some that are not counted. Prints medians in milliseconds and as
-multiples of one row.
+A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@BUILD]: BUILD is a library for ik, or "mmap", which
+leaves its weights as the file has them; for llamacpp a table of our kernels for few rows, or "off".
+Each case has a process of its own, since libraries and their idle threads would disturb each other;
+cases and widths are interleaved, and each block of passes begins with some that are not counted.
+Prints medians in milliseconds and as multiples of one row, and the tokens a second with which
+prompts are read. Nothing is padded: as --lossless ties.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import time
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,19 +44,30 @@ DEFAULT_CASES = {
 
 
 def work(model: str, case: str) -> None:
-    """Answers each line {"context"} on stdin with the seconds of a pass of each width."""
-    runtime, quantization, block_size = [*case.partition("@")[0].split(":"), "", ""][:3]
+    """Answers each line {"context"} on stdin with the seconds of a pass of each width, and each
+    line {"prompt"} with those of a prompt of this length."""
+    case, _, build = case.partition("@")
+    runtime, quantization, block_size = [*case.split(":"), "", ""][:3]
     with open_engine(
         model,
         runtime=runtime,
         quantization=quantization or None,
         block_size=int(block_size) if block_size else None,
+        lossless="ties",
+        mmap=True if build == "mmap" else None,
     ) as engine:
         model_ = engine.parts.model
         tokens = np.random.default_rng(0).integers(0, model_.config.vocab_size, 1 << 16).tolist()
         session = model_.open_session()
         for line in sys.stdin:
-            context = json.loads(line)["context"]
+            asked = json.loads(line)
+            if "prompt" in asked:
+                session.rollback(0)
+                start = time.perf_counter()
+                session.prefill(tokens[: asked["prompt"]])
+                print(json.dumps([time.perf_counter() - start]), flush=True)
+                continue
+            context = asked["context"]
             session.rollback(min(context, session.length))
             session.prefill(tokens[session.length : context])
             for _ in range(WARM_UP_PASSES):
@@ -70,17 +85,22 @@ def work(model: str, case: str) -> None:
 def start(model: str, case: str) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--model", model, "--case", case, "--worker"]
     environment = dict(os.environ)
-    if library := case.partition("@")[2]:
-        environment["IK_LLAMA_CPP_LIB_PATH"] = str(Path(library).absolute())
+    runtime, _, build = case.partition("@")
+    if runtime.startswith("ik") and build not in ("", "mmap"):
+        environment["IK_LLAMA_CPP_LIB_PATH"] = str(Path(build).absolute())
+    elif build == "off":
+        environment["EDGE_SPEC_ROWS"] = "off"
+    elif runtime.startswith("llamacpp") and build:
+        environment["EDGE_SPEC_ROWS_KERNELS"] = build
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
 
 
-def ask(worker: subprocess.Popen[str], context: int) -> list[float]:
+def ask(worker: subprocess.Popen[str], **what: int) -> list[float]:
     assert worker.stdin is not None and worker.stdout is not None
     time.sleep(SETTLE_S)
-    worker.stdin.write(json.dumps({"context": context}) + "\n")
+    worker.stdin.write(json.dumps(what) + "\n")
     worker.stdin.flush()
     seconds: list[float] = json.loads(worker.stdout.readline())
     return seconds
@@ -91,6 +111,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--case", action="append", dest="cases")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[])
     parser.add_argument("--repetitions", type=int, default=30)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -105,7 +126,7 @@ def main() -> None:
         seconds: dict[str, dict[int, list[float]]] = {case: defaultdict(list) for case in workers}
         for repetition in range(arguments.repetitions + 2):
             for case, worker in workers.items():
-                for width, taken in zip(WIDTHS, ask(worker, context), strict=True):
+                for width, taken in zip(WIDTHS, ask(worker, context=context), strict=True):
                     if repetition >= 2:  # the first passes bind their buffers
                         seconds[case][width].append(taken)
         print(f"\ncontext {context:6d}" + "".join(f"{width:>14d}" for width in WIDTHS))
@@ -114,6 +135,15 @@ def main() -> None:
             cells = (f"{ms[width]:7.2f} ({ms[width] / ms[1]:4.2f})" for width in WIDTHS)
             print(f"{Path(case).name[-14:]:14s}" + "".join(cells), flush=True)
             results.setdefault(case, {})[context] = ms
+    for length in arguments.prompts:
+        taken_s: dict[str, list[float]] = {case: [] for case in workers}
+        for _ in range(3):
+            for case, worker in workers.items():
+                taken_s[case] += ask(worker, prompt=length)
+        rates = {case: length / median(all_s) for case, all_s in taken_s.items()}
+        said = "".join(f"  {Path(case).name} {rate:.0f}" for case, rate in rates.items())
+        print(f"\nprompt of {length}, tokens/s:{said}", flush=True)
+        results.setdefault("prompt", {})[length] = rates
     for worker in workers.values():
         worker.communicate()
     report({"t_ms": results}, arguments.json)
