@@ -102,7 +102,7 @@ def measure(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
             side: compare_bits(loop, tokens, 256, arguments.threads) for side, loop in sides.items()
         }
     if "perplexity" in parts and text:
-        found |= compare_perplexity(sides, text[:PERPLEXITY_TOKENS])
+        found["text"] = compare_perplexity(sides, text[:PERPLEXITY_TOKENS])
     for loop in sides.values():
         loop.close()
     return found
@@ -135,13 +135,16 @@ def print_tables(name: str, found: dict[str, Any]) -> None:
         worst = max((of[1] for of in divisions.values()), default=0.0)
         said = f"differ in {', '.join(wrong)}, by up to {worst:.2g}" if wrong else "equal in all"
         print(f"- Bits of single rows in {len(divisions)} divisions, {side}: {said}")
-    if "perplexity" in found:
-        said = ", ".join(f"{side} {value:.4f}" for side, value in found["perplexity"].items())
-        apart = [found[f"{which}_difference_in_deviations"] for which in ("median", "largest")]
-        print(
-            f"- Perplexity of {PERPLEXITY_TOKENS} tokens: {said}; logits of a row are at most "
-            f"{apart[0]:.2g} (median) and {apart[1]:.2g} of their standard deviation apart"
-        )
+    if "text" in found:
+        text = found["text"]
+        said = ", ".join(f"{side} {value:.4f}" for side, value in text["perplexity"].items())
+        print(f"- Perplexity of {text['tokens']} tokens: {said}")
+        if "more" in text:
+            print(
+                f"  ({text['more']:+.3%} ± {text['more_error']:.3%}; a row's logits differ by "
+                f"{text['apart']['median']:.2g} of their standard deviation in the median, "
+                f"{text['apart']['largest']:.2g} in the worst row)"
+            )
     for side, of in found.get("memory", {}).items():
         said = ", ".join(f"{name} {of[name]:.0f} MB" for name in of if name != "load_s")
         print(f"- Loaded by {side} in {of['load_s']:.2f} s: {said}")
