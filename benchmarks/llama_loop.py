@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edge_spec.runtimes.llamacpp import upstream
+from edge_spec.runtimes.llamacpp.rows.install import Loading
 
 _HEAP_FIELDS = ("RssAnon", "RssFile", "VmHWM")
 
@@ -24,11 +26,9 @@ class LlamaLoop:
     ) -> None:
         import llama_cpp
 
-        from edge_spec.runtimes.llamacpp import upstream
-
-        upstream.library()  # installs what our kernels need
         self._api: Any = llama_cpp
         self.ours = ours
+        self._rows = upstream.library().rows
         start = time.perf_counter()
         self._model = self._load(path)
         self._context = self._open(threads, num_tokens, batch_tokens)
@@ -40,12 +40,16 @@ class LlamaLoop:
         self.length = 0
 
     def _load(self, path: str) -> Any:
+        rows = self._rows
         params = self._api.llama_model_default_params()
         params.n_gpu_layers = 0
-        with kernels(self.ours):
+        with Loading(rows, wants_stock=not self.ours) as loading:
             model = self._api.llama_model_load_from_file(path.encode(), params)
         if not model:
             raise SystemExit(f"llama.cpp does not load {path}")
+        if self.ours and not loading.packed.num_packed:
+            raise SystemExit(f"nothing of {path} has our kernels: {rows.description}")
+        self.left = loading.packed.left
         return model
 
     def _open(self, threads: int, num_tokens: int, batch_tokens: int) -> Any:
@@ -55,8 +59,7 @@ class LlamaLoop:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
         params.offload_kqv = params.op_offload = False
-        with kernels(self.ours):
-            context = self._api.llama_init_from_model(self._model, params)
+        context = self._api.llama_init_from_model(self._model, params)
         if not context:
             raise SystemExit("llama.cpp opens no context")
         return context
@@ -80,9 +83,8 @@ class LlamaLoop:
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
             batch.logits[i] = all_rows or i == len(tokens) - 1
         start = time.perf_counter()
-        with kernels(self.ours):
-            status = self._api.llama_decode(self._context, batch)
-            self._api.llama_synchronize(self._context)
+        status = self._api.llama_decode(self._context, batch)
+        self._api.llama_synchronize(self._context)
         seconds = time.perf_counter() - start
         if status:
             raise SystemExit(f"llama.cpp ends a pass of {len(tokens)} rows with status {status}")
@@ -104,13 +106,6 @@ class LlamaLoop:
     def close(self) -> None:
         self._api.llama_free(self._context)
         self._api.llama_model_free(self._model)
-
-
-@contextmanager
-def kernels(ours: bool) -> Iterator[None]:
-    """Has what is loaded and computed inside take our kernels, or the library's own."""
-    raise NotImplementedError
-    yield
 
 
 def resident_mb() -> dict[str, float]:

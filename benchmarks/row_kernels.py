@@ -27,6 +27,7 @@ from typing import Any
 
 import common
 import numpy as np
+from gguf import GGUFReader
 from llama_loop import LlamaLoop, resident_mb
 from random_gguf import SHAPES, write_random
 from row_measures import (
@@ -71,7 +72,7 @@ def work(path: str, side: str, threads: int) -> None:
 
 
 def measure(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"mb": Path(path).stat().st_size / 1e6}
+    found: dict[str, Any] = {"mb": Path(path).stat().st_size / 1e6, "read_mb": _read_mb(path)}
     parts = arguments.parts.split(",")
     if "memory" in parts:
         found["memory"] = measure_memory(path, arguments.threads, 3)
@@ -83,6 +84,7 @@ def measure(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for side, ours in SIDES.items()
         if side in arguments.sides.split(",")
     }
+    found["left"] = sum(sum(loop.left.values()) for loop in sides.values() if loop.ours)
     some = next(iter(sides.values()))
     text = some.tokens_of(_text())
     tokens = text or np.random.default_rng(0).integers(0, some.vocab_size, 4096).tolist()
@@ -108,13 +110,24 @@ def measure(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _read_mb(path: str) -> float:
+    """Returns what a pass reads: all but an embedding that is not the output matrix, too."""
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(path).tensors}
+    if "output.weight" in sizes:
+        sizes.pop("token_embd.weight")
+    return sum(sizes.values()) / 1e6
+
+
 def _text() -> str:
     root = Path(common.__file__).parents[1]
     return "\n".join((root / page).read_text("utf-8") for page in TEXT)
 
 
 def print_tables(name: str, found: dict[str, Any]) -> None:
-    print(f"\n## {name}, {found['mb']:.0f} MB\n")
+    read_mb = found["read_mb"]
+    print(f"\n## {name}, {found['mb']:.0f} MB, of which a pass reads {read_mb:.0f}\n")
+    if found.get("left"):
+        print(f"{found['left']} matrices are of types that llama.cpp keeps.\n")
     for context, sides in found.get("widths", {}).items():
         print(f"| ms at {context} tokens | {' | '.join(map(str, WIDTHS))} |")
         print("|---" * (1 + len(WIDTHS)) + "|")
@@ -122,6 +135,8 @@ def print_tables(name: str, found: dict[str, Any]) -> None:
             print(f"| {side} | {' | '.join(f'{ms[width]:.1f}' for width in WIDTHS)} |")
             steps = (f"{ms[width] / ms[1]:.2f}" for width in WIDTHS)
             print(f"| in steps of its own | {' | '.join(steps)} |")
+            speeds = (f"{read_mb / ms[width]:.1f}" for width in WIDTHS)
+            print(f"| GB/s of weights | {' | '.join(speeds)} |")
         if len(sides) == 2:
             theirs, ours = sides.values()
             ratios = (f"{ours[width] / theirs[width]:.2f}" for width in WIDTHS)
