@@ -2,8 +2,9 @@
 //
 //   rows_tables LIBRARY
 //
-// Prints "best NAME" and for each table "NAME runs COMPARED DIFFERING" or "NAME lacking". It is a
-// program because an emulated processor starts one faster than Python.
+// Prints "best NAME" and for each table "NAME lacking", or "NAME runs" and how many numbers were
+// compared and differed, of products and of attention. It is a program because an emulated
+// processor starts one faster than Python.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -12,6 +13,8 @@
 #include <cstring>
 #include <random>
 #include <vector>
+
+#include "kernels.h"
 
 namespace {
 
@@ -28,6 +31,7 @@ struct Library {
   void* (*pack)(int, int, const uint8_t*, int64_t, int64_t);
   int (*multiply)(const void*, const float*, int64_t, int64_t, int64_t, int, float*);
   void (*free)(void*);
+  int (*attend)(int, const rows::Attention*, int);
 };
 
 template <class Function>
@@ -56,6 +60,7 @@ Library open(const char* path) {
   find(library, "edge_spec_rows_pack", result.pack);
   find(library, "edge_spec_rows_multiply", result.multiply);
   find(library, "edge_spec_rows_free", result.free);
+  find(library, "edge_spec_rows_attend", result.attend);
   return result;
 }
 
@@ -133,6 +138,83 @@ Compared products(const Library& library, int table, int portable) {
   return compared;
 }
 
+// A cache of cells that are `bytes` long. Each block is some float16 and any bytes; or, without any
+// float16, a float or bfloat16, whose upper bytes are last.
+std::vector<uint8_t> cells(size_t count, size_t bytes, size_t block_bytes, size_t num_halves,
+                           std::mt19937& random) {
+  std::vector<uint8_t> result(count * bytes);
+  for (uint8_t& byte : result) byte = static_cast<uint8_t>(random());
+  for (size_t at = 0; at + block_bytes <= result.size(); at += block_bytes) {
+    for (size_t i = 0; i < num_halves; ++i) {
+      const uint16_t half = moderate_half(random) % 0x2800 | (random() & 0x8000);  // up to 2^-5
+      std::memcpy(result.data() + at + 2 * i, &half, 2);
+    }
+    const uint16_t upper = moderate_bfloat(random) - (7 << 7);  // up to 2^-3
+    if (!num_halves) std::memcpy(result.data() + at + block_bytes - 2, &upper, 2);
+  }
+  return result;
+}
+
+struct Cache {
+  rows::CellType type;
+  size_t block_values, block_bytes, num_halves;  // halves: at the start of each block
+};
+constexpr Cache kCaches[] = {
+    {rows::CellType::F16, 1, 2, 1},    {rows::CellType::BF16, 1, 2, 0},
+    {rows::CellType::F32, 1, 4, 0},    {rows::CellType::Q8_0, 32, 34, 1},
+    {rows::CellType::Q4_0, 32, 18, 1}, {rows::CellType::Q4_1, 32, 20, 2},
+    {rows::CellType::Q5_0, 32, 22, 1}, {rows::CellType::Q5_1, 32, 24, 2},
+};
+
+// Every type of cells at every width; each row is held to the portable table's, computed alone.
+Compared attention(const Library& library, int table, int portable) {
+  Compared compared;
+  std::mt19937 random(43);
+  for (const Cache& cache : kCaches) {
+    for (const int num_cells : {1, 70, 200}) {
+      const bool is_plain = num_cells == 70;
+      const int size = cache.block_values == 32 || is_plain ? 96 : 72;
+      const size_t bytes = size / cache.block_values * cache.block_bytes;
+      const size_t count = static_cast<size_t>(num_cells);
+      const auto keys = cells(count, bytes, cache.block_bytes, cache.num_halves, random);
+      const auto values = cells(count, bytes, cache.block_bytes, cache.num_halves, random);
+      const auto queries = activations(static_cast<size_t>(rows::kPanelRows * size), random);
+      std::vector<uint16_t> masks(rows::kPanelRows * count);
+      for (size_t i = 0; i < masks.size(); ++i)  // hidden, of a bias, or plainly seen
+        masks[i] = i % count == 0 ? 0 : random() % 3 == 0 ? 0xfc00 : random() % 3 == 0 ? 0xb800 : 0;
+      const float sink = 0.5f;
+      const auto attend = [&](int with, int first, int num_rows, float* out) {
+        rows::Attention call = {};
+        call.head_size = call.value_size = size;
+        call.key_type = call.value_type = cache.type;
+        call.keys = reinterpret_cast<const char*>(keys.data());
+        call.values = reinterpret_cast<const char*>(values.data());
+        call.key_stride = call.value_stride = bytes;
+        call.num_cells = num_cells;
+        call.scale = 0.125f;
+        call.softcap = is_plain ? 0.0f : 20.0f;
+        call.num_rows = num_rows;
+        for (int m = 0; m < num_rows; ++m) {
+          call.queries[m] = queries.data() + (first + m) * size;
+          call.masks[m] = is_plain ? nullptr : masks.data() + static_cast<size_t>(first + m) * count;
+          call.slopes[m] = 1.0f + static_cast<float>(first + m) / 4.0f;
+          call.sinks[m] = is_plain ? nullptr : &sink;
+          call.out[m] = out + m * size;
+        }
+        library.attend(with, &call, 1);
+      };
+      std::vector<float> expected(queries.size()), found(queries.size());
+      for (int row = 0; row < rows::kPanelRows; ++row)
+        attend(portable, row, 1, expected.data() + row * size);
+      for (int width = 1; width <= rows::kPanelRows; ++width) {
+        attend(table, 0, width, found.data());
+        compare(found, expected, static_cast<size_t>(width * size), compared);
+      }
+    }
+  }
+  return compared;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -146,7 +228,9 @@ int main(int count, char** arguments) {
       std::printf("%s lacking\n", name);
       continue;
     }
-    const Compared compared = products(library, table, portable);
-    std::printf("%s runs %lld %lld\n", name, compared.all, compared.differing);
+    const Compared first = products(library, table, portable);
+    const Compared second = attention(library, table, portable);
+    std::printf("%s runs %lld %lld %lld %lld\n", name, first.all, first.differing, second.all,
+                second.differing);
   }
 }
