@@ -18,19 +18,15 @@ constexpr int stride_of(int num_rows) {
   return num_rows > 4 ? 8 : num_rows > 2 ? 4 : num_rows;
 }
 
-// Keeps the compiler from holding two halves of the sums in registers that suffice for one.
-template <class Float>
-ROWS_INLINE void leave_registers(Float* sums) {
-  asm volatile("" : : "r"(sums) : "memory");
-}
-
 // Dot products of kCells keys with kRows queries: lane i sums elements i, i + 16, i + 32 ..., of
-// which vector `part` of 16 / kLanes is added up here. queries: [element / 16][row][element % 16].
+// which vector `part` of 16 / kLanes is computed here. queries: [element / 16][row][element % 16].
 template <class S, class Cells, int kRows, int kCells>
-ROWS_INLINE void add_products(const char* const* keys, const float* queries, int head_size,
+ROWS_INLINE void sum_products(const char* const* keys, const float* queries, int head_size,
                               int part, typename S::Float* sums) {
   using Float = typename S::Float;
   constexpr int stride = S::kLanes / kCells;
+  Float sum[S::kLanes];
+  ROWS_UNROLL for (int i = 0; i < S::kLanes; ++i) sum[i] = S::all(0.0f);
   int at = part * S::kLanes;
   queries += at;
   for (; at + S::kLanes <= head_size; at += 16, queries += 16 * kRows) {
@@ -39,17 +35,23 @@ ROWS_INLINE void add_products(const char* const* keys, const float* queries, int
     ROWS_UNROLL for (int c = 0; c < kCells; ++c) {
       const Float key = Cells::load(keys[c], at);
       ROWS_UNROLL for (int r = 0; r < kRows; ++r)
-        sums[c * stride + r] = S::fma(key, query[r], sums[c * stride + r]);
+        sum[c * stride + r] = S::fma(key, query[r], sum[c * stride + r]);
     }
   }
-  if constexpr (S::kLanes == 16) {
-    if (at == head_size) return;
-    ROWS_UNROLL for (int c = 0; c < kCells; ++c) {
-      const Float key = Cells::load_rest(keys[c], at);  // its zeros change no score
-      ROWS_UNROLL for (int r = 0; r < kRows; ++r)
-        sums[c * stride + r] = S::fma(key, S::load(queries + 16 * r), sums[c * stride + r]);
-    }
-  }
+  if constexpr (S::kLanes == 16)
+    if (at < head_size)
+      ROWS_UNROLL for (int c = 0; c < kCells; ++c) {
+        const Float key = Cells::load_rest(keys[c], at);  // its zeros change no score
+        ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+          sum[c * stride + r] = S::fma(key, S::load(queries + 16 * r), sum[c * stride + r]);
+      }
+  ROWS_UNROLL for (int i = 0; i < S::kLanes; ++i) sums[i] = sum[i];
+}
+
+// Keeps the compiler from holding both halves of sums in registers that suffice for one.
+template <class Float>
+ROWS_INLINE void leave_registers(Float* sums) {
+  asm volatile("" : : "r"(sums) : "memory");
 }
 
 // Scores [cell][row] of `count` cells: dot products times `scale`. The last vector is filled up.
@@ -60,9 +62,9 @@ void score_cells(const char* const* keys, int count, const float* queries, int h
   for (int j = 0; j < count; j += cells, scores += lanes) {
     typename S::Float sums[parts][lanes];
     ROWS_UNROLL for (int p = 0; p < parts; ++p) {
-      ROWS_UNROLL for (int i = 0; i < lanes; ++i) sums[p][i] = S::all(0.0f);
-      add_products<S, Cells, kRows, cells>(keys + j, queries, head_size, p, sums[p]);
-      if constexpr (parts == 2) leave_registers(sums[p]);
+      sum_products<S, Cells, kRows, cells>(keys + j, queries, head_size, p, sums[p]);
+      if constexpr (parts == 2)
+        if (p == 0) leave_registers(sums[0]);
     }
     ROWS_UNROLL for (int i = 0; i < lanes; ++i) {
       if constexpr (parts == 4) {
