@@ -24,6 +24,7 @@ namespace {
 // is no multiple of 16 where vectors hold 16: what stands behind it may be no number at all.
 template <class S>
 struct HalfCells {
+  static constexpr int kBytes = 2;
   ROWS_INLINE typename S::Float load(const char* cell, int first) {
     return S::load_half(reinterpret_cast<const uint16_t*>(cell) + first);
   }
@@ -36,6 +37,7 @@ struct HalfCells {
 
 template <class S>
 struct FloatCells {
+  static constexpr int kBytes = 4;
   ROWS_INLINE typename S::Float load(const char* cell, int first) {
     return S::load(reinterpret_cast<const float*>(cell) + first);
   }
