@@ -51,7 +51,7 @@ def build_key(files: Sequence[Path], table: str) -> str:
 def fault(key: str, ggml: Path) -> str | None:
     """Why the plugin does not fit this build, None where it does; tried once, in a process of its
     own. ggml: the library that is opened there."""
-    kept = KeptFile(cache_directory() / "rows" / "builds.json", _FILE)
+    kept = KeptFile(cache_directory() / "kernels" / "builds.json", _FILE)
     known = kept.read()
     for build in known.builds if known is not None else ():
         if build.key == key:
