@@ -61,6 +61,8 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
     lines += _histogram(stats.acceptance_histogram)
     lines.append(_promise(stats))
+    if stats.kernels is not None:
+        lines.append(stats.kernels)
     lines.append(f"sampling: {sampling}")
     lines.append(
         f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "

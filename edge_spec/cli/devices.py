@@ -83,7 +83,8 @@ def _print(found: list[Device]) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for device in found:
-        about = [part for part in (device.description, device.fault, device.hint) if part]
+        said = (device.description, device.kernels, device.fault, device.hint)
+        about = [part for part in said if part]
         cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device))
         # Text: nothing that a driver or server says is read as markup.
         table.add_row(

@@ -34,6 +34,7 @@ class Capabilities:
     # Whether the bits of a row follow from its text alone, whatever else is in its pass, beside it
     # in the cache or in other passes before: by how its kernels compute, not by measurement.
     invariant_rows: bool = False
+    kernels: str | None = None  # in place of the library's own, or why not, in one line
 
     @property
     def verified_rows(self) -> int:

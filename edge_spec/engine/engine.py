@@ -234,6 +234,7 @@ class Engine(Answering):
             changed_decoder=partial(self._changed_decoder, constrained),
         )
         _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
+        generation.result.stats.kernels = self.parts.model.capabilities.kernels
         self._running, self.last = generation, generation.result
         return generation
 

@@ -40,6 +40,7 @@ class Device:
     fault: str | None = None  # why it cannot be used, in one line
     hint: str | None = None  # what would make it faster, in one line
     shares_memory: bool = False
+    kernels: str | None = None  # in place of the library's own, or why not, in one line
 
 
 @runtime_checkable

@@ -92,6 +92,7 @@ def listed(runtime: str, library: Library, servers: Sequence[str]) -> Iterator[p
                 device.free_bytes or None,
                 hint=_left_out(library) if device.is_cpu else None,
                 shares_memory=device.shares_memory,
+                kernels=library.rows.description if library.rows and device.is_cpu else None,
             )
     for server, reason in faults.items():
         if reason is not None:
@@ -103,6 +104,8 @@ def _left_out(library: Library) -> str | None:
     has = any(name.startswith(("AVX512", "X86_V4")) for name in cpu_features())
     if not has or b"AVX512 = 1" in library.system_info():
         return None
+    if library.rows is not None and library.rows.table is not None:
+        return None  # what takes the time is computed by others
     return f"this build of {library.name} does without the processor's AVX-512"
 
 

@@ -176,3 +176,4 @@ class Library:
     # Whether kernels of our own compute all of a model on the CPU, flash attention too.
     has_invariant_rows: Callable[[ModelInfo], bool] = lambda source: False
     rows: Rows | None = None  # kernels of our own in its place; None: of a library without any
+    kernels: Callable[[ModelInfo], str | None] = lambda source: None  # the same of a loaded model

@@ -98,6 +98,7 @@ class LlamaCppModel:
             settled_tokens=SETTLED_TOKENS,
             rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
             invariant_rows=is_invariant,
+            kernels=None if on_device else library.kernels(source),
         )
         if self._weights.is_hybrid:
             self._make_rewindable(source)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import MissingDependencyError
 from edge_spec.runtimes.llamacpp.ggml_devices import NAME, bind_devices, devices, load_backend
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
@@ -54,6 +55,10 @@ def library() -> Library:
     api, ggml, log = _loaded()
     rows = install(ggml)
     packed: dict[bytes, Packed] = {}  # what the last load of each file gave to the kernels
+
+    def loaded(source: ModelInfo) -> Packed:
+        return packed.get(os.fsencode(source.path), Packed())
+
     return Library(
         name=NAME,
         log=log,
@@ -108,9 +113,8 @@ def library() -> Library:
         layer_inputs=layer_inputs(api.llama_cpp._lib),
         for_devices=_device_library,
         rows=rows,
-        has_invariant_rows=lambda source: (
-            rows.takes_attention and packed.get(os.fsencode(source.path), Packed()).is_whole
-        ),
+        has_invariant_rows=lambda source: rows.takes_attention and loaded(source).is_whole,
+        kernels=lambda source: rows.describe(loaded(source)),
     )
 
 
@@ -135,13 +139,13 @@ def _load_model(
     params.devices = ctypes.cast(listed, ctypes.c_void_p)
     with Loading(rows) as loading:
         handle: int | None = api.llama_model_load_from_file(path, params)
+    if not choices.vocabulary_only:
+        packed[path] = loading.packed
     if loading.packed.num_failed:  # there was no memory for the packed weights
         if handle is not None:
             api.llama_model_free(handle)
-        with Loading(rows, wants_stock=True) as loading:
+        with Loading(rows, wants_stock=True):
             handle = api.llama_model_load_from_file(path, params)
-    if not choices.vocabulary_only:
-        packed[path] = loading.packed
     return handle
 
 

@@ -77,6 +77,8 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
     else:
         yield fault("runtimes", "none can be used", 'Run: pip install "edge-spec[cpu]".')
     for device in devices:
+        if device.kernels is not None:
+            yield note("kernels", f"{device.runtime} {device.name}: {device.kernels}")
         if device.hint is not None:
             yield note("runtimes", device.hint, "Build it for this processor: docs/gguf.md.")
         if device.fault is None:

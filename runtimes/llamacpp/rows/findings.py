@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated
 from edge_spec.storage.atomic import cache_directory, sha256_file
-from edge_spec.storage.json_store import KeptFile, require_sealed
+from edge_spec.storage.json_store import KeptFile
 
 _MAX_KEPT = 20
 _TIMEOUT_S = 20.0  # a hundred times what it takes
@@ -60,11 +60,6 @@ def fault(key: str, ggml: Path) -> str | None:
     if lasts:
         kept.keep(lambda old: _with(old, Build(key, reason)))
     return reason
-
-
-def check_builds(path: Path) -> None:
-    """Raises ModelFileError for a file of builds that cannot be read, OSError."""
-    require_sealed(path, _FILE, "builds of llama.cpp")
 
 
 def _tried(ggml: Path) -> tuple[str | None, bool]:

@@ -43,6 +43,18 @@ class Rows:
             return f"rows: {self.table}"
         return f"rows: off, {self.reason}"
 
+    def describe(self, packed: Packed) -> str:
+        """The same of one model."""
+        if self.table is None:
+            return self.description
+        if packed.num_failed:
+            return "rows: off, there was not enough memory for the weights"
+        if not packed.num_packed:
+            why = "there are no kernels for its types" if packed.left else "as asked for"
+            return f"rows: off, {why}"
+        left = ", ".join(f"{count} of {name}" for name, count in packed.left.items())
+        return f"rows: {self.table}, {packed.num_packed} matrices" + (left and f", not {left}")
+
 
 @dataclass(frozen=True)
 class Packed:
