@@ -16,6 +16,7 @@ from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, remote_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
+from edge_spec.runtimes.llamacpp.rows.install import Rows
 
 Files = Callable[..., Path]
 OpenLlama = Callable[..., LlamaCppModel]
@@ -80,9 +81,14 @@ def test_a_build_for_less_than_the_processor_has_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edge_spec.runtimes.llamacpp.devices.cpu_features", lambda: features)
-    pretended = replace(library, devices=lambda *servers: [CPU, CUDA0], system_info=lambda: info)
+    pretended = replace(
+        library, devices=lambda *servers: [CPU, CUDA0], system_info=lambda: info, rows=None
+    )
     cpu, cuda = listed("llamacpp", pretended, [])
     assert (cpu.hint is not None) == is_told and cuda.hint is None
+    cpu, cuda = listed("llamacpp", replace(pretended, rows=Rows("avx2")), [])
+    assert cpu.hint is None  # what takes the time is computed by others
+    assert cpu.kernels == "rows: avx2" and cuda.kernels is None
     assert b"AVX2 = " in library.system_info() or b"NEON = " in library.system_info()
 
 
