@@ -20,8 +20,9 @@ ROWS_TABLES
 
 #if defined(__x86_64__)
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  unsigned a, b, c, d;
+  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+  return has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 bool has_avxvnni() {

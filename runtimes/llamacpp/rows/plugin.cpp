@@ -136,7 +136,7 @@ size_t allocation_size(BufferType*, const Tensor* tensor) {
   Weight weight;
   if (describe(tensor, tensor->ne[2] > 1, &weight)) return weight.packed_bytes();
   size_t last = tensor->nb[0];  // of a tensor that no operation takes
-  for (int i = 1; i < 4; i++) last = std::max(last, tensor->nb[i] * tensor->ne[i]);
+  for (int i = 1; i < 4; i++) last = std::max<size_t>(last, tensor->nb[i] * tensor->ne[i]);
   return last;
 }
 
