@@ -49,7 +49,7 @@ bool fits(const Tensor* cells) {
   CellType type;
   int64_t block;
   return find_cell_type(cells->type, &type, &block) && cells->ne[0] % block == 0 &&
-         cells->nb[0] == cell_block_bytes(type);
+         cells->ne[0] <= kMaxHeadSize && cells->nb[0] == cell_block_bytes(type);
 }
 
 // Whether a tensor was made of a product of ours: rotated, scaled, normed or seen otherwise since.
@@ -87,27 +87,28 @@ class AttentionTraits final : public ggml::Traits {
     return true;
   }
 
+  // Rows of a KV head are those of its first token for all heads, then those of the next one: rows
+  // that see the same cells stand together. Few of them are shared out evenly; many, as panels in
+  // turns, since later tokens of a prompt see more cells.
   bool compute_forward(ComputeParams* params, Tensor* op) override {
     const Tensor *query = op->src[0], *keys = op->src[1];
-    const int64_t tokens = query->ne[1];
-    const int64_t group = query->ne[2] / keys->ne[2];  // heads that share keys and values
-    const int64_t together = group * tokens;           // rows of a KV head
-    const int64_t total = together * keys->ne[2] * query->ne[3];
-    const int64_t end = total * (params->ith + 1) / params->nth;
-    int64_t row = total * params->ith / params->nth;
+    const int64_t kv_heads = keys->ne[2] * query->ne[3];  // of all streams
+    const int64_t together = query->ne[2] / keys->ne[2] * query->ne[1];
+    const int64_t panels = (together + kPanelRows - 1) / kPanelRows;
     Attention panel = describe(params, op);
-    while (row < end) {
-      const int64_t kv_head = row / together % keys->ne[2];
-      const int64_t stream = row / together / keys->ne[2];
-      const int64_t last = std::min({end, (row / together + 1) * together, row + kPanelRows});
-      panel.keys = at(keys, 0, kv_head, stream / (query->ne[3] / keys->ne[3]));
-      panel.values = at(op->src[2], 0, kv_head, stream / (query->ne[3] / op->src[2]->ne[3]));
-      panel.num_rows = 0;
-      for (; row < last; row++) {
-        const int64_t head = kv_head * group + row % together / tokens;
-        add_row(op, row % tokens, head, stream, &panel);
+    if (panels * kv_heads >= 4 * params->nth) {
+      for (int64_t i = params->ith; i < panels * kv_heads; i += params->nth) {
+        const int64_t first = i % panels * kPanelRows;
+        attend(op, i / panels, first, std::min(first + kPanelRows, together), &panel);
       }
-      plugin.kernels->attend(panel);
+    } else {
+      const int64_t end = together * kv_heads * (params->ith + 1) / params->nth;
+      for (int64_t row = together * kv_heads * params->ith / params->nth; row < end;) {
+        const int64_t first = row % together, kv_head = row / together;
+        const int64_t last = std::min({first + kPanelRows, together, first + end - row});
+        attend(op, kv_head, first, last, &panel);
+        row += last - first;
+      }
     }
     if (params->ith == 0) counters.attentions.fetch_add(1, std::memory_order_relaxed);
     return true;
@@ -135,6 +136,20 @@ class AttentionTraits final : public ggml::Traits {
     const auto start = (reinterpret_cast<uintptr_t>(params->wdata) + 63) & ~uintptr_t{63};
     found.scratch = reinterpret_cast<float*>(start + params->ith * scratch_bytes(op));
     return found;
+  }
+
+  // Rows `first` to `last` of a KV head of a stream.
+  static void attend(const Tensor* op, int64_t kv_head_of_all, int64_t first, int64_t last,
+                     Attention* panel) {
+    const Tensor *query = op->src[0], *keys = op->src[1], *values = op->src[2];
+    const int64_t kv_head = kv_head_of_all % keys->ne[2], stream = kv_head_of_all / keys->ne[2];
+    const int64_t group = query->ne[2] / keys->ne[2];  // heads that share keys and values
+    panel->keys = at(keys, 0, kv_head, stream / (query->ne[3] / keys->ne[3]));
+    panel->values = at(values, 0, kv_head, stream / (query->ne[3] / values->ne[3]));
+    panel->num_rows = 0;
+    for (int64_t row = first; row < last; row++)
+      add_row(op, row / group, kv_head * group + row % group, stream, panel);
+    plugin.kernels->attend(*panel);
   }
 
   static void add_row(const Tensor* op, int64_t token, int64_t head, int64_t stream,
