@@ -92,7 +92,7 @@ def test_rows_have_the_same_bits_in_passes_of_any_width_on_any_number_of_threads
         assert model.capabilities.invariant_rows
         if single is None:
             single = scored(model, text, [1] * 136)
-        splits = [list(range(1, 17)), list(range(16, 0, -1)), [2] * 68]
+        splits = [list(range(1, 17)), list(range(16, 0, -1))]
         for widths in splits if threads == 2 else splits[:1]:
             found = scored(model, text, widths)
             np.testing.assert_array_equal(found, single[: len(found)])
@@ -152,6 +152,7 @@ def test_a_load_without_memory_for_packed_weights_is_llama_cpps_own(
     """The address space has room for the file, and not for as much again."""
     built = tiny.build("llama", hidden_size=512, intermediate_size=8192, vocab_size=265)
     path = tiny.write_gguf(built, tmp_path / "model.gguf", "F16")
+    assert path.stat().st_size > 50_000_000  # a context takes less than 45 MB of addresses
     code = """
 import resource, sys
 from pathlib import Path
@@ -165,7 +166,7 @@ runtime = runtimes.load_runtime("llamacpp")
 runtime.require_runnable(source)
 size = int(sys.argv[2])
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + size + size // 2,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (used + size + 45_000_000,) * 2)
 model = runtime.open(source, RuntimeOptions(threads=1, context_length=64))
 print(model.capabilities.kernels, model.capabilities.invariant_rows)
 print(model.open_session().forward(TokenTree.chain(1, [2])).logits.shape)
