@@ -166,3 +166,24 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
         for each in engines[1:]:
             each.close()
     assert [beside[number % 4][number // 4] for number in range(40)] == alone
+
+
+def test_a_draft_on_the_same_kernels_changes_no_text(
+    model: LlamaCppModel, gguf: Callable[..., Path]
+) -> None:
+    """Two models at once, of which one drafts trees for the other."""
+    options = LoadOptions(
+        runtime="llamacpp",
+        draft=(str(gguf("llama", "Q8_0")),),
+        draft_runtime="llamacpp",
+        drafter="draft-model",
+        threads=2,
+    )
+    with load_engine(str(model._weights._path), options, quiet) as engine:
+        prompts = [f"{word} after {word}" for word in ("rain", "the night", "a long story")]
+        with engine.without_drafting():
+            alone = [engine.generate(each, max_tokens=40).text for each in prompts]
+        with engine.verifying_all_draft_tokens():
+            results = [engine.generate(each, max_tokens=40) for each in prompts]
+        assert sum(result.stats.draft_n for result in results) > 0
+        assert [result.text for result in results] == alone
