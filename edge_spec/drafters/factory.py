@@ -225,8 +225,9 @@ def auto_drafters(*, drafts: bool, corpora: bool, head: str = "", cheap_rows: in
     those that declare it and need nothing else. A draft model or a head drafts beside those that
     look up the text: they cost nothing, and where a draft does not pay, they still do. cheap_rows:
     of a pass, which take hardly longer than one: some need them to be of use."""
-    declared = installed_traits().items()
-    found = {name: each for name, each in declared if each.auto and each.auto_rows <= cheap_rows}
+    rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
+    declared = sorted(installed_traits().items(), key=lambda each: each[1].auto_rows)
+    found = {name: each for name, each in declared if each.auto and each.auto_rows <= rows}
     by_text = [name for name, each in found.items() if each.needs_text_alone]
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]

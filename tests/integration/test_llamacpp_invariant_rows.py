@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -187,3 +188,17 @@ def test_a_draft_on_the_same_kernels_changes_no_text(
             results = [engine.generate(each, max_tokens=40) for each in prompts]
         assert sum(result.stats.draft_n for result in results) > 0
         assert [result.text for result in results] == alone
+
+
+@pytest.mark.parametrize(("eighth_s", "name"), [(0.011, "suffix+recycling"), (0.02, "suffix")])
+def test_auto_chooses_by_what_rows_cost_here(
+    eighth_s: float, name: str, gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_cpp")
+    costs = RowCosts({1: 0.01, 8: eighth_s})
+    monkeypatch.setattr("edge_spec.loader.open.row_costs", lambda model, key: costs)
+    with load_engine(str(gguf()), LoadOptions(runtime="llamacpp", threads=1), quiet) as engine:
+        assert engine.parts.speculation.drafters[0].name == name
+        engine.set_drafter("auto")
+        assert engine.generate("the night", max_tokens=4).tokens
+        assert engine.parts.speculation.drafters[0].name == name
