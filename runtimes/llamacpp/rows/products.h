@@ -5,7 +5,7 @@
 // multiply-add. simd_portable.h describes the class of vectors `S`.
 #pragma once
 
-#include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 #include "packing.h"
@@ -92,87 +92,64 @@ inline void quantize_row(Type type, const float* source, int row, int64_t first,
   }
 }
 
-constexpr int kPrefetchBytes = 4096;  // how far ahead of its use memory is asked for
+constexpr int kPrefetchBytes = 8192;  // how far ahead of its use memory is asked for
 
 template <int kBytes>
 ROWS_INLINE void prefetch(const uint8_t* p) {
   for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i);
 }
 
-// The unsigned weights of one group of 4 to 6 bits.
-template <class S, int kBits>
-ROWS_INLINE void unpack_group(const uint8_t* p, typename S::Bytes (&w)[8]) {
+// W`g` of the group at p, as packing.h describes it: unsigned, but of 8 bits as stored.
+template <class S, int kBits, int g>
+ROWS_INLINE typename S::Bytes weights(const uint8_t* p) {
+  const auto piece = [p](int j) { return S::load_bytes(p + 4 * S::kLanes * j); };
+  if constexpr (kBits == 8) return piece(g);
+  if constexpr (kBits == 4) return S::template bits<g % 2 * 4, 15>(piece(g / 2));
+  if constexpr (g < kBits) return S::template bits<0, (1 << kBits) - 1>(piece(g));
+  if constexpr (kBits == 5 && g < 7)
+    return S::template merge<2, 24>(S::template bits<5, 7>(piece(2 * g - 10)), piece(2 * g - 9));
+  if constexpr (kBits == 5)
+    return S::template merge<3, 16>(
+        S::template merge<4, 8>(S::template bits<5, 7>(piece(4)), piece(1)), piece(3));
+  constexpr int from = 3 * (g - 6);
+  return S::template merge<2, 48>(
+      S::template merge<4, 12>(S::template bits<6, 3>(piece(from)), piece(from + 1)),
+      piece(from + 2));
+}
+
+// One step of add_products: W`g`, number `step` of `count`, with all rows.
+template <class S, int kBits, int kStride, bool kScaled, int g, int step, int count, int kRows>
+ROWS_INLINE void add_product(typename S::Int (&sums)[kRows], typename S::Chain (&chains)[kRows],
+                             const uint8_t* p, const int8_t* a, typename S::Scale scale) {
+  constexpr int length = S::chain_length(kBits);
   constexpr int piece = 4 * S::kLanes;
-  if constexpr (kBits == 4) {
-    for (int j = 0; j < 4; ++j) {
-      const auto x = S::load_bytes(p + piece * j);
-      w[2 * j] = S::template bits<0, 15>(x);
-      w[2 * j + 1] = S::template bits<4, 15>(x);
-    }
-  } else {
-    typename S::Bytes x[kBits];
-    for (int g = 0; g < kBits; ++g) {
-      x[g] = S::load_bytes(p + piece * g);
-      w[g] = S::template bits<0, (1 << kBits) - 1>(x[g]);
-    }
-    if constexpr (kBits == 5) {
-      w[5] = S::template merge<2, 24>(S::template bits<5, 7>(x[0]), x[1]);
-      w[6] = S::template merge<2, 24>(S::template bits<5, 7>(x[2]), x[3]);
-      w[7] = S::template merge<4, 8>(S::template bits<5, 7>(x[4]), x[1]);
-      w[7] = S::template merge<3, 16>(w[7], x[3]);
-    } else {
-      w[6] = S::template merge<4, 12>(S::template bits<6, 3>(x[0]), x[1]);
-      w[6] = S::template merge<2, 48>(w[6], x[2]);
-      w[7] = S::template merge<4, 12>(S::template bits<6, 3>(x[3]), x[4]);
-      w[7] = S::template merge<2, 48>(w[7], x[5]);
-    }
+  if constexpr (g < kBits) prefetch<piece>(p + piece * g);  // a few at a time: many would stall
+  const auto w = weights<S, kBits, g>(p);
+  for (int m = 0; m < kRows; ++m) {
+    const int8_t* values = a + kStride * m;
+    if constexpr (S::kChainIsSum && !kScaled)
+      sums[m] = S::template next<step>(sums[m], w, values);
+    else if constexpr (step % length == 0)
+      chains[m] = S::template first<kBits, step>(w, values);
+    else
+      chains[m] = S::template next<step>(chains[m], w, values);
   }
+  if constexpr ((!S::kChainIsSum || kScaled) && (step % length == length - 1 || step + 1 == count))
+    for (int m = 0; m < kRows; ++m) sums[m] = S::finish(sums[m], chains[m], scale);
 }
 
-// Whether a class has dot4. Its results come late, so that rows take turns.
-template <class S, class = void>
-struct HasDot4 : std::false_type {};
-template <class S>
-struct HasDot4<S, std::void_t<decltype(S::kHasDot4)>> : std::true_type {};
-
-// Adds to each row's sums: scale * the dot product of kCount Bytes with its values, which stand
-// kStride bytes apart.
-template <class S, int kBits, int kCount, int kStride, int kRows>
-ROWS_INLINE void add_scaled(typename S::Int (&sums)[kRows], const typename S::Bytes* w,
-                            const int8_t* a, typename S::Scale scale) {
-  if constexpr (HasDot4<S>::value) {
-    typename S::Int products[kRows];
-    for (int m = 0; m < kRows; ++m) products[m] = S::all_int(0);
-    for (int g = 0; g < kCount; ++g)
-      for (int m = 0; m < kRows; ++m)
-        products[m] = S::dot4(products[m], w[g], a + kStride * m + 4 * g);
-    for (int m = 0; m < kRows; ++m) sums[m] = S::add_int(sums[m], S::times(products[m], scale));
-  } else {
-    for (int m = 0; m < kRows; ++m)
-      sums[m] = S::template dot_scaled<kBits, kCount>(sums[m], w, a + kStride * m, scale);
-  }
+// Adds to each row's sum the dot product of weights from W`first` on of the group at p with the
+// values at a; those of the next row stand kStride bytes further on.
+template <class S, int kBits, int kStride, bool kScaled, int first, int kRows, int... steps>
+ROWS_INLINE void add_products(typename S::Int (&sums)[kRows], const uint8_t* p, const int8_t* a,
+                              typename S::Scale scale, std::integer_sequence<int, steps...>) {
+  typename S::Chain chains[kRows];
+  (add_product<S, kBits, kStride, kScaled, first + steps, steps, sizeof...(steps)>(sums, chains, p,
+                                                                                   a, scale),
+   ...);
 }
-
-// The same without a scale, of the 32 weights of a group at p.
-template <class S, int kBits, int kStride, int kRows>
-ROWS_INLINE void add_group(typename S::Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
-  if constexpr (kBits == 8 && !HasDot4<S>::value) {
-    S::template dot_bytes<kStride>(sums, p, a);
-    return;
-  }
-  typename S::Bytes w[8];
-  if constexpr (kBits == 8)
-    for (int g = 0; g < 8; ++g) w[g] = S::load_bytes(p + 4 * S::kLanes * g);
-  else
-    unpack_group<S, kBits>(p, w);
-  if constexpr (HasDot4<S>::value) {
-    for (int g = 0; g < 8; ++g)
-      for (int m = 0; m < kRows; ++m)
-        sums[m] = S::dot4(sums[m], w[g], a + kStride * m + 4 * g);
-  } else {
-    for (int m = 0; m < kRows; ++m) sums[m] = S::template dot<kBits>(sums[m], w, a + kStride * m);
-  }
-}
+template <int count>
+constexpr std::make_integer_sequence<int, count> steps;
 
 // Where a kernel writes: kLanes floats for each row, or the first `count` of them.
 template <class S, int kRows>
@@ -200,17 +177,16 @@ void multiply_4k_5k(const uint8_t* tile, int64_t num_blocks, const void* panel, 
   for (int64_t b = 0; b < num_blocks; ++b, ++a, tile += d_at + 4 * lanes) {
     typename S::Int products[kRows], offsets[kRows];
     for (int m = 0; m < kRows; ++m) products[m] = offsets[m] = S::all_int(0);
+    prefetch<20 * lanes>(tile + 8 * group);
 #pragma GCC unroll 1
     for (int p = 0; p < 4; ++p) {
       const auto scales = S::template load_pairs<false>(tile + 8 * group + 2 * lanes * p);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const uint8_t* weights = tile + group * (2 * p + half);
-        prefetch<group>(weights);
-        typename S::Bytes w[8];
-        unpack_group<S, kBits>(weights, w);
-        const auto scale = half ? S::odd(scales) : S::even(scales);
-        add_scaled<S, kBits, 8, 256>(products, w, a->values[row] + 64 * p + 32 * half, scale);
+        add_products<S, kBits, 256, true, 0>(products, weights,
+                                             a->values[row] + 64 * p + 32 * half,
+                                             half ? S::odd(scales) : S::even(scales), steps<8>);
       }
     }
     for (int p = 0; p < 4; ++p) {
@@ -241,16 +217,14 @@ void multiply_6k(const uint8_t* tile, int64_t num_blocks, const void* panel, int
   for (int64_t b = 0; b < num_blocks; ++b, ++a, tile += d_at + 4 * lanes) {
     typename S::Int products[kRows], offsets[kRows];
     for (int m = 0; m < kRows; ++m) products[m] = offsets[m] = S::all_int(0);
+    prefetch<20 * lanes>(tile + 8 * group);
 #pragma GCC unroll 1
     for (int p = 0; p < 8; ++p) {
       const uint8_t* weights = tile + group * p;
-      prefetch<group>(weights);
       const auto scales = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
-      typename S::Bytes w[8];
-      unpack_group<S, 6>(weights, w);
       const int8_t* values = a->values[row] + 32 * p;
-      add_scaled<S, 6, 4, 256>(products, w, values, S::even(scales));
-      add_scaled<S, 6, 4, 256>(products, w + 4, values + 16, S::odd(scales));
+      add_products<S, 6, 256, true, 0>(products, weights, values, S::even(scales), steps<4>);
+      add_products<S, 6, 256, true, 4>(products, weights, values + 16, S::odd(scales), steps<4>);
     }
     for (int p = 0; p < 8; ++p) {
       const auto pair = S::template load_pairs<true>(tile + 8 * group + 2 * lanes * p);
@@ -280,10 +254,10 @@ void multiply_32(const uint8_t* tile, int64_t num_blocks, const void* panel, int
     const uint8_t* both = tile + b / 2 * unit;
     const uint8_t* weights = both + b % 2 * group;
     const uint8_t* d_at = both + 2 * group + b % 2 * 2 * lanes;
-    prefetch<unit / 2>(both + b % 2 * (unit / 2));
+    if (b % 2 == 0) prefetch<unit - 2 * group>(both + 2 * group);
     typename S::Int products[kRows];
     for (int m = 0; m < kRows; ++m) products[m] = S::all_int(-bias * a->sums[row + m]);
-    add_group<S, kBits, 32>(products, weights, a->values[row]);
+    add_products<S, kBits, 32, false, 0>(products, weights, a->values[row], S::one(), steps<8>);
     const auto d = S::load_half(reinterpret_cast<const uint16_t*>(d_at));
     for (int m = 0; m < kRows; ++m)
       sums[m] = S::fma(S::to_float(products[m]), S::mul(d, S::all(a->scales[row + m])), sums[m]);
@@ -297,9 +271,16 @@ void multiply_32(const uint8_t* tile, int64_t num_blocks, const void* panel, int
 }
 
 // F16 and BF16: products of floats, in two chains (even and odd values) that are added at the end.
+// Registers hold the chains of half as many rows as of other types.
 template <class S, bool kHalf, int kRows>
 void multiply_numbers(const uint8_t* tile, int64_t num_values, const void* panel, int row,
                       float* const* out, int num_outputs) {
+  if constexpr (2 * kRows > S::kRowsAtOnce && kRows > 1) {
+    constexpr int half = kRows / 2, rest = kRows - half;
+    multiply_numbers<S, kHalf, half>(tile, num_values, panel, row, out, num_outputs);
+    multiply_numbers<S, kHalf, rest>(tile, num_values, panel, row + half, out + half, num_outputs);
+    return;
+  }
   typename S::Float sums[2][kRows];
   for (int m = 0; m < kRows; ++m) sums[0][m] = sums[1][m] = S::all(0.0f);
   const float* a = static_cast<const float*>(panel);

@@ -12,11 +12,13 @@ struct Avx2 {
   static constexpr int kLanes = 8;
   static constexpr int kRowsAtOnce = 8;
   static constexpr int kByteBias = 0;
+  static constexpr bool kChainIsSum = false;
   using Float = __m256;
   using Int = __m256i;
   using Bytes = __m256i;
   using Pairs = __m256i;
   using Scale = __m256i;  // the factor twice, as 16-bit integers
+  using Chain = __m256i;  // sums of 16 bits
 
   ROWS_INLINE Float load(const float* p) { return _mm256_loadu_ps(p); }
   ROWS_INLINE void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
@@ -112,33 +114,32 @@ struct Avx2 {
   ROWS_INLINE Int dot_pairs(Int sum, Pairs x, const int16_t* a) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(x, four_bytes(a)));
   }
-  template <int kBits, int kCount>
-  ROWS_INLINE Int dot_scaled(Int sum, const Bytes* w, const int8_t* a, Scale scale) {
-    // Sums of 16 bits as long as none can overflow: 2 * (2^bits - 1) * 127 each.
-    constexpr int longest = kBits == 4 ? 8 : kBits == 5 ? 4 : 2;
-    for (int first = 0; first < kCount; first += longest) {
-      __m256i chain = _mm256_maddubs_epi16(w[first], four_bytes(a + 4 * first));
-      for (int g = first + 1; g < first + longest && g < kCount; ++g)
-        chain = _mm256_add_epi16(chain, _mm256_maddubs_epi16(w[g], four_bytes(a + 4 * g)));
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(chain, scale));
-    }
-    return sum;
+  // Otherwise GCC computes all products of a chain first, keeps them in memory, and adds a tree.
+  ROWS_INLINE __m256i in_this_order(__m256i x) {
+    asm volatile("" : "+x"(x));
+    return x;
   }
-  template <int kBits>
-  ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
-    return dot_scaled<kBits, 8>(sum, w, a, _mm256_set1_epi16(1));
+  // As long as none can overflow: each step adds up to 2 * (2^bits - 1) * 127.
+  static constexpr int chain_length(int bits) {
+    return bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
   }
-  template <int kStride, int kRows>
-  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
-    for (int g = 0; g < 8; ++g) {
-      // |w| * (a with w's sign): maddubs wants one factor without a sign.
-      const __m256i w = load_bytes(p + 32 * g), magnitudes = _mm256_abs_epi8(w);
-      for (int m = 0; m < kRows; ++m) {
-        const __m256i x = _mm256_sign_epi8(four_bytes(a + kStride * m + 4 * g), w);
-        const __m256i pairs = _mm256_maddubs_epi16(magnitudes, x);
-        sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-      }
+  template <int kBits, int kStep>
+  ROWS_INLINE Chain first(Bytes w, const int8_t* a) {
+    __m256i values = four_bytes(a + 4 * kStep);
+    if constexpr (kBits == 8) {  // |w| * (a with w's sign): maddubs wants a factor without a sign
+      values = _mm256_sign_epi8(values, w);
+      w = _mm256_abs_epi8(w);
     }
+    return _mm256_maddubs_epi16(w, values);
+  }
+  template <int kStep>
+  ROWS_INLINE Chain next(Chain chain, Bytes w, const int8_t* a) {
+    const __m256i product = _mm256_maddubs_epi16(w, four_bytes(a + 4 * kStep));
+    return in_this_order(_mm256_add_epi16(chain, product));
+  }
+  ROWS_INLINE Scale one() { return _mm256_set1_epi16(1); }
+  ROWS_INLINE Int finish(Int sum, Chain chain, Scale scale) {
+    return in_this_order(_mm256_add_epi32(sum, _mm256_madd_epi16(chain, scale)));
   }
 };
 

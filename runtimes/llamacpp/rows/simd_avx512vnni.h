@@ -16,12 +16,13 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kRowsAtOnce = 8;
   static constexpr int kByteBias = 128;
-  static constexpr bool kHasDot4 = true;
+  static constexpr bool kChainIsSum = true;
   using Float = __m512;
   using Int = __m512i;
   using Bytes = __m512i;
   using Pairs = __m512i;
   using Scale = __m512i;
+  using Chain = __m512i;
 
   ROWS_INLINE Float load(const float* p) { return _mm512_loadu_ps(p); }
   ROWS_INLINE void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
@@ -110,11 +111,19 @@ struct Avx512Vnni {
   ROWS_INLINE Int dot_pairs(Int sum, Pairs x, const int16_t* a) {
     return _mm512_dpwssd_epi32(sum, x, four_bytes(a));
   }
-  ROWS_INLINE Int dot4(Int sum, Bytes w, const int8_t* a) {
-    return _mm512_dpbusd_epi32(sum, w, four_bytes(a));
+  static constexpr int chain_length(int) { return 8; }
+  template <int kStep>
+  ROWS_INLINE Chain next(Chain chain, Bytes w, const int8_t* a) {
+    return _mm512_dpbusd_epi32(chain, w, four_bytes(a + 4 * kStep));
   }
-  ROWS_INLINE Int times(Int x, Scale scale) { return _mm512_mullo_epi32(x, scale); }
-  ROWS_INLINE Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
+  template <int kBits, int kStep>
+  ROWS_INLINE Chain first(Bytes w, const int8_t* a) {
+    return next<kStep>(_mm512_setzero_si512(), w, a);
+  }
+  ROWS_INLINE Scale one() { return _mm512_set1_epi32(1); }
+  ROWS_INLINE Int finish(Int sum, Chain chain, Scale scale) {
+    return _mm512_add_epi32(sum, _mm512_mullo_epi32(chain, scale));
+  }
 };
 
 }  // namespace

@@ -8,18 +8,26 @@ namespace {
 
 struct AvxVnni : Avx2 {
   static constexpr int kByteBias = 128;
-  static constexpr bool kHasDot4 = true;
+  static constexpr bool kChainIsSum = true;
 
   ROWS_INLINE Scale even(Pairs x) { return _mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16); }
   ROWS_INLINE Scale odd(Pairs x) { return _mm256_srai_epi32(x, 16); }
   ROWS_INLINE Int dot_pairs(Int sum, Pairs x, const int16_t* a) {
     return _mm256_dpwssd_avx_epi32(sum, x, four_bytes(a));
   }
-  ROWS_INLINE Int dot4(Int sum, Bytes w, const int8_t* a) {
-    return _mm256_dpbusd_avx_epi32(sum, w, four_bytes(a));
+  static constexpr int chain_length(int) { return 8; }
+  template <int kStep>
+  ROWS_INLINE Chain next(Chain chain, Bytes w, const int8_t* a) {
+    return _mm256_dpbusd_avx_epi32(chain, w, four_bytes(a + 4 * kStep));
   }
-  ROWS_INLINE Int times(Int x, Scale scale) { return _mm256_mullo_epi32(x, scale); }
-  ROWS_INLINE Int add_int(Int a, Int b) { return _mm256_add_epi32(a, b); }
+  template <int kBits, int kStep>
+  ROWS_INLINE Chain first(Bytes w, const int8_t* a) {
+    return next<kStep>(_mm256_setzero_si256(), w, a);
+  }
+  ROWS_INLINE Scale one() { return _mm256_set1_epi32(1); }
+  ROWS_INLINE Int finish(Int sum, Chain chain, Scale scale) {
+    return _mm256_add_epi32(sum, _mm256_mullo_epi32(chain, scale));
+  }
 };
 
 }  // namespace

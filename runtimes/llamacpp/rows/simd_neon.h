@@ -14,12 +14,14 @@ namespace {
 struct Neon {
   static constexpr int kLanes = 4;
   static constexpr int kByteBias = 0;
+  static constexpr bool kChainIsSum = true;
   static constexpr int kRowsAtOnce = 8;
   using Float = float32x4_t;
   using Int = int32x4_t;
   using Bytes = uint8x16_t;
   using Pairs = int16x8_t;
   using Scale = int32x4_t;
+  using Chain = int32x4_t;
 
   ROWS_INLINE Float load(const float* p) { return vld1q_f32(p); }
   ROWS_INLINE void store(float* p, Float x) { vst1q_f32(p, x); }
@@ -101,29 +103,19 @@ struct Neon {
     const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(factors));
     return vaddq_s32(sum, vpaddq_s32(low, vmull_high_s16(x, factors)));
   }
-  // sum + the dot product of 4 Bytes with 16 values.
-  ROWS_INLINE Int dot16(Int sum, const Bytes* w, const int8_t* a) {
-    const int8x16_t values = vld1q_s8(a);
-    sum = vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w[0]), values, 0);
-    sum = vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w[1]), values, 1);
-    sum = vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w[2]), values, 2);
-    return vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w[3]), values, 3);
+  static constexpr int chain_length(int) { return 8; }
+  template <int kStep>
+  ROWS_INLINE Chain next(Chain chain, Bytes w, const int8_t* a) {
+    const int8x16_t values = vld1q_s8(a + kStep / 4 * 16);  // of four steps
+    return vdotq_laneq_s32(chain, vreinterpretq_s8_u8(w), values, kStep % 4);
   }
-  template <int kBits>
-  ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
-    return dot16(dot16(sum, w, a), w + 4, a + 16);
+  template <int kBits, int kStep>
+  ROWS_INLINE Chain first(Bytes w, const int8_t* a) {
+    return next<kStep>(all_int(0), w, a);
   }
-  template <int kBits, int kCount>
-  ROWS_INLINE Int dot_scaled(Int sum, const Bytes* w, const int8_t* a, Scale scale) {
-    Int product = dot16(all_int(0), w, a);
-    if constexpr (kCount == 8) product = dot16(product, w + 4, a + 16);
-    return vmlaq_s32(sum, product, scale);
-  }
-  template <int kStride, int kRows>
-  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
-    const uint8x16_t w[8] = {vld1q_u8(p),      vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48),
-                             vld1q_u8(p + 64), vld1q_u8(p + 80), vld1q_u8(p + 96), vld1q_u8(p + 112)};
-    for (int m = 0; m < kRows; ++m) sums[m] = dot<8>(sums[m], w, a + kStride * m);
+  ROWS_INLINE Scale one() { return all_int(1); }
+  ROWS_INLINE Int finish(Int sum, Chain chain, Scale scale) {
+    return vmlaq_s32(sum, chain, scale);
   }
 };
 

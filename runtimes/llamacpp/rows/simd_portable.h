@@ -9,7 +9,7 @@
 //   Float, Int         kLanes floats, kLanes 32-bit integers
 //   Bytes              four weights of each lane, as unsigned bytes: byte 4 * lane + i
 //   Pairs              two 16-bit integers of each lane
-//   Scale              an integer factor of each lane, in the form that dot_scaled wants
+//   Scale              an integer factor of each lane, in the form that `finish` wants
 //
 // Floats (pointers need no alignment, arguments are in the order of the formula):
 //   load, store, all   kLanes floats from and to memory; one float in every lane
@@ -31,18 +31,16 @@
 //   load_pairs<sign>   2 * kLanes bytes: entries 0 and 1 of each lane, widened with or without sign
 //   even, odd          entry 0 or 1 of each lane as a Scale
 //   dot_pairs          sum + entry 0 * a[0] + entry 1 * a[1]
-//   dot<bits>          sum + the dot product of 8 Bytes with the 32 values at a: weight i of
-//                      Bytes g stands for value 4 * g + i. Weights are below 2^bits, values are
-//                      -127 to 127.
-//   dot_scaled<bits, n>  sum + scale * the dot product of n Bytes (4 or 8) with 4 * n values
-//   kByteBias          signed bytes are stored as (weight + kByteBias) mod 256; dot_bytes adds
-//                      the product of what it takes the bytes for, so that the caller subtracts
-//                      kByteBias * the sum of values: 128 where bytes are unsigned, else 0
-//                      Instead of dot, dot_scaled and dot_bytes a class may have kHasDot4 and
-//                      dot4 (sum + the dot product of one Bytes with 4 values, one instruction),
-//                      times (by a Scale) and add_int: then rows are computed in turns.
-//   dot_bytes<stride>  of each row: sum + the dot product of 32 values, which stand `stride` bytes
-//                      from those of the row before, with 8 times 4 * kLanes bytes at p
+// Dot products: Bytes number `step`, of 4 to 8, times values 4 * step .. 4 * step + 3 at a, which
+// are -127 to 127. They are added in chains:
+//   Chain              sums of up to chain_length(bits) such products of weights below 2^bits
+//   first<bits, step>  a chain of one product; weights of 8 bits are as stored
+//   next<step>         one product more
+//   finish             sum + scale * a whole chain; one() is a scale that leaves it as it is
+//   kChainIsSum        a chain is an Int without a limit, and may start with a sum
+//   kByteBias          weights of 8 bits are stored as (weight + kByteBias) mod 256 and multiplied
+//                      as if nothing had been added, or as unsigned where it is 128, so that the
+//                      caller takes kByteBias * the sum of values off
 #pragma once
 
 #include <cmath>
@@ -77,11 +75,13 @@ struct Portable {
   static constexpr int kLanes = 8;
   static constexpr int kRowsAtOnce = 2;
   static constexpr int kByteBias = 0;
+  static constexpr bool kChainIsSum = true;
   struct Float { float v[kLanes]; };
   struct Int { int32_t v[kLanes]; };
   struct Bytes { uint8_t v[4 * kLanes]; };
   struct Pairs { int16_t v[2 * kLanes]; };
   using Scale = Int;
+  using Chain = Int;
 
   template <class Function>
   ROWS_INLINE Float each(Function function) {
@@ -207,31 +207,23 @@ struct Portable {
   ROWS_INLINE Int dot_pairs(Int sum, Pairs x, const int16_t* a) {
     return each_int([&](int i) { return sum.v[i] + x.v[2 * i] * a[0] + x.v[2 * i + 1] * a[1]; });
   }
-  template <class Byte>
-  ROWS_INLINE Int dot_four(Int sum, const Byte* w, const int8_t* a) {
+  static constexpr int chain_length(int) { return 8; }
+  template <int kStep>
+  ROWS_INLINE Chain next(Chain chain, Bytes w, const int8_t* a) {
     return each_int([&](int i) {
-      int32_t result = sum.v[i];
-      for (int j = 0; j < 4; ++j) result += static_cast<int32_t>(w[4 * i + j]) * a[j];
-      return result;
+      int32_t sum = chain.v[i];
+      for (int j = 0; j < 4; ++j)
+        sum += static_cast<int32_t>(static_cast<int8_t>(w.v[4 * i + j])) * a[4 * kStep + j];
+      return sum;
     });
   }
-  template <int kBits>
-  ROWS_INLINE Int dot(Int sum, const Bytes (&w)[8], const int8_t* a) {
-    for (int g = 0; g < 8; ++g) sum = dot_four(sum, w[g].v, a + 4 * g);
-    return sum;
+  template <int kBits, int kStep>
+  ROWS_INLINE Chain first(Bytes w, const int8_t* a) {
+    return next<kStep>(all_int(0), w, a);
   }
-  template <int kBits, int kCount>
-  ROWS_INLINE Int dot_scaled(Int sum, const Bytes* w, const int8_t* a, Scale scale) {
-    Int product = all_int(0);
-    for (int g = 0; g < kCount; ++g) product = dot_four(product, w[g].v, a + 4 * g);
-    return each_int([&](int i) { return sum.v[i] + product.v[i] * scale.v[i]; });
-  }
-  template <int kStride, int kRows>
-  ROWS_INLINE void dot_bytes(Int (&sums)[kRows], const uint8_t* p, const int8_t* a) {
-    const int8_t* w = reinterpret_cast<const int8_t*>(p);
-    for (int m = 0; m < kRows; ++m)
-      for (int g = 0; g < 8; ++g)
-        sums[m] = dot_four(sums[m], w + 4 * kLanes * g, a + kStride * m + 4 * g);
+  ROWS_INLINE Scale one() { return all_int(1); }
+  ROWS_INLINE Int finish(Int sum, Chain chain, Scale scale) {
+    return each_int([&](int i) { return sum.v[i] + chain.v[i] * scale.v[i]; });
   }
 };
 
