@@ -75,7 +75,8 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
     tables = BY_MACHINE.get(machine or platform.machine(), {})
     with tempfile.TemporaryDirectory() as work:
         known = {name: flags for name, flags in tables.items() if _knows(command, flags, work)}
-        flags = {name: f for name, f in {**known, **EVERYWHERE}.items() if (HERE / name).is_file()}
+        wanted: dict[str, Sequence[str]] = {**known, **EVERYWHERE}
+        flags = {name: needed for name, needed in wanted.items() if (HERE / name).is_file()}
         common = (*COMMON, f"-ffile-prefix-map={HERE}=.", f"-DROWS_TABLES={_tables(flags)}")
 
         def compiled(name: str) -> str:
