@@ -2,8 +2,9 @@
 
 Measured with llama-cpp-python 0.3.36 and ik-llama-cpp-python 0.1.5 on x86-64 with AVX-512: the
 whole file is mapped and touched while loading, and matrices of REPACKED types are copied beside
-it. The fork reads the file into memory instead, and a tied embedding twice. The cache is there at
-once, in the size that a session opens or grows it to.
+it. Kernels of our own have all matrices in another order and let go of the file. The fork reads
+the file into memory instead, and a tied embedding twice. The cache is there at once, in the size
+that a session opens or grows it to.
 """
 
 from __future__ import annotations
@@ -78,14 +79,16 @@ def gguf_memory(
     options: RuntimeOptions,
     num_tokens: int | None,
     offload: Offload | None = None,
+    *,
+    repacks: bool = True,
 ) -> Memory:
-    """offload: what devices get, which is not copied. Raises KeyError for a KV type that no library
-    has."""
+    """offload: what devices get, which is not copied. repacks: whether the library's own kernels
+    compute, for which matrices of some types are copied. Raises KeyError for a KV type that no
+    library has."""
     cells, config = _cells(source.config, options, num_tokens), source.config
-    file_bytes, copied = source.path.stat().st_size, _repacked_bytes(source)
+    file_bytes = source.path.stat().st_size
+    copied = _repacked_bytes(source) if repacks and options.mmap is not False else 0
     cache = _cache(config, options, _padded(cells))
-    if options.mmap is False:
-        copied = 0
     if offload is not None and offload.num_layers:
         parts = model_parts(source, options, num_tokens)
         kept = len(parts.layers) - offload.num_cached

@@ -33,7 +33,7 @@ class LlamaCppRuntime:
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
     _screened: ModelInfo | None = None  # that it can run
-    _repacks = True  # copies matrices of some types in the order of its kernels, beside the file
+    _repacks = True  # copies matrices of some types for its own kernels, beside the file
 
     def kernels(self) -> str:
         """See `edge_spec.core.runtime_protocols.HasOwnKernels`: those that are put into its
@@ -84,7 +84,9 @@ class LlamaCppRuntime:
 
         devices = self._offload_devices(options)
         moved = offload(source, options, devices, num_tokens) if devices else None
-        return gguf_memory(source, options, num_tokens, moved)
+        return gguf_memory(
+            source, options, num_tokens, moved, repacks=moved is not None or not wanted()
+        )
 
     def _offload_devices(self, options: RuntimeOptions) -> tuple[LibraryDevice, ...]:
         """Those beside the CPU that a model would get; none where opening it will say why not, and
@@ -105,7 +107,7 @@ class LlamaCppRuntime:
         from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
 
         now = self.memory(source, options, num_tokens)
-        repacks = self._repacks and options.mmap is not False
+        repacks = self._repacks and options.mmap is not False and not wanted()
         found = requantized_memory(source, now, repacks)
         return None if found is None else (SMALLER.name, found)
 
