@@ -29,12 +29,12 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 # Sources of tables, the fastest first, and what each needs beside COMMON; by processor as
 # `platform.machine()` names it.
-_X86 = {
+_X86: Mapping[str, Sequence[str]] = {
     "kernels_avx512vnni.cpp": (*_AVX2, *_AVX512),
     "kernels_avxvnni.cpp": (*_AVX2, "-mavxvnni"),
     "kernels_avx2.cpp": _AVX2,
 }
-_ARM = {"kernels_dotprod.cpp": ("-march=armv8.2-a+dotprod",)}
+_ARM: Mapping[str, Sequence[str]] = {"kernels_dotprod.cpp": ("-march=armv8.2-a+dotprod",)}
 BY_MACHINE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 EVERYWHERE: Mapping[str, Sequence[str]] = {
     "kernels_portable.cpp": (),
@@ -75,8 +75,7 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
     tables = BY_MACHINE.get(machine or platform.machine(), {})
     with tempfile.TemporaryDirectory() as work:
         known = {name: flags for name, flags in tables.items() if _knows(command, flags, work)}
-        wanted: dict[str, Sequence[str]] = {**known, **EVERYWHERE}
-        flags = {name: needed for name, needed in wanted.items() if (HERE / name).is_file()}
+        flags = {name: f for name, f in {**known, **EVERYWHERE}.items() if (HERE / name).is_file()}
         common = (*COMMON, f"-ffile-prefix-map={HERE}=.", f"-DROWS_TABLES={_tables(flags)}")
 
         def compiled(name: str) -> str:
