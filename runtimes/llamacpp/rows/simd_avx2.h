@@ -10,7 +10,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kLanes = 8;
-  static constexpr int kRowsAtOnce = 8;
+  static constexpr int kRowsAtOnce = 4;
   static constexpr int kByteBias = 0;
   static constexpr bool kChainIsSum = false;
   using Float = __m256;
