@@ -1,7 +1,7 @@
 """Measures what each mode of --lossless keeps and costs: every prompt answered in each, in turns.
 
     python benchmarks/exact.py --prompts spec_bench_dev.jsonl                 # the default runtime
-    python benchmarks/exact.py --runtime ik --model FILE --prompts FILE.jsonl --modes ties,auto
+    python benchmarks/exact.py --runtime llamacpp --model FILE --prompts FILE --modes ties,auto
 
 Plain and speculative in each mode; texts of a mode are compared token by token. Rates are of
 decoding alone. Ratios are those of one prompt's answers, of which the median and the least are

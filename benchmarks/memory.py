@@ -31,7 +31,7 @@ from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 
 CASES = (
-    *("ort", "ort:int8", "ort:fp16", "llamacpp", "llamacpp:Q4_0", "llamacpp:Q8_0", "ik:Q4_0"),
+    *("ort", "ort:int8", "ort:fp16", "llamacpp", "llamacpp:Q4_0", "llamacpp:Q8_0"),
     *("ort+ort", "ort+llamacpp", "llamacpp+ort", "llamacpp+llamacpp"),
 )
 GENERATED_TOKENS = 48

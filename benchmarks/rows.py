@@ -2,15 +2,13 @@
 
     python benchmarks/rows.py                                # every installed runtime
     python benchmarks/rows.py --model FILE.gguf --case ort:int4:32 --case llamacpp:Q4_0
-    python benchmarks/rows.py --case ik:Q4_0 --case ik:Q4_0@build/libllama.so
-    python benchmarks/rows.py --case llamacpp@avx2 --case llamacpp@off --case ik@mmap --prompts 512
+    python benchmarks/rows.py --case llamacpp@avx2 --case llamacpp@off --prompts 512
 
-A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@BUILD]: BUILD is a library for ik, or "mmap", which
-leaves its weights as the file has them; for llamacpp a table of our kernels for few rows, or "off".
-Each case has a process of its own, since libraries and their idle threads would disturb each other;
-cases and widths are interleaved, and each block of passes begins with some that are not counted.
-Prints medians in milliseconds and as multiples of one row, and the tokens a second with which
-prompts are read. Nothing is padded: as --lossless ties.
+A case is RUNTIME[:QUANTIZATION[:BLOCK SIZE]][@TABLE]: TABLE is one of our kernels for few rows, or
+"off". Each case has a process of its own, since libraries and their idle threads would disturb each
+other; cases and widths are interleaved, and each block of passes begins with some that are not
+counted. Prints medians in milliseconds and as multiples of one row, and the tokens a second with
+which prompts are read. Nothing is padded: as --lossless ties.
 """
 
 from __future__ import annotations
@@ -39,22 +37,19 @@ DEFAULT_CASES = {
     "ort:int4:32": "onnxruntime",
     "ort:int4:128": "onnxruntime",
     "llamacpp:Q4_0": "llama_cpp",
-    "ik:Q4_0": "ik_llama_cpp",
 }
 
 
 def work(model: str, case: str) -> None:
     """Answers each line {"context"} on stdin with the seconds of a pass of each width, and each
     line {"prompt"} with those of a prompt of this length."""
-    case, _, build = case.partition("@")
-    runtime, quantization, block_size = [*case.split(":"), "", ""][:3]
+    runtime, quantization, block_size = [*case.partition("@")[0].split(":"), "", ""][:3]
     with open_engine(
         model,
         runtime=runtime,
         quantization=quantization or None,
         block_size=int(block_size) if block_size else None,
         lossless="ties",
-        mmap=True if build == "mmap" else None,
     ) as engine:
         model_ = engine.parts.model
         tokens = np.random.default_rng(0).integers(0, model_.config.vocab_size, 1 << 16).tolist()
@@ -85,13 +80,11 @@ def work(model: str, case: str) -> None:
 def start(model: str, case: str) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--model", model, "--case", case, "--worker"]
     environment = dict(os.environ)
-    runtime, _, build = case.partition("@")
-    if runtime.startswith("ik") and build not in ("", "mmap"):
-        environment["IK_LLAMA_CPP_LIB_PATH"] = str(Path(build).absolute())
-    elif build == "off":
+    table = case.partition("@")[2]
+    if table == "off":
         environment["EDGE_SPEC_ROWS"] = "off"
-    elif runtime.startswith("llamacpp") and build:
-        environment["EDGE_SPEC_ROWS_KERNELS"] = build
+    elif table:
+        environment["EDGE_SPEC_ROWS_KERNELS"] = table
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )

@@ -162,7 +162,6 @@ PROOFS: dict[str, Proof] = {
     ),
     "exact-ort": _exact_on("ort"),
     "exact-llamacpp": _exact_on("llamacpp"),
-    "exact-ik": _exact_on("ik"),
     RATES: Proof(
         f"Never slower than plain decoding (an interval that begins above {1 - TOLERANCE} passes)",
         "-m edge_spec bench --repeat 2 --json",

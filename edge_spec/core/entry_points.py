@@ -18,11 +18,12 @@ from typing import Any
 
 from edge_spec.errors import MissingDependencyError, UsageError
 
-_EXTRAS = ("llamacpp", "ik", "coreml", "openvino", "serve", "desktop")
+_EXTRAS = ("llamacpp", "coreml", "openvino", "serve", "desktop")
 # What an earlier version had, and what there is instead.
 _GONE = {
     ("runtimes", "mil"): "Every export to Core ML is compared with the reference in numpy; "
-    "--runtime coreml runs it on macOS."
+    "--runtime coreml runs it on macOS.",
+    ("runtimes", "ik"): "Use --runtime llamacpp, which is faster on the same files.",
 }
 
 

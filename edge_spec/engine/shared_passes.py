@@ -11,9 +11,8 @@ shared only if that was measured to change no bit, and prompts are divided only 
 
 On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
 (runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all move
-into one cache (runtimes/llamacpp/joint.py). ik_llama.cpp takes turns: of 74 rows of two
-conversations in one cache, 39 were those of caches of their own, and 5 with flash attention. So do
-models with a sliding window on llama.cpp, whose sequences cannot be moved whole.
+into one cache (runtimes/llamacpp/joint.py). Models with a sliding window take turns there: their
+sequences cannot be moved whole.
 
 A conversation is charged for its rows' part of a pass, so it drafts less as others make rows
 dearer. Rows are dealt out over all of them by what they are likely to bring

@@ -161,8 +161,7 @@ def is_large(config: ModelConfig) -> bool:
 def _num_compared(config: ModelConfig) -> int:
     """Returns how many tokens are scored at each of the usual widths. A last bit that differs
     mostly goes under where activations are rounded to 8 bits; whether it shows grows with how many
-    of these a token has. (On ik, 2 of the demo model's 30 layers hid in 256 tokens what all show in
-    16.)"""
+    of these a token has."""
     enough = -(-_COMPARED_VALUES // (config.num_layers * config.hidden_size or 1))
     return max(_LEAST_COMPARED, min(_COMPARED_TOKENS, enough))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edge_spec.core.model import Progress
 
 LLAMACPP = "llama.cpp"
-_LLAMACPP = ("llamacpp", "ik")
+_LLAMACPP = ("llamacpp",)
 ENDPOINT = "HOST:PORT"
 RPC_HELP = "A server of llama.cpp whose devices are used, too; may be repeated."
 MODEL_HELP = (
@@ -37,9 +37,9 @@ class AskedPlace:
     runtime: Annotated[
         str,
         Option(
-            "auto, or an installed runtime: ort, llamacpp, ik, openvino, coreml, reference.",
-            more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` and `ik` "
-            "read GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
+            "auto, or an installed runtime: ort, llamacpp, openvino, coreml, reference.",
+            more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
+            "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
             "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
             "slow, exact.",
             is_place=True,

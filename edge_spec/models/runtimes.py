@@ -20,18 +20,17 @@ from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
 from edge_spec.core.runtime_protocols import FormatByDevice, HasOwnKernels, ReadsMoreFormats
 from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
 
-AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"), ("ik", "ik_llama_cpp"))
+AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
 NAMED_RUNTIMES = (("openvino", "openvino"),)  # that nothing chooses but a plan or --runtime
 REFERENCE = "reference"  # reads what exporters read, and computes in float32
 LIBRARIES = {  # the distributions of a runtime's library, of which one is installed
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "llamacpp": ("llama-cpp-python",),
-    "ik": ("ik-llama-cpp-python",),
     "coreml": ("coremltools",),
     "openvino": ("openvino",),
 }
-_OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH", "ik": "IK_LLAMA_CPP_LIB_PATH"}  # variables
+_OWN_BUILDS = {"llamacpp": "LLAMA_CPP_LIB_PATH"}  # variables
 WRITERS = {  # an exporter's distribution
     "onnx": "onnx",
     "onnx-static": "onnx",

@@ -27,7 +27,7 @@ _ARM_BITS = {
 _PACKAGES = (
     *("edge-spec", "numpy", "onnxruntime", "tokenizers"),
     *("onnxruntime-gpu", "onnxruntime-qnn", "openvino", "coremltools"),
-    *("llama-cpp-python", "ik-llama-cpp-python"),
+    "llama-cpp-python",
 )
 
 

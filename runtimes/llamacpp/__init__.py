@@ -1,9 +1,9 @@
-"""llama.cpp and its fork ik_llama.cpp: run GGUF files.
+"""llama.cpp: runs GGUF files.
 
-`LlamaCppSession` lives in `.session`; the libraries load when a model is opened.
+`LlamaCppSession` lives in `.session`; the library loads when a model is opened.
 """
 
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
-from edge_spec.runtimes.llamacpp.runtime import IkRuntime, LlamaCppRuntime
+from edge_spec.runtimes.llamacpp.runtime import LlamaCppRuntime
 
-__all__ = ["IkRuntime", "LlamaCppModel", "LlamaCppRuntime"]
+__all__ = ["LlamaCppModel", "LlamaCppRuntime"]

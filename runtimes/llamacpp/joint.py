@@ -223,8 +223,7 @@ class JointCache:
             self._tail += count
         switch = self._library.steady_rows(after.handle) if choices.steady_rows else None
         self._steady_rows, self._is_steady = switch, False
-        if self._library.want_hidden:
-            self._library.want_hidden(after.handle, True)
+        self._library.want_hidden(after.handle, True)
         if before is not None:
             before.free()
 
@@ -282,8 +281,6 @@ class JointCache:
     def _outputs(self, parts: Sequence[Sequence[int]], num_rows: int) -> list[Forward]:
         library, context = self._library, self._context()
         logits = view(library, library.logits(context), num_rows, self._weights.vocab_size)
-        if library.hidden is None:
-            return [Forward(logits[rows]) for rows in parts]
         hidden = view(library, library.hidden(context), num_rows, self._weights.hidden_size)
         return [Forward(logits[rows], hidden[rows]) for rows in parts]
 

@@ -74,7 +74,6 @@ class Way(NamedTuple):
 
     name: str
     kv_type: str = "f16"
-    flash_attention: bool = True
     steady_rows: bool = False  # a single row as those of wider passes
 
 
@@ -118,8 +117,7 @@ class SequenceForm(NamedTuple):
 class Library:
     """Functions under llama.cpp's present names; handles are addresses, None where one failed.
 
-    `memory` is what the sequence functions take: llama_memory_t, or the context itself in forks
-    that are older than it.
+    `memory` is what the sequence functions take.
     """
 
     name: str  # as users know it
@@ -140,9 +138,6 @@ class Library:
     hidden_size: Callable[[int], int]
     is_plain_decoder: Callable[[int], bool]  # attention alone, each token after those before it
     is_hybrid: Callable[[int], bool]  # attention in some layers, a recurrent state in others
-    applies_rope_factors: bool
-    max_batch_tokens: Callable[[frozenset[str]], int]  # of one pass, by the types of the weights
-    checks_tokens: bool  # whether decode refuses ids outside the vocabulary
     # vocabulary
     vocabulary: Callable[[int], int]  # of a model
     tokenize: Callable[..., int]  # as llama_tokenize, of a vocabulary
@@ -156,16 +151,14 @@ class Library:
     decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
     synchronize: Callable[[int], None]  # a context: returns when its devices have done all
     logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
-    hidden: Callable[[int], int | None] | None  # address of [outputs, hidden] float32
-    want_hidden: Callable[[int, bool], None] | None
+    hidden: Callable[[int], int | None]  # address of [outputs, hidden] float32
+    want_hidden: Callable[[int, bool], None]
     # cache
     memory: Callable[[int], int]
     sequence_remove: Callable[[int, int, int, int], bool]  # memory, sequence, from, to (-1: end)
     sequence_copy: Callable[[int, int, int, int, int], None]  # memory, source, target, from, to
     sequence_keep: Callable[[int, int], None]  # memory, sequence
     sequence_start: Callable[[int, int], int]  # memory, sequence: the smallest position it holds
-    make_contiguous: Callable[[int], None] | None  # where a pass needs a cache without holes
-    shares_cells: bool  # whether a sequence scores the same in any cells, beside those of others
     state_size: Callable[[int, int, int], int]  # context, sequence, flags: bytes of it
     state_read: Callable[[int, Any, int, int, int], int]  # context, buffer, size, sequence, flags
     state_write: Callable[[int, Any, int, int, int], int]

@@ -1,10 +1,9 @@
-"""Forecasts the memory of a GGUF file in llama.cpp and in its fork, from its metadata.
+"""Forecasts the memory of a GGUF file in llama.cpp, from its metadata.
 
-Measured with llama-cpp-python 0.3.36 and ik-llama-cpp-python 0.1.5 on x86-64 with AVX-512: the
-whole file is mapped and touched while loading, and matrices of REPACKED types are copied beside
-it. Kernels of our own have all matrices in another order and let go of the file. The fork reads
-the file into memory instead, and a tied embedding twice. The cache is there at once, in the size
-that a session opens or grows it to.
+Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: the whole file is mapped and touched
+while loading, and matrices of REPACKED types are copied beside it. Kernels of our own have all
+matrices in another order and let go of the file. The cache is there at once, in the size that a
+session opens or grows it to.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ _FLOAT = 4  # bytes
 _MASK = 2
 _LAYER = re.compile(r"\b(?:layers|blk)\.(\d+)\.")  # in the name of a tensor
 _LIBRARY_BYTES, _CONTEXT_BYTES = 6_000_000, 2_000_000
-_IK_CONTEXT_BYTES = 27_000_000  # tables for a graph of 65,536 nodes
 
 
 @dataclass(frozen=True)
@@ -102,20 +100,6 @@ def gguf_memory(
         library=_LIBRARY_BYTES,
         mapped_twice=copied,
         on_devices=offload.by_device if offload else {},
-    )
-
-
-def ik_memory(source: ModelInfo, options: RuntimeOptions, num_tokens: int | None) -> Memory:
-    """Raises KeyError for a KV type that no library has."""
-    cells = _padded(_cells(source.config, options, num_tokens) + MAX_ROWS)
-    embedding = _tensors(source).get(_EMBEDDING)
-    is_copied = source.config.tied_embeddings and not options.mmap
-    copied = embedding.data.nbytes if embedding and is_copied else 0
-    return Memory(
-        weights=source.path.stat().st_size + copied + _vocabulary(source),
-        cache=_cache(source.config, options, cells),
-        work=_work(source.config, cells) + _IK_CONTEXT_BYTES,
-        library=_LIBRARY_BYTES,
     )
 
 

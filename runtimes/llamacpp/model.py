@@ -1,4 +1,4 @@
-"""A model of a GGUF file in llama.cpp, or in a fork of it that has the same API."""
+"""A model of a GGUF file in llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.shared_pass import PassPart
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.fitting.memory import free_bytes
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.kv_cache import MAX_ROWS
@@ -20,7 +20,13 @@ from edge_spec.runtimes.llamacpp.devices import (
     require_used,
     wanted_devices,
 )
-from edge_spec.runtimes.llamacpp.library import ContextChoices, Library, ModelChoices, Way
+from edge_spec.runtimes.llamacpp.library import (
+    PREFILL_TOKENS,
+    ContextChoices,
+    Library,
+    ModelChoices,
+    Way,
+)
 from edge_spec.runtimes.llamacpp.offload import fitted
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
@@ -56,7 +62,7 @@ class LlamaCppModel:
         is_flash = options.flash_attention is not False
         self._choices = ContextChoices(
             num_tokens=self.config.context_length,
-            batch_tokens=library.max_batch_tokens(source.weight_types),
+            batch_tokens=PREFILL_TOKENS,
             max_rows=MAX_ROWS,
             threads=options.threads or available_cores(),
             kv_type=kv_type,
@@ -69,12 +75,6 @@ class LlamaCppModel:
             options.mmap,
             num_cached=moved.num_cached if moved else 0,
         )
-        scaling = self.config.rope_scaling
-        if scaling and scaling.kind == "factors" and not library.applies_rope_factors:
-            raise UnsupportedModelError(
-                f"{library.name} ignores the rotary factors of {source.path}",
-                remedy="Use --runtime llamacpp or ort.",
-            )
         calls = library
         if moved and library.for_devices and not options.rpc_servers:  # which end the process
             calls = library.for_devices()
@@ -89,12 +89,12 @@ class LlamaCppModel:
         # Of a sliding window a sequence that moves leaves out what has passed it. Devices were not
         # measured, whose kernels may depend on how many cells there are.
         is_whole = not (self._weights.state_window or self._weights.is_hybrid)
-        self._shares_cells = library.shares_cells and is_whole and not on_device
+        self._shares_cells = is_whole and not on_device
         self.capabilities = Capabilities(
             max_rows=MAX_ROWS,
             trees=True,
             rollback=True,
-            hidden_states=library.hidden is not None and self._weights.gives_final_states,
+            hidden_states=self._weights.gives_final_states,
             settled_tokens=SETTLED_TOKENS,
             rounds_activations=not on_device and bool(source.weight_types - _FLOATS),
             invariant_rows=is_invariant,
@@ -132,7 +132,6 @@ class LlamaCppModel:
             self._choices = replace(
                 self._choices,
                 kv_type=chosen.kv_type,
-                flash_attention=chosen.flash_attention,
                 steady_rows=chosen.steady_rows,
             )
 
@@ -173,7 +172,7 @@ class LlamaCppModel:
         chosen = replace(self._choices, steady_rows=False)
         if len(self._ways) > 1:
             first = self._ways[0]
-            chosen = replace(chosen, kv_type=first.kv_type, flash_attention=first.flash_attention)
+            chosen = replace(chosen, kv_type=first.kv_type)
         return LlamaCppLoop(self._weights, chosen, tokens)
 
     def close(self) -> None:

@@ -34,11 +34,10 @@ class ContextOutputs:
             self._is_single = is_single
 
     def want_hidden(self, wanted: bool) -> None:
-        """Has the next passes give hidden states, where the library can."""
-        switch = self._weights.library.want_hidden
-        if switch and self._weights.gives_final_states and wanted != self._gives_hidden:
+        """Has the next passes give hidden states, where the model can."""
+        if self._weights.gives_final_states and wanted != self._gives_hidden:
             self._gives_hidden = None
-            switch(self._handle, wanted)
+            self._weights.library.want_hidden(self._handle, wanted)
             self._gives_hidden = wanted
 
     def scores(self, rows: int) -> Forward:
@@ -51,11 +50,9 @@ class ContextOutputs:
             self._forwards[start, rows] = Forward(logits, hidden)
         return self._forwards[start, rows]
 
-    def hidden(self, rows: int) -> np.ndarray | None:
-        """Returns the hidden states of the last pass; None where the library gives none."""
+    def hidden(self, rows: int) -> np.ndarray:
+        """Returns the hidden states of the last pass."""
         library = self._weights.library
-        if library.hidden is None:
-            return None
         return view(library, library.hidden(self._handle), rows, self._weights.hidden_size)
 
 

@@ -1,17 +1,16 @@
-"""Runs GGUF files with llama.cpp, and with its fork ik_llama.cpp."""
+"""Runs GGUF files with llama.cpp."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
-from edge_spec.runtimes.llamacpp import ik, upstream
+from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
@@ -33,7 +32,6 @@ class LlamaCppRuntime:
     reads = "gguf"
     _library: Callable[[], Library] = staticmethod(upstream.library)
     _screened: ModelInfo | None = None  # that it can run
-    _repacks = True  # copies matrices of some types for its own kernels, beside the file
 
     def kernels(self) -> str:
         """See `edge_spec.core.runtime_protocols.HasOwnKernels`: those that are put into its
@@ -107,34 +105,9 @@ class LlamaCppRuntime:
         from edge_spec.runtimes.llamacpp.memory import SMALLER, requantized_memory
 
         now = self.memory(source, options, num_tokens)
-        repacks = self._repacks and options.mmap is not False and not wanted()
+        repacks = options.mmap is not False and not wanted()
         found = requantized_memory(source, now, repacks)
         return None if found is None else (SMALLER.name, found)
-
-
-class IkRuntime(LlamaCppRuntime):
-    name = "ik"
-    _library = staticmethod(ik.library)
-    _repacks = False
-
-    def kernels(self) -> str:
-        """None: this library's own compute."""
-        return ""
-
-    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
-        """Rearranged weights are faster or slower with the processor and the type of the weights,
-        and their kernels for one row and for several may not agree."""
-        return [replace(options, mmap=True)] if set(options.providers) == {"cpu"} else []
-
-    def devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        return list(listed(self.name, self._library(), ()))  # it knows no servers
-
-    def memory(
-        self, source: ModelInfo, options: RuntimeOptions, num_tokens: int | None = None
-    ) -> Memory:
-        from edge_spec.runtimes.llamacpp.memory import ik_memory
-
-        return ik_memory(source, options, num_tokens)
 
 
 def _require_plain_decoder(library: Library, source: ModelInfo) -> None:

@@ -24,7 +24,6 @@ from edge_spec.runtimes.llamacpp.transfer import holds, read_sequence, write_seq
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
-_NO_ROOM = 1  # what decode returns then
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -44,10 +43,8 @@ class LlamaCppSession:
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._features: Features | None = None  # that are collected
         self._branches = Branches(weights.library, choices.invariant_rows)
-        self._has_holes = False  # between the cells of committed tokens
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._require_known(tokens)
         self._reserve(len(tokens))
         features = self._features
         is_scored = features is not None and features.has_final
@@ -67,7 +64,6 @@ class LlamaCppSession:
         rows = len(tree)
         if rows > MAX_ROWS:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
-        self._require_known(tree.tokens)
         self._reserve(rows)
         self._outputs.want_hidden(True)
         started_s = time.perf_counter()
@@ -86,7 +82,6 @@ class LlamaCppSession:
         length = self.length + len(rows)
         if self._branches:
             self._branches.commit(self._library.memory(self._context()), rows, self.length)
-            self._has_holes = True
         self.length = length
 
     def rollback(self, length: int) -> None:
@@ -161,9 +156,6 @@ class LlamaCppSession:
             self._branches.drop(memory)
             self._drop_uncommitted(memory)
             self._cached = self.length
-        if self._has_holes and self._library.make_contiguous:
-            self._library.make_contiguous(self._context())
-            self._has_holes = False
         needed = self.length + rows
         if needed + self._branches.num_held > self._choices.num_tokens:
             self._grow(self._room_for(needed))
@@ -212,7 +204,7 @@ class LlamaCppSession:
         outputs = ContextOutputs(self._weights, after.handle, choices.steady_rows)
         # In one statement, so that an interrupt finds one or the other.
         self._opened, self._choices, self._outputs, self.length = after, choices, outputs, length
-        self._cached, self._has_holes = length, False
+        self._cached = length
         self._branches.moved()
         before.free()
 
@@ -227,15 +219,6 @@ class LlamaCppSession:
         if threads != before:
             self._library.set_threads(self._opened.handle, threads, threads)
 
-    def _require_known(self, tokens: Sequence[int] | np.ndarray) -> None:
-        if self._library.checks_tokens or not len(tokens):
-            return
-        if not 0 <= min(tokens) <= max(tokens) < self._weights.vocab_size:
-            raise SessionError(
-                f"a token is outside of the vocabulary of {self._weights.vocab_size}",
-                remedy="Check the tokenizer.",
-            )
-
     def _branched(self, tree: TokenTree) -> Any:
         """The batch of a tree, whose branches the cache then knows as sequences."""
         self._cached = self.length + len(tree)
@@ -249,9 +232,6 @@ class LlamaCppSession:
         library = self._library
         known = library.log.num_errors
         status = library.decode(self._opened.handle, batch)
-        if status == _NO_ROOM and library.make_contiguous:
-            library.make_contiguous(self._opened.handle)
-            status = library.decode(self._opened.handle, batch)
         if status:
             raise SessionError(
                 f"{library.name} failed to score {batch.n_tokens} tokens after "

@@ -102,7 +102,6 @@ class SharedSession(LlamaCppSession):
 
     def require_fitting(self, tree: TokenTree) -> None:
         """Raises ContextFullError, SessionError where the shared cache cannot score the tree."""
-        self._require_known(tree.tokens)
         self._context()
         require_room(self.length, len(tree), self._context_length)
 
@@ -137,7 +136,7 @@ class SharedSession(LlamaCppSession):
             return
         context = self._context()
         self._branches.empty(library.memory(context))
-        self._cached, self._has_holes = 0, False
+        self._cached = 0
         if length:
             write_sequence(library, context, sequence, 0)
         self._cached = length

@@ -14,7 +14,6 @@ from edge_spec.runtimes.llamacpp.ggml_devices import NAME, bind_devices, devices
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
-    PREFILL_TOKENS,
     ContextChoices,
     Library,
     ModelChoices,
@@ -82,9 +81,6 @@ def library() -> Library:
         hidden_size=api.llama_model_n_embd,
         is_plain_decoder=partial(_is_plain_decoder, api),
         is_hybrid=api.llama_model_is_hybrid,
-        applies_rope_factors=True,
-        max_batch_tokens=lambda types: PREFILL_TOKENS,
-        checks_tokens=True,
         vocabulary=api.llama_model_get_vocab,
         tokenize=api.llama_tokenize,
         token_to_piece=api.llama_token_to_piece,
@@ -103,8 +99,6 @@ def library() -> Library:
         sequence_copy=api.llama_memory_seq_cp,
         sequence_keep=api.llama_memory_seq_keep,
         sequence_start=api.llama_memory_seq_pos_min,
-        make_contiguous=None,
-        shares_cells=True,
         state_size=api.llama_state_seq_get_size_ext,
         state_read=api.llama_state_seq_get_data_ext,
         state_write=api.llama_state_seq_set_data_ext,

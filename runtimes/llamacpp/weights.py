@@ -58,8 +58,7 @@ class GgufWeights:
         self.architecture = config.architecture
         self.state_window = library.state_window(handle)
         self.is_hybrid = library.is_hybrid(handle)
-        is_known = not self.is_hybrid or self.architecture in _HYBRIDS_WITH_STATES
-        self.gives_final_states = library.want_hidden is not None and is_known
+        self.gives_final_states = not self.is_hybrid or self.architecture in _HYBRIDS_WITH_STATES
         if self.vocab_size != config.vocab_size:
             self.close()
             raise ModelFileError(

@@ -18,7 +18,7 @@ CONTEXT = 48  # tokens: long enough for the suite, short enough to fill, as its 
 
 # Logits of this model are of the size of 10. With float32 throughout, only the order of sums
 # differs: 1e-4 was seen. Keys and values in half precision (llama.cpp's flash attention rounds
-# them, ik has no other) make 1e-2 of that, where a sum falls on the other side of a rounding.
+# them) make 1e-2 of that, where a sum falls on the other side of a rounding.
 # Core ML computes in half precision throughout, logits too: of 32 and more in steps of 0.03.
 CASES = {
     "coreml": ({"quantization": "fp16"}, 0.5),  # not tried: no Mac was at hand
@@ -27,7 +27,6 @@ CASES = {
     "ort-whole": ({"quantization": "fp32"}, 1e-3),
     "llamacpp": ({"kv_type": "f32", "flash_attention": False}, 1e-3),
     "llamacpp-flash": ({}, 5e-2),
-    "ik": ({}, 5e-2),
 }
 
 # In which format and with which weights those get the first of the 30 layers.
@@ -36,7 +35,6 @@ SHORT = {
     "reference": ("gguf", "F32"),
     "llamacpp": ("gguf", "F32"),
     "llamacpp-flash": ("gguf", "F32"),
-    "ik": ("gguf", "F32"),
 }
 NUM_LAYERS = 2
 

@@ -107,7 +107,7 @@ MISTAKES = [
     (
         ["generate", "x", "--runtime", "abacus"],
         2,
-        "coreml, ik, llamacpp, openvino, ort, reference",
+        "coreml, llamacpp, openvino, ort, reference",
     ),
     (
         ["generate", "x", "--drafter", "oracle"],

@@ -45,7 +45,7 @@ from fixtures import families, faulty_runtime, other_models, tiny_models, traine
 from fixtures import side_by_side as compared_sessions
 from fixtures.gate import Gate
 
-MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}  # of runtimes that read GGUF files
+MODULES = {"llamacpp": "llama_cpp"}  # of runtimes that read GGUF files
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +203,7 @@ def pair(exported_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Path(shutil.copytree(exported_pair, tmp_path / "pair"))
 
 
-@pytest.fixture(params=["llamacpp", "ik"])
+@pytest.fixture(params=["llamacpp"])
 def llama(request: pytest.FixtureRequest) -> str:
     """The name of a runtime that reads GGUF files; the test is run with each installed one."""
     pytest.importorskip(MODULES[request.param])
@@ -256,7 +256,7 @@ def side_by_side() -> ModuleType:
     return compared_sessions
 
 
-@pytest.fixture(params=["llamacpp", "llamacpp-flash", "ik"])
+@pytest.fixture(params=["llamacpp", "llamacpp-flash"])
 def setup(request: pytest.FixtureRequest, side_by_side: ModuleType) -> Any:
     """A runtime that reads GGUF files, its options, and how exact it is with them."""
     chosen = side_by_side.SETUPS[request.param]

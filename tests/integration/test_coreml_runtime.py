@@ -229,5 +229,9 @@ def test_a_package_that_does_not_fit_its_manifest_is_refused(
     refused(BundleError, lambda: read_layout(signatures, config, "it"), text)
 
 
-def test_a_runtime_of_an_earlier_version_is_refused_with_what_there_is_instead() -> None:
-    refused(UsageError, lambda: runtimes.load_runtime("mil"), "no runtime mil any more.*coreml")
+@pytest.mark.parametrize(("name", "instead"), [("mil", "coreml"), ("ik", "llamacpp")])
+def test_a_runtime_of_an_earlier_version_is_refused_with_what_there_is_instead(
+    name: str, instead: str
+) -> None:
+    text = f"no runtime {name} any more.*{instead}"
+    refused(UsageError, lambda: runtimes.load_runtime(name), text)

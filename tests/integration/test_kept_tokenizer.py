@@ -69,10 +69,8 @@ def test_it_is_made_once_and_is_the_same_then(
     assert [path.stem for path in cache.iterdir()] == [digest(gguf())]
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 def test_kept_ones_agree_with_the_librarys(
-    runtime: str,
     kind: str,
     cache: Path,
     trained: ModuleType,
@@ -80,7 +78,7 @@ def test_kept_ones_agree_with_the_librarys(
     gguf: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+    pytest.importorskip("llama_cpp")
     path = gguf()
     if kind == "sentencepiece":
         path = trained.export(tokenized(trained.sentencepiece("none")), tmp_path / "out.gguf")
@@ -88,7 +86,7 @@ def test_kept_ones_agree_with_the_librarys(
     published = runtimes.open_model_info(path)
     ours = Tokenizer(kept_tokenizer_json(published))
     assert len(list(cache.iterdir())) == 1
-    library = runtimes.load_runtime(runtime).open_tokenizer(published)
+    library = runtimes.load_runtime("llamacpp").open_tokenizer(published)
     assert library.vocabulary() == ours.vocabulary()
     for text in TEXTS:
         assert library.encode(text) == ours.encode(text), text

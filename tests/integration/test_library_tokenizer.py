@@ -27,10 +27,10 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["llamacpp", "ik"])
-def runtime(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[request.param])
-    return str(request.param)
+@pytest.fixture
+def runtime() -> str:
+    pytest.importorskip("llama_cpp")
+    return "llamacpp"
 
 
 def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[..., Path]) -> None:

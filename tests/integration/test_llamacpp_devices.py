@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel
@@ -122,14 +121,6 @@ def test_a_library_without_servers_says_how_to_compile_one_with(
     assert "CMAKE_ARGS=-DGGML_RPC=ON pip install" in caught.value.remedy
     found = list(listed(llama, library, ["127.0.0.1:1"]))
     assert "compiled without RPC" in (found[-1].fault or "")
-
-
-def test_the_fork_knows_no_servers() -> None:
-    pytest.importorskip("ik_llama_cpp")
-    found = runtimes.load_runtime("ik").devices(  # type: ignore[attr-defined]
-        RuntimeOptions(rpc_servers=("127.0.0.1:1",))
-    )
-    assert [device.fault for device in found] == [None] * len(found)
 
 
 def test_a_server_that_no_chosen_device_belongs_to_is_refused(

@@ -23,7 +23,7 @@ RandomTree = Callable[..., TokenTree]
 def test_a_token_outside_the_vocabulary_is_refused_and_the_session_goes_on(
     token: int, scored: bool, both: Both, session: Any, tokens: Tokens, random_tree: RandomTree
 ) -> None:
-    """ik would read beyond its embeddings."""
+    """Nothing is read beyond the embeddings."""
     both.prefill(tokens(8))
     tree = random_tree(6)
     tree.tokens[3] = token

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ContextFullError, UnsupportedModelError
+from edge_spec.errors import ContextFullError
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from fixtures.axes import each_first
 
@@ -34,11 +34,6 @@ def test_every_architecture_scores_as_the_reference(
     tokens: Tokens,
     random_tree: RandomTree,
 ) -> None:
-    if (setup.runtime, variant) == ("ik", "llama-llama3"):
-        # It loads the factors of llama3's frequencies and leaves them out (ik_llama.cpp #2291).
-        with pytest.raises(UnsupportedModelError, match="rotary"):
-            make_both(setup, gguf(variant))
-        return
     both = make_both(setup, gguf(variant))
     both.prefill(tokens(60))
     both.chain(tokens(10, seed=1))
@@ -49,8 +44,7 @@ def test_every_architecture_scores_as_the_reference(
 def test_stored_weights_score_the_same_in_a_pass_of_any_width(
     kind: str, llama: str, gguf: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
 ) -> None:
-    """From 32 rows on ik takes other kernels, and those of Q4_1 and Q5_1 fail where a matrix has
-    columns that are no multiple of 128: here 64 and 96.
+    """Wide passes may have other kernels: of a matrix of 64 and of 96 columns, here.
 
     Tokens are rounded to 8 bits for these weights, so other kernels differ by up to 1.5 in a
     logit; those that fail make 14.
@@ -169,7 +163,7 @@ def test_rows_that_are_not_committed_leave_no_trace(
 def test_trees_until_the_context_is_full(
     seed: int, setup: Setup, make_both: Callable[..., Both], tokens: Tokens, random_tree: RandomTree
 ) -> None:
-    """The cache's free cells lie scattered in the end, and a pass of ik wants them in a row."""
+    """The cache's free cells lie scattered in the end."""
     both, random = make_both(setup, context_length=256), np.random.RandomState(seed)
     session, reference = both.sessions
     both.prefill(tokens(20, seed))

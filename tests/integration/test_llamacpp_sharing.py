@@ -59,12 +59,6 @@ def test_trees_of_several_score_as_alone(model: LlamaCppModel) -> None:
         assert check_sharing(model, TOLERANCE) <= TOLERANCE
 
 
-def test_ik_takes_turns(gguf: Files, open_llama: OpenLlama) -> None:
-    """Its flash attention gives other logits where sequences stand among each other."""
-    pytest.importorskip("ik_llama_cpp")
-    assert open_llama("ik", gguf("llama")).prepare_sharing(4) == 1
-
-
 def test_a_sliding_window_takes_turns(gguf: Files) -> None:
     """Its layers give up cells by themselves, and a sequence that moves leaves out what they have
     passed."""

@@ -94,15 +94,11 @@ def test_what_a_user_chose_is_the_only_way(
     assert len(open_llama("llamacpp", path, **options).ways) == 1
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
-def test_the_number_of_threads_changes_no_score(
-    runtime: str, path: Path, open_llama: OpenLlama
-) -> None:
-    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+def test_the_number_of_threads_changes_no_score(path: Path, open_llama: OpenLlama) -> None:
     found = []
     for threads in (1, 2):
-        model = open_llama(runtime, path, threads=threads)
-        model.choose_way(STEADY if runtime == "llamacpp" else "no flash attention")
+        model = open_llama("llamacpp", path, threads=threads)
+        model.choose_way(STEADY)
         drawn = np.random.default_rng(1).integers(0, model.config.vocab_size, LONG + 2)
         found.append(first_rows(model, drawn.tolist()))
         model.close()

@@ -78,8 +78,8 @@ def last_logits(one: Any, text: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("runtime", "options", "tolerance"),
     # In half precision sums fall on other sides of a rounding, six layers deep: 0.01 was seen.
-    [("llamacpp", FLOAT32, 1e-3), ("llamacpp", {}, 0.1), ("ik", {}, 0.1)],
-    ids=["llamacpp", "llamacpp-flash", "ik"],
+    [("llamacpp", FLOAT32, 1e-3), ("llamacpp", {}, 0.1)],
+    ids=["llamacpp", "llamacpp-flash"],
 )
 def test_a_sliding_window_keeps_the_promises_of_a_session(
     runtime: str,
@@ -89,7 +89,7 @@ def test_a_sliding_window_keeps_the_promises_of_a_session(
     open_llama: OpenLlama,
 ) -> None:
     """Trees, branches and rollbacks to before the window, in a context of six windows."""
-    pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+    pytest.importorskip("llama_cpp")
     model = open_llama(runtime, gemma3(), context_length=6 * WINDOW, **options)
     assert model.config.architecture == "gemma3"
     check_session(model, tolerance)
@@ -206,7 +206,5 @@ def test_a_recurrent_state_is_refused_before_the_weights_are_read(
         runtime.open(runtimes.open_model_info(path), RuntimeOptions())
     text = str(caught.value)
     assert "\n" not in text
-    if "does not know the architecture" in text and llama == "ik":
-        pytest.skip("this fork does not know the architecture")
     assert "recurrent state" in text
     assert asked == [True]

@@ -30,13 +30,13 @@ from edge_spec.placement.profile import (
 )
 from fixtures.silence import quiet
 
-FORMATS = {"ort": "onnx", "llamacpp": "gguf", "ik": "gguf", "reference": "gguf"}
+FORMATS = {"ort": "onnx", "llamacpp": "gguf", "reference": "gguf"}
 
 
 @pytest.mark.parametrize("runtime", FORMATS)
 def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) -> None:
-    if runtime in ("llamacpp", "ik"):
-        pytest.importorskip({"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}[runtime])
+    if runtime == "llamacpp":
+        pytest.importorskip("llama_cpp")
     for source, num_layers in ((pair, 2), (pair / "draft", 1)):
         prepared = resolve_model(Source(str(source), quiet), runtime, LoadOptions(), quiet)
         variant = prepared.source.path.relative_to(pair.resolve()).parts
@@ -121,7 +121,7 @@ def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) 
 
 
 def test_a_plan_considers_every_runtime_that_has_its_format(pair: Path) -> None:
-    names = [name for name in ("ort", "llamacpp", "ik") if runtimes.library_version(name)]
+    names = [name for name in ("ort", "llamacpp") if runtimes.library_version(name)]
     devices = [Device(name, "cpu", CPU, "the processor") for name in names]
     for path, num_layers in ((pair, 2), (pair / "draft", 1)):
         places, refused = candidates(Source(str(path), quiet), LoadOptions(), devices, quiet)

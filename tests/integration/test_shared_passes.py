@@ -31,7 +31,7 @@ from edge_spec.testing import ScriptedModel, check_sharing, random_logits
 
 pytest.importorskip("onnxruntime")
 
-MODULES = {"llamacpp": "llama_cpp", "ik": "ik_llama_cpp"}
+MODULES = {"llamacpp": "llama_cpp"}
 QUESTIONS = ["one two three four five", "the cat sat on the mat and", "a b a b a b", "x"]
 
 
@@ -189,7 +189,7 @@ def opened(hf: Callable[..., Path]) -> Callable[..., Engine]:
     return load
 
 
-@pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp", "ik"])
+@pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp"])
 @pytest.mark.parametrize(
     "sampling",
     [{}, {"sampling": SamplingParams(temperature=0.9, seed=5)}],

@@ -25,7 +25,6 @@ RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},
     "ort": {"quantization": "fp32"},
     "llamacpp": {"quantization": "F32"},
-    "ik": {"quantization": "F32"},
 }
 DRAFTERS = ["none", "suffix", "recycling", "answers", "draft-model", "cascade"]
 SAMPLING = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, seed=11)}
@@ -126,12 +125,11 @@ def test_another_runtime_reads_the_text_again(
         other.restore(tmp_path / "chat")
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
 def test_no_length_or_position_that_is_wrong_reaches_the_library(
-    runtime: str, gguf: Callable[..., Path], open_llama: Callable[..., Any]
+    gguf: Callable[..., Path], open_llama: Callable[..., Any]
 ) -> None:
-    """ik_llama.cpp reads as many cells as it is told, beyond its memory."""
-    model = open_llama(runtime, gguf("llama"))
+    """Which could read as many cells as it is told, beyond its memory."""
+    model = open_llama("llamacpp", gguf("llama"))
     session, other = model.open_session(), model.open_session()
     session.prefill(list(range(20)))
     other.prefill(PROMPT)
@@ -153,11 +151,10 @@ def test_no_length_or_position_that_is_wrong_reaches_the_library(
     assert other.length == 20
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
 def test_a_library_that_writes_another_form_tells_nothing(
-    runtime: str, gguf: Callable[..., Path], open_llama: Callable[..., Any]
+    gguf: Callable[..., Path], open_llama: Callable[..., Any]
 ) -> None:
-    session = open_llama(runtime, gguf("llama")).open_session()
+    session = open_llama("llamacpp", gguf("llama")).open_session()
     session.prefill(PROMPT)
     form = session._library.state_form._replace(words_before=7)
     session._library = replace(session._library, state_form=form)

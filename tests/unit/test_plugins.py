@@ -56,9 +56,9 @@ def test_the_reference_runtime_loads() -> None:
     ("installed", "formats", "expected"),
     [
         (("onnxruntime", "llama_cpp"), None, "ort"),
-        (("llama_cpp", "ik_llama_cpp"), None, "llamacpp"),
+        (("llama_cpp",), None, "llamacpp"),
         ((), None, "ort"),
-        (("onnxruntime", "ik_llama_cpp"), {"gguf"}, "ik"),
+        (("onnxruntime", "llama_cpp"), {"gguf"}, "llamacpp"),
         (("onnxruntime",), {"gguf", "coreml"}, "llamacpp"),  # says what to install
         (("onnxruntime", "coremltools"), {"coreml"}, "coreml"),
         (("llama_cpp",), {"coreml"}, "coreml"),  # says what to install

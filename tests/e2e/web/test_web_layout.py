@@ -34,7 +34,12 @@ PLAN = {
             "reason": "",
         },
         {
-            "target": {"runtime": "<b>ik", "device": "cpu", "threads": None, "weights": "Q4_0"},
+            "target": {
+                "runtime": "<b>ort",
+                "device": "cpu",
+                "threads": None,
+                "weights": "Q4_0",
+            },
             "draft": None,
             "drafter": "none",
             "tokens_per_s": None,
@@ -113,7 +118,7 @@ def test_the_plan_is_a_table_or_an_explanation(serve: Serve, open_chat: Open) ->
     best, other = cells
     assert best[:4] == ["ort cpu, 2 threads", "int4", "suffix", "129"]
     assert best[4].startswith("1.47") and best[5:] == ["61 %", "421 MB", "the best"]
-    assert other[0] == "<b>ik cpu" and other[-1] == "does not fit: 3,100 MB of 2,000 MB free"
+    assert other[0] == "<b>ort cpu" and other[-1] == "does not fit: 3,100 MB of 2,000 MB free"
     page.keyboard.press("Escape")
     other = open_chat(serve().url).page
     other.click("#show-plan")

@@ -94,12 +94,12 @@ def test_the_processor_is_listed_by_the_reference() -> None:
         assert 0 < device["free_bytes"] < device["total_bytes"]
 
 
-@pytest.mark.parametrize("name", ["ik", "llamacpp", "ort", "reference"])
+@pytest.mark.parametrize("name", ["llamacpp", "ort", "reference"])
 def test_every_runtime_here_lists_the_cpu_once(name: str) -> None:
     runtime = runtimes.load_runtime(name)
     assert isinstance(runtime, DeviceListing)
-    if name in ("ik", "llamacpp"):
-        pytest.importorskip({"ik": "ik_llama_cpp", "llamacpp": "llama_cpp"}[name])
+    if name == "llamacpp":
+        pytest.importorskip("llama_cpp")
     devices = runtime.devices(RuntimeOptions())
     assert [device.name for device in devices if device.kind == "cpu"].count("cpu") == 1
     assert {device.runtime for device in devices} == {name}

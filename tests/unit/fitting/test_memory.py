@@ -113,7 +113,7 @@ def test_a_runtime_that_cannot_tell_leaves_the_pair_untold() -> None:
     assert forecast(prepared(Counting("a")), [prepared(other)], LoadOptions()) is None
 
 
-@pytest.mark.parametrize("name", ["ort", "llamacpp", "ik"])
+@pytest.mark.parametrize("name", ["ort", "llamacpp"])
 def test_runtimes_that_read_files_can_tell(name: str) -> None:
     assert isinstance(load_runtime(name), Sizing)
 
@@ -258,19 +258,12 @@ def test_the_cache_of_llama_cpp_doubles_and_is_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "kind", "mmap", "copied"),
-    [
-        ("llamacpp", "Q4_0", None, 200),
-        ("llamacpp", "Q4_0", False, 0),
-        ("llamacpp", "Q8_0", None, 0),
-        ("ik", "Q4_0", None, 100),
-        ("ik", "Q4_0", True, 0),
-    ],
+    ("kind", "mmap", "copied"), [("Q4_0", None, 200), ("Q4_0", False, 0), ("Q8_0", None, 0)]
 )
 def test_what_a_library_copies_of_the_weights_is_counted(
-    runtime: str, kind: str, mmap: bool | None, copied: int, tmp_path: Path
+    kind: str, mmap: bool | None, copied: int, tmp_path: Path
 ) -> None:
-    sizing: Any = load_runtime(runtime)
+    sizing: Any = load_runtime("llamacpp")
     source, other = gguf_source(tmp_path, kind), gguf_source(tmp_path, "F32")
     uncopied = SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(300, np.uint8))
     other.tensors = {"norm": uncopied}  # as many bytes
@@ -278,12 +271,9 @@ def test_what_a_library_copies_of_the_weights_is_counted(
     assert sizing.memory(source, options).weights - sizing.memory(other, options).weights == copied
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "ik"])
-def test_a_vocabulary_takes_what_the_file_has_of_it_and_not_what_it_counts(
-    runtime: str, tmp_path: Path
-) -> None:
+def test_a_vocabulary_takes_what_the_file_has_of_it_and_not_what_it_counts(tmp_path: Path) -> None:
     """One without merges has less for as many tokens. The parts of both files are as large."""
-    sizing: Any = load_runtime(runtime)
+    sizing: Any = load_runtime("llamacpp")
     described, bare = gguf_source(tmp_path), gguf_source(tmp_path)
     bare.tensors = bare.tensors | {
         "norm": SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(4000, np.uint8))

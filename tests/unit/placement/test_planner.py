@@ -60,7 +60,7 @@ def too_large(each: Placement) -> Placement:
 
 
 def test_the_fastest_that_fits_is_the_first() -> None:
-    fast = too_large(placement(place("ik"), rate=900.0))
+    fast = too_large(placement(place("openvino"), rate=900.0))
     assert ranked([NEXT, fast, BEST], FREE)[0] == BEST
     assert ranked([NEXT, fast, BEST], FreeMemory(None))[0] == replace(fast, reason="")
 
@@ -104,7 +104,7 @@ def test_a_loser_is_told_why(loser: Placement, reason: str) -> None:
 def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not() -> None:
     lossy = replace(BEST, loss=0.2)
     close, exact = replace(NEXT, loss=0.005, tokens_per_s=90.0), replace(NEXT, loss=0.0)
-    unknown = replace(BEST, target=place("ik"), tokens_per_s=150.0)
+    unknown = replace(BEST, target=place("openvino"), tokens_per_s=150.0)
     first, *others = ranked([lossy, close, exact, unknown], FREE)
     assert first == unknown
     assert [each.tokens_per_s for each in others] == [100.0, 90.0, 200.0]
@@ -124,7 +124,7 @@ def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Offering:
-        name, reads = "ik", "gguf"
+        name, reads = "llamacpp", "gguf"
 
         def settings(self, options: RuntimeOptions) -> list[RuntimeOptions]:
             return [replace(options, mmap=True)]
@@ -134,9 +134,12 @@ def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
     model = SimpleNamespace(runtime=Offering(), source=SimpleNamespace(weight_types={"Q4_0"}))
     monkeypatch.setattr(candidates_module, "prepare_model", lambda *given: model)
     monkeypatch.setattr(candidates_module, "available_cores", lambda: 1)
-    devices = [Device("ik", "cpu", "cpu", "the processor")]
+    devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
     places = [each.place for each in candidates(source, LoadOptions(), devices, quiet)[0]]
-    assert [(each.mmap, str(each)) for each in places] == [(None, "ik cpu"), (True, "ik cpu mmap")]
+    assert [(each.mmap, str(each)) for each in places] == [
+        (None, "llamacpp cpu"),
+        (True, "llamacpp cpu mmap"),
+    ]
     drafts = candidates(source, LoadOptions(), devices, quiet, is_draft=True)[0]
     assert [each.place.mmap for each in drafts] == [None]
 
@@ -192,10 +195,10 @@ def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -
     source = Source(str(tmp_path / "m.gguf"), quiet)
     devices = [
         Device("ort", "cuda", "gpu", "a card", fault="no driver"),
-        Device("ik", None, None, "", fault="not installed"),
+        Device("openvino", None, None, "", fault="not installed"),
         Device("reference", "cpu", "cpu", "the processor"),
     ]
-    with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; ik: not installed"):
+    with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; openvino: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
 
 

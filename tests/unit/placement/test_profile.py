@@ -246,7 +246,7 @@ def test_a_profile_with_joules_is_read_without_them() -> None:
     [
         {"identity": "xyz"},
         {"weights": "Q8_0"},
-        {"runtime": "ik"},
+        {"runtime": "openvino"},
         {"device": "cuda"},
         {"threads": 2},
         {"options": ("kv_type=f16",)},

@@ -202,14 +202,14 @@ def test_a_build_of_one_s_own_has_findings_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A variable puts it in the place of the one that was installed."""
-    monkeypatch.setitem(runtimes.LIBRARIES, "ik", ("numpy",))  # whichever is there
-    monkeypatch.delenv("IK_LLAMA_CPP_LIB_PATH", raising=False)
-    installed = runtimes.library_build("ik")
+    monkeypatch.setitem(runtimes.LIBRARIES, "llamacpp", ("numpy",))  # whichever is there
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    installed = runtimes.library_build("llamacpp")
     own = tmp_path / "libllama.so"
-    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(own))
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))
     builds = [installed]
     for content in (b"one", b"another"):
         own.write_bytes(content)
-        builds.append(runtimes.library_build("ik"))
+        builds.append(runtimes.library_build("llamacpp"))
     assert len(set(builds)) == 3
     assert cpu_features() == tuple(sorted(cpu_features()))

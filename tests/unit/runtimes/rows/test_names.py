@@ -29,4 +29,4 @@ def test_kernels_are_named_by_table_and_build_and_by_nothing_where_they_stay_out
     monkeypatch.setattr(library, "table", lambda: "avx2")
     monkeypatch.setenv(install.VARIABLE, "off")
     assert runtimes.own_kernels("llamacpp") == ""
-    assert runtimes.own_kernels("ik") == runtimes.own_kernels("ort") == ""
+    assert runtimes.own_kernels("ort") == ""
