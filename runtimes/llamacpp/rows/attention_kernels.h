@@ -86,30 +86,47 @@ void score_cells(const char* const* keys, int count, const float* queries, int h
   }
 }
 
+// Whether totals are added up beside the first sums, as further chains: 3 or 4 rows leave registers
+// for them. With fewer or more, a loop of its own is faster.
+constexpr bool adds_totals_beside(int num_rows) { return num_rows == 3 || num_rows == 4; }
+
 // sums[row][at ...] += weights[cell][row] * value, cell after cell, for kVectors vectors of values.
 template <class S, class Cells, int kRows, int kVectors>
 ROWS_INLINE void add_vectors(const char* const* values, int count, const float* weights,
-                             int stride, float* sums, int at, bool is_rest, int fetched) {
+                             int stride, float* sums, int at, int value_size, float* totals) {
   using Float = typename S::Float;
-  Float sum[kRows][kVectors];
-  ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+  const bool is_first = at == 0, is_rest = at + S::kLanes > value_size;
+  Float sum[kRows][kVectors], total[kRows];
+  ROWS_UNROLL for (int r = 0; r < kRows; ++r) {
+    total[r] = S::all(totals[r]);
     ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
       sum[r][v] = S::load(sums + r * kRowFloats + at + v * S::kLanes);
+  }
   for (int j = 0; j < count; ++j, weights += stride) {
-    if (fetched) fetch(values + j, 1, fetched);
     Float value[kVectors];
-    ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
-      value[v] = is_rest ? Cells::load_rest(values[j], at + v * S::kLanes)
-                         : Cells::load(values[j], at + v * S::kLanes);
+    if (is_first) fetch(values + j, 1, value_size * Cells::kBytes);
+    ROWS_UNROLL for (int v = 0; v < kVectors; ++v) {
+      if (S::kLanes == 16 && is_rest)
+        value[v] = Cells::load_rest(values[j], at + v * S::kLanes);
+      else
+        value[v] = Cells::load(values[j], at + v * S::kLanes);
+    }
     ROWS_UNROLL for (int r = 0; r < kRows; ++r) {
       const Float weight = S::all(weights[r]);
+      if (adds_totals_beside(kRows) && is_first) total[r] = S::add(total[r], weight);
       ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
         sum[r][v] = S::fma(weight, value[v], sum[r][v]);
     }
   }
-  ROWS_UNROLL for (int r = 0; r < kRows; ++r)
+  ROWS_UNROLL for (int r = 0; r < kRows; ++r) {
+    if (adds_totals_beside(kRows)) {
+      float lanes[S::kLanes];
+      S::store(lanes, total[r]);
+      totals[r] = lanes[0];
+    }
     ROWS_UNROLL for (int v = 0; v < kVectors; ++v)
       S::store(sums + r * kRowFloats + at + v * S::kLanes, sum[r][v]);
+  }
 }
 
 // Adds the weights of `count` cells to totals, and their weighted values to sums.
@@ -118,19 +135,19 @@ void add_cells(const char* const* values, int count, const float* weights, int s
                int value_size, float* totals) {
   constexpr int lanes = S::kLanes;
   constexpr int vectors = kRows > 4 ? 2 : kRows > 2 ? (lanes == 8 ? 2 : 4) : kRows > 1 ? 4 : 8;
-  float total[kRows];
-  for (int r = 0; r < kRows; ++r) total[r] = totals[r];
-  for (int j = 0; j < count; ++j)
-    for (int r = 0; r < kRows; ++r) total[r] += weights[j * stride + r];
-  for (int r = 0; r < kRows; ++r) totals[r] = total[r];
-  int at = 0, fetched = value_size * Cells::kBytes;
-  for (; at + vectors * lanes <= value_size; at += vectors * lanes, fetched = 0)
-    add_vectors<S, Cells, kRows, vectors>(values, count, weights, stride, sums, at, false, fetched);
-  for (; at + lanes <= value_size; at += lanes)
-    add_vectors<S, Cells, kRows, 1>(values, count, weights, stride, sums, at, false, 0);
-  if constexpr (lanes == 16)
-    if (at < value_size)
-      add_vectors<S, Cells, kRows, 1>(values, count, weights, stride, sums, at, true, 0);
+  if (!adds_totals_beside(kRows)) {
+    float total[kRows];
+    for (int r = 0; r < kRows; ++r) total[r] = totals[r];
+    for (int j = 0; j < count; ++j)
+      for (int r = 0; r < kRows; ++r) total[r] += weights[j * stride + r];
+    for (int r = 0; r < kRows; ++r) totals[r] = total[r];
+  }
+  int at = 0;
+  for (; at + vectors * lanes <= value_size; at += vectors * lanes)
+    add_vectors<S, Cells, kRows, vectors>(values, count, weights, stride, sums, at, value_size,
+                                          totals);
+  for (; at < value_size; at += lanes)
+    add_vectors<S, Cells, kRows, 1>(values, count, weights, stride, sums, at, value_size, totals);
 }
 
 }  // namespace
