@@ -11,10 +11,12 @@ import gguf
 import numpy as np
 import pytest
 
+from edge_spec.core.tree import TokenTree
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.measure import costs_of
 from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.testing import check_session
 
 pytest.importorskip("llama_cpp")
@@ -29,9 +31,14 @@ def mixture(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(
-    tiny: ModuleType, variant: str, architecture: str, path: Path, width: int = WIDTH
+    tiny: ModuleType,
+    variant: str,
+    architecture: str,
+    path: Path,
+    width: int = WIDTH,
+    kind: str = "F32",
 ) -> Path:
-    """width: of an expert."""
+    """width: of an expert; kind: of its matrices."""
     model = tiny.build(variant, num_hidden_layers=2)
     writer = gguf.GGUFWriter(path, architecture)
     tiny._add_metadata(writer, model)
@@ -50,7 +57,10 @@ def write(
             ("ffn_down_exps", (EXPERTS, HIDDEN, width)),
         ):
             values = random.normal(0, 0.2, shape).astype(np.float32)
-            writer.add_tensor(f"blk.{layer}.{name}.weight", values)
+            is_expert = name.endswith("_exps") and kind != "F32"
+            data = tiny.encode(values, kind) if is_expert else values
+            raw = gguf.GGMLQuantizationType[kind] if is_expert else None
+            writer.add_tensor(f"blk.{layer}.{name}.weight", data, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -103,3 +113,30 @@ def test_a_rotary_embedding_that_only_the_library_stretches_runs(
     path = tmp_path / "model.gguf"
     tiny.write_gguf(tiny.build("qwen2"), path, qwen2__rope__scaling__type="yarn")
     check_session(open_llama("llamacpp", path, kv_type="f32", flash_attention=False), 1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_experts_in_tiles_compute_what_llama_cpps_own_kernels_do(
+    kind: str, tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]
+) -> None:
+    """A prompt in which each expert has many tokens, and passes in which it has one or none."""
+    path = write(tiny, "qwen3", "qwen3moe", tmp_path / "model.gguf", kind=kind)
+    ours = open_llama("llamacpp", path, threads=2)
+    with stock_weights():
+        stock = open_llama("llamacpp", path, threads=2)
+    if ours.capabilities.kernels == stock.capabilities.kernels:
+        pytest.skip("there are no kernels to test")
+    # The matrices of attention, the router and the head are float32.
+    assert ours.capabilities.kernels is not None
+    assert "6 matrices, not" in ours.capabilities.kernels
+    scored = []
+    for model in (ours, stock):
+        session = model.open_session()
+        session.prefill(list(range(1, 70)))
+        rows = [session.forward(TokenTree.chain(5, [6, 7, 8])).logits.copy()]
+        session.commit(range(4))
+        rows.append(session.forward(TokenTree.chain(9, [])).logits.copy())
+        scored.append(np.concatenate(rows))
+        model.close()
+    # An expert too many or too few, where two are about as likely, would differ by more.
+    assert 0 < np.abs(scored[0] - scored[1]).max() < 0.25 * scored[1].std()
