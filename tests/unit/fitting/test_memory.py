@@ -26,6 +26,7 @@ from edge_spec.fitting.memory import (
 )
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
+from edge_spec.runtimes.llamacpp import runtime as llamacpp_runtime
 from edge_spec.testing import ScriptedModel, random_logits
 
 MB = 1_000_000
@@ -258,11 +259,23 @@ def test_the_cache_of_llama_cpp_doubles_and_is_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mmap", "copied"), [("Q4_0", None, 200), ("Q4_0", False, 0), ("Q8_0", None, 0)]
+    ("kernels", "kind", "mmap", "copied"),
+    [
+        ("", "Q4_0", None, 200),
+        ("", "Q4_0", False, 0),
+        ("", "Q8_0", None, 0),
+        ("avx2 of a build", "Q4_0", None, 0),  # they let go of the file
+    ],
 )
 def test_what_a_library_copies_of_the_weights_is_counted(
-    kind: str, mmap: bool | None, copied: int, tmp_path: Path
+    kernels: str,
+    kind: str,
+    mmap: bool | None,
+    copied: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(llamacpp_runtime, "wanted", lambda: kernels)
     sizing: Any = load_runtime("llamacpp")
     source, other = gguf_source(tmp_path, kind), gguf_source(tmp_path, "F32")
     uncopied = SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(300, np.uint8))
@@ -284,7 +297,10 @@ def test_a_vocabulary_takes_what_the_file_has_of_it_and_not_what_it_counts(tmp_p
     assert sizing.memory(bare, RuntimeOptions()).weights == less
 
 
-def test_of_an_unknown_architecture_all_may_be_copied(tmp_path: Path) -> None:
+def test_of_an_unknown_architecture_all_may_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llamacpp_runtime, "wanted", lambda: "")
     source, other = gguf_source(tmp_path), gguf_source(tmp_path, "F32")
     source.tensors = other.tensors = {}
     runtime: Any = load_runtime("llamacpp")
