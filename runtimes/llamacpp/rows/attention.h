@@ -105,10 +105,13 @@ class Panel {
     is_half_ = type == CellType::F16 && kReadsHalves;
     if (is_half_ || type == CellType::F32) return count;
     for (int j = 0; j < count; ++j) {
+      fetch(pointers_ + j, 1, size);
       float* out = converted_ + j * kMaxHeadSize;
       convert_cell<S>(type, pointers_[j], size, out);
       pointers_[j] = reinterpret_cast<const char*>(out);
     }
+    // What fills up the last vector is read, too: floats, as cells themselves are shorter.
+    for (int j = count; j < kPointers; ++j) pointers_[j] = pointers_[count - 1];
     return count;
   }
 
