@@ -97,8 +97,8 @@ ROWS_EXPORT int edge_spec_rows_multiply(const void* handle, const float* activat
   char* panels = static_cast<char*>(aligned(panel_bytes * static_cast<size_t>(num_panels)));
   if (!panels) return 1;
   for (int64_t row = 0; row < num_rows; ++row)
-    kernels.quantize(matrix.type, activations + row * num_values, static_cast<int>(row % kPanelRows),
-                     0, matrix.num_blocks,
+    kernels.quantize(matrix.type, activations + row * num_values,
+                     static_cast<int>(row % kPanelRows), 0, matrix.num_blocks,
                      panels + static_cast<size_t>(row / kPanelRows) * panel_bytes);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     for (int64_t tile = first; tile < last; ++tile) {

@@ -224,7 +224,8 @@ template <int kLanes>
 void pack_tile(Type type, const uint8_t* source, size_t row_bytes, int num_rows,
                int64_t num_blocks, uint8_t bias, uint8_t* tile) {
   const Format format = format_of(type);
-  if (format.values == 1) return pack_numbers<kLanes>(source, row_bytes, num_rows, num_blocks, tile);
+  if (format.values == 1)
+    return pack_numbers<kLanes>(source, row_bytes, num_rows, num_blocks, tile);
   const int unit = unit_bytes(kLanes, type), group = group_bytes(kLanes, format.bits);
   Block blocks[kLanes] = {};
   if (format.values == 32 && num_blocks % 2) std::memset(tile + num_blocks / 2 * unit, 0, unit);
