@@ -7,7 +7,8 @@ with those of the conversations that write: the tokens of a slice share the weig
 other already, and slices of a few tokens beside the rows of others took longer a token.
 
 No text depends on who else is there: where texts are promised to be bit-identical, passes are
-shared only if that was measured to change no bit, and prompts are divided only likewise.
+shared only if that was measured to change no bit, and prompts are divided only likewise; where
+kernels compute a row alike by construction, both hold without measuring.
 
 On onnxruntime each conversation attends to its own cache, by an operator of its own in one graph
 (runtimes/ort/joint_graph.py), which holds another copy of the packed weights. On llama.cpp all move
