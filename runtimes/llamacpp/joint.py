@@ -4,9 +4,9 @@ Cells are given out one after the other, and none is given out again before all 
 moved into another cache. So the tokens of each stand in their order, whoever has written between
 them. ggml's flash attention on a CPU goes through the cells in their order and skips those of
 others: its sums are those of a cache of its own, bit for bit. A token in an earlier cell that was
-given out again would be summed first. Trees keep the order, too: a row stands after its parent, and
-what is rejected before a kept row is not given out again. The library looks for empty cells from the beginning, so what
-is rejected, or left between cells of others, stays in a sequence that nobody reads, HELD.
+given out again would be summed first. A row of a tree stands after its parent, so trees keep the
+order, too. The library looks for empty cells from the beginning, so what is rejected, or left
+between cells of others, stays in a sequence that nobody reads, HELD.
 """
 
 from __future__ import annotations
