@@ -346,10 +346,16 @@ def run(arguments, signals):
 @pytest.mark.skipif(sys.platform != "linux", reason="a zeroed mutex is one of Linux")
 def test_a_second_signal_ends_a_process_whose_library_does_not_return(python: Python) -> None:
     process = python("""
-def run(*_):
-    mutex = ctypes.create_string_buffer(128)
-    library = ctypes.CDLL(None)
+mutex = ctypes.create_string_buffer(128)
+
+def tell():
+    while mutex[0] != b"\\2":  # glibc's word for a lock that somebody waits for
+        pass
     print("in", flush=True)
+
+def run(*_):
+    library = ctypes.CDLL(None)
+    Thread(target=tell, daemon=True).start()
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
 """)
