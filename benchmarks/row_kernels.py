@@ -8,7 +8,8 @@ Prints Markdown: the time of a pass of each width (all rows scored; medians), ho
 read, which rows have other bits than single rows, perplexity, load time and memory. The last two
 have a process of their own for each side. --types: with random weights in the shapes of 3B and 7B
 models, of which --layers takes the first few where memory or time is short. --table: one of the
-tables of kernels that this processor has, instead of the fastest.
+tables of kernels that this processor has, instead of the fastest. `--parts float32`, which takes
+four bytes a weight of disk and memory: how far both are from the same weights in float32.
 """
 
 from __future__ import annotations
@@ -28,20 +29,25 @@ from typing import Any
 import common
 import numpy as np
 from gguf import GGUFReader
+from gguf.constants import LlamaFileType
 from llama_loop import LlamaLoop, resident_mb
 from random_gguf import SHAPES, write_random
 from row_measures import (
     WIDTHS,
     compare_bits,
     compare_perplexity,
+    compare_with_float32,
     measure_prompt,
     measure_widths,
 )
+
+from edge_spec.exporters.gguf.kquants import quantize
 
 PARTS = ("widths", "prompt", "bits", "perplexity", "memory")
 SIDES = {"llama.cpp": False, "ours": True}
 TEXT = ("README.md", "docs/lossless.md", "docs/gguf.md", "docs/drafters.md")
 PERPLEXITY_TOKENS = 2000
+COMPARED_TOKENS = 1024  # with the weights in float32
 MARGIN_TOKENS = 64
 DEMO_TYPES = ("MOSTLY_Q4_0", "MOSTLY_Q8_0", "MOSTLY_Q5_K_S")
 RANDOM_TYPES = ("Q4_0", "Q8_0", "Q4_K", "Q5_K")
@@ -105,6 +111,13 @@ def measure(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
         }
     if "perplexity" in parts and text:
         found["text"] = compare_perplexity(sides, text[:PERPLEXITY_TOKENS])
+    if "float32" in parts and text:
+        with tempfile.TemporaryDirectory() as folder:
+            exact = Path(folder) / "float32.gguf"
+            quantize(Path(path), exact, LlamaFileType.ALL_F32, lambda what, fraction: None)
+            reference = LlamaLoop(str(exact), False, arguments.threads, room)
+            found["float32"] = compare_with_float32(sides, reference, text[:COMPARED_TOKENS])
+            reference.close()
     for loop in sides.values():
         loop.close()
     return found
@@ -160,6 +173,9 @@ def print_tables(name: str, found: dict[str, Any]) -> None:
                 f"{text['apart']['median']:.2g} of their standard deviation in the median, "
                 f"{text['apart']['largest']:.2g} in the worst row)"
             )
+    if "float32" in found:
+        said = ", ".join(f"{side} {kl:.6f} ± {e:.6f}" for side, (kl, e) in found["float32"].items())
+        print(f"- Divergence from the weights in float32, nats: {said}")
     for side, of in found.get("memory", {}).items():
         said = ", ".join(f"{name} {of[name]:.0f} MB" for name in of if name != "load_s")
         print(f"- Loaded by {side} in {of['load_s']:.2f} s: {said}")
@@ -169,9 +185,6 @@ def print_tables(name: str, found: dict[str, Any]) -> None:
 def made_files(folder: Path, layers: int | None) -> Iterator[Path]:
     """Makes the demo in other types and files of random weights; each is gone when the next one is
     asked for."""
-    from gguf.constants import LlamaFileType
-
-    from edge_spec.exporters.gguf.kquants import quantize
     from edge_spec.models.demo import fetch_demo_model
 
     demo = fetch_demo_model(lambda what, fraction: None)

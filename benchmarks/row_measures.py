@@ -127,6 +127,31 @@ def compare_perplexity(sides: Sides, tokens: Sequence[int]) -> Any:
     return found
 
 
+def compare_with_float32(sides: Sides, reference: LlamaLoop, tokens: Sequence[int]) -> Any:
+    """Returns how far each side is from the same weights in float32, whose activations are not
+    rounded: the mean Kullback-Leibler divergence of a row's distribution in nats, and its standard
+    error."""
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    for loop in (reference, *sides.values()):
+        loop.truncate(0)
+    for start in range(0, len(tokens), 128):
+        chunk = tokens[start : start + 128]
+        expected = _log_probs(_scored(reference, chunk))
+        for side, loop in sides.items():
+            apart = expected - _log_probs(_scored(loop, chunk))
+            found[side].extend((np.exp(expected) * apart).sum(axis=1).tolist())
+    return {
+        side: (float(np.mean(all_)), float(np.std(all_) / np.sqrt(len(all_))))
+        for side, all_ in found.items()
+    }
+
+
+def _log_probs(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
+
+
 def _losses(logits: np.ndarray, following: Sequence[int]) -> list[float]:
     highest = logits.max(axis=1, keepdims=True)
     sums = np.log(np.exp(logits - highest).sum(axis=1, dtype=np.float64))

@@ -20,6 +20,8 @@ import pytest
 
 from edge_spec.models.demo import FILE_NAME, fetch_demo_model
 from edge_spec.placement.idle_process import SWITCH
+from edge_spec.runtimes.llamacpp.rows import library
+from edge_spec.runtimes.llamacpp.rows.install import TABLE_VARIABLE
 from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
 
 # Windows has not all of them.
@@ -43,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in workers: see `one_core`
     config.stash[STDERR] = os.dup(2)
     _tell_sudden_ends(config)
+    with contextlib.suppress(OSError, AttributeError):  # without the library, or an old one
+        if library.table() == "portable":  # no processor is left out: that one runs on all
+            os.environ.setdefault(TABLE_VARIABLE, "portable")
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
     kept = cache_directory() / "models" / FILE_NAME

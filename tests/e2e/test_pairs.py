@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
+from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import ExactPolicy
@@ -31,9 +31,9 @@ def other_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def always_draft(engine: Engine) -> None:
     """Whether or not it pays on this machine."""
-    policy = ExactPolicy(
-        FixedPolicy(branches=False), engine.parts.batch_invariance.invariant_widths
-    )
+    policy: Policy = FixedPolicy(branches=False)
+    if widths := engine.parts.speculation_factory.lossless.widths:  # else any will do
+        policy = ExactPolicy(policy, widths)
     engine._drafting.speculation = replace(engine._drafting.speculation, policy=policy)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -97,6 +98,8 @@ def _refusal() -> str | None:
     for a library that does not load."""
     if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
         return f"{VARIABLE}=off"
+    if sys.platform == "win32":
+        return "llama.cpp's libraries for Windows do not export what they take"
     if not library.path().is_file():
         return "this installation was built without a C++ compiler"
     if library.table() == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
