@@ -84,7 +84,8 @@ def test_a_library_older_than_a_source_is_not_current(tmp_path: Path, all_source
     library = tmp_path / "library"
     assert not build.is_current(library)
     library.touch()
-    younger = Path(build.__file__).stat().st_mtime + 1000
+    made_of = [Path(build.__file__), *all_sources.iterdir()]
+    younger = max(path.stat().st_mtime for path in made_of) + 1
     os.utime(library, (younger, younger))
     assert build.is_current(library)
     os.utime(all_sources / "plugin.cpp", (younger + 1, younger + 1))
