@@ -46,9 +46,9 @@ from edge_spec.text.vocabulary import same_vocabulary
 _log = logging.getLogger(__name__)
 
 # Of a step, that a pass may take more and its rows are cheap. On recorded texts of a model of 1.5B
-# (benchmarks/simulate.py) recycling beside suffix lookup wrote 8 % more tokens/s where eight rows
-# took 1.2 steps, as many where they took 1.8, and 4 % fewer where they took 2.2; measured, as many
-# where they took 1.5.
+# (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup wrote 8 % more tokens/s
+# where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they took 2.2 (AVX2). For
+# real, as many where they took 1.5.
 _CHEAP = 0.35
 _UPKEEP_S = 0.0005  # of a round, in Python, which weighs more where steps are short
 
