@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from edge_spec.core import turns
 from edge_spec.core.features import GivesFeatures, OnPrefilled, collects
 from edge_spec.core.model import Forward, Interruptible, Model, Restorable, Session
 from edge_spec.core.session_errors import close_quietly
@@ -243,15 +244,20 @@ class _Worker:
     def _wait(self) -> None:
         # While the whole process is stopped (Ctrl-Z, a debugger), the pass does not run either: one
         # slice ends then, and the others are still to come.
-        for _ in range(_SLICES):
+        num_waited = 0
+        while num_waited < _SLICES:
             if not self.is_busy:
                 return
             # The signal may be that of the pass before, which is given after it is counted.
             self._done.acquire(timeout=self._limit_s / _SLICES)
+            num_waited += not self._waits_for_its_turn()
         if not self.is_busy:
             return
         self.given_up = f"a pass hung for {self._limit_s:.3g} s"
         self.require_idle()
+
+    def _waits_for_its_turn(self) -> bool:
+        return self._thread is not None and turns.is_waiting(self._thread.ident)
 
     def _run(self) -> None:
         while (work := self._asked.get()) is not None:

@@ -13,19 +13,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from queue import SimpleQueue
-from threading import Event, Lock, Thread, local
+from threading import Event
 from typing import Any, NoReturn, TypeVar
 
 from edge_spec.core.callbacks import library_callback
 from edge_spec.errors import DeviceError
+from edge_spec.runtimes.llamacpp.compute_thread import Worker, current_worker
 from edge_spec.runtimes.llamacpp.library import Library
 
 _Result = TypeVar("_Result")
 _REMEDY = "Start again; if it stays, use --device cpu or a newer driver."
 _Handler = ctypes.CFUNCTYPE(None)
 _AbortHandler = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_here = local()  # .worker: what runs a guarded call in this thread
 
 
 class DeviceGuard:
@@ -34,7 +33,8 @@ class DeviceGuard:
     def __init__(self, library: Library, ggml: Any) -> None:
         self.lost: str | None = None
         self._library = library
-        self._idle: list[_Worker] = []  # the last one first: its thread has what a call needs
+        self._workers: set[Worker] = set()
+        self._idle: list[Worker] = []  # the last one first: its thread has what a call needs
         # They have to live as long as the process.
         self._handlers = _Handler(self._thrown), _AbortHandler(self._aborted)
         ggml.ggml_set_abort_callback(self._handlers[1])
@@ -63,14 +63,22 @@ class DeviceGuard:
         def call(*arguments: Any) -> _Result:
             if self.lost is not None:
                 raise DeviceError(self.lost, remedy=_REMEDY)
-            worker = self._idle.pop() if self._idle else _Worker()
-            result: _Result = worker.call(function, arguments)
+            worker = self._idle.pop() if self._idle else self._new_worker()
+            try:
+                result: _Result = worker.call(function, arguments)
+            finally:
+                if not worker.is_lost:
+                    self._idle.append(worker)
             if worker.is_lost:
                 raise DeviceError(self.lost or "", remedy=_REMEDY)
-            self._idle.append(worker)
             return result
 
         return call
+
+    def _new_worker(self) -> Worker:
+        worker = Worker("edge-spec-device")
+        self._workers.add(worker)
+        return worker
 
     def _freeing(self, function: Callable[[int], None]) -> Callable[[int], None]:
         """Frees nothing of a lost device, which would wait for locks for ever."""
@@ -89,8 +97,8 @@ class DeviceGuard:
     def _lose(self, reason: str) -> NoReturn:
         """Returning would end the process, which is right only where nobody waits."""
         name = self._library.name
-        worker = getattr(_here, "worker", None)
-        if worker is None:
+        worker = current_worker()
+        if worker is None or worker not in self._workers:
             line = f"edge-spec: {name} cannot go on: {reason}. {_REMEDY}"
             print(line, file=sys.stderr, flush=True)
             os._exit(1)
@@ -98,55 +106,6 @@ class DeviceGuard:
         worker.lose()
         while True:
             Event().wait()
-
-
-class _Worker:
-    """A thread that does one thing at a time for whoever waits for it."""
-
-    def __init__(self) -> None:
-        self.is_lost = False
-        self._asked: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._is_done = True
-        self._done = Lock()  # as a signal
-        Thread(target=self._run, name="edge-spec-device", daemon=True).start()
-
-    @library_callback  # a signal's handler that raises comes after the call, as in a direct one
-    def call(self, function: Callable[..., _Result], arguments: tuple[Any, ...]) -> _Result:
-        self._done.acquire(blocking=False)
-        self._result, self._error, self._is_done = None, None, False
-        self._asked.put((function, arguments))
-        interrupt = None
-        while not self._is_done:
-            try:
-                self._done.acquire()
-            except BaseException as raised:
-                interrupt = raised
-        if interrupt or self._error:
-            raise interrupt or self._error  # type: ignore[misc]  # one of them is none
-        result: _Result = self._result
-        return result
-
-    def lose(self) -> None:
-        self.is_lost = True
-        self._end()
-
-    def _run(self) -> None:
-        _here.worker = self
-        while True:
-            function, arguments = self._asked.get()
-            try:
-                self._result = function(*arguments)
-            except BaseException as error:  # is the caller's
-                self._error = error
-            del function, arguments
-            self._end()
-
-    def _end(self) -> None:
-        self._is_done = True
-        if self._done.locked():
-            self._done.release()
 
 
 def _set_terminate() -> Callable[[Any], Any] | None:

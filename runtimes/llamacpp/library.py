@@ -148,7 +148,9 @@ class Library:
     free_context: Callable[[int], None]
     kept_states: Callable[[int], int]  # of a context, as it was opened
     set_threads: Callable[[int, int, int], None]  # context, of one row, of more
-    decode: Callable[[int, Any], int]  # 0: done; 1: no room in the cache; other: failed
+    # 0: done; 1: no room in the cache; other: failed. On the processor one at a time, in a thread
+    # of its own.
+    decode: Callable[[int, Any], int]
     synchronize: Callable[[int], None]  # a context: returns when its devices have done all
     logits: Callable[[int], int | None]  # address of [outputs, vocab] float32
     hidden: Callable[[int], int | None]  # address of [outputs, hidden] float32
@@ -165,7 +167,9 @@ class Library:
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
     layer_inputs: LayerInputs | None = None
-    for_devices: Callable[[], Library] | None = None  # the same where a device that is lost raises
+    # The same for models on devices, whose passes wait for none on the processor. Whether devices
+    # are of this machine: one of these that is lost raises.
+    for_devices: Callable[[bool], Library] | None = None
     # Whether kernels of our own compute all of a model on the CPU, flash attention too.
     has_invariant_rows: Callable[[ModelInfo], bool] = lambda source: False
     rows: Rows | None = None  # kernels of our own in its place; None: of a library without any

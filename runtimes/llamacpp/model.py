@@ -76,8 +76,8 @@ class LlamaCppModel:
             num_cached=moved.num_cached if moved else 0,
         )
         calls = library
-        if moved and library.for_devices and not options.rpc_servers:  # which end the process
-            calls = library.for_devices()
+        if moved and library.for_devices:
+            calls = library.for_devices(not options.rpc_servers)  # which end the process
         self._weights = GgufWeights(calls, source.path, self.config, how)
         is_invariant = is_flash and not on_device and library.has_invariant_rows(source)
         self._choices = replace(self._choices, invariant_rows=is_invariant)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import MissingDependencyError
+from edge_spec.runtimes.llamacpp.compute_thread import in_compute_thread
 from edge_spec.runtimes.llamacpp.ggml_devices import NAME, bind_devices, devices, load_backend
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
 from edge_spec.runtimes.llamacpp.library import (
@@ -89,7 +91,7 @@ def library() -> Library:
         free_context=api.llama_free,
         kept_states=getattr(api, "llama_n_rs_seq", lambda context: 0),  # of newer versions
         set_threads=api.llama_set_n_threads,
-        decode=api.llama_decode,
+        decode=in_compute_thread(api.llama_decode),
         synchronize=api.llama_synchronize,
         logits=_address_of("llama_get_logits", api),
         hidden=_address_of("llama_get_embeddings", api),
@@ -113,11 +115,14 @@ def library() -> Library:
 
 
 @cache
-def _device_library() -> Library:
-    """Returns the same for models on devices: one that is lost is an error of its callers."""
+def _device_library(is_guarded: bool) -> Library:
+    """Returns the same for models on devices. is_guarded: one that is lost is an error of its
+    callers."""
+    from llama_cpp import llama_decode
     from llama_cpp._ggml import libggml
 
-    return DeviceGuard(library(), libggml).guarded()
+    direct = replace(library(), decode=llama_decode)
+    return DeviceGuard(direct, libggml).guarded() if is_guarded else direct
 
 
 def _load_model(

@@ -274,6 +274,23 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault]:
     released.set()
 
 
+def test_a_pass_that_waits_for_its_turn_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another conversation's prompt may take longer than any pass of a draft."""
+    is_its_turn, asked = Event(), []
+
+    def is_waiting(thread: int | None) -> bool:
+        asked.append(thread)
+        if len(asked) > 25:  # more often than a limit is looked at
+            is_its_turn.set()
+        return True
+
+    monkeypatch.setattr("edge_spec.core.turns.is_waiting", is_waiting)
+    worker = _Worker("")
+    assert worker.call(is_its_turn.wait, limit_s=0.01)
+    assert len(asked) > 25 and set(asked) == {worker._thread.ident}  # type: ignore[union-attr]
+    worker.end()
+
+
 class Closed(ScriptedModel):
     is_closed = False
 
