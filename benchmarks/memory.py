@@ -3,6 +3,7 @@
     python benchmarks/memory.py                                    # the demo model, and pairs of it
     python benchmarks/memory.py --case ort+llamacpp                # TARGET[+DRAFT]
     python benchmarks/memory.py --case ort=BUNDLE+llamacpp=FILE
+    python benchmarks/memory.py --case llamacpp=coder-1.5b+llamacpp=coder-0.5b
 
 Each case has a process of its own. Resident is the growth from before the first model is opened to
 after a text that fills --context, its end generated, both with the heap's free pages given back;
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import real_models
 from common import open_engine, report
 
 from edge_spec.core.model import Model, RuntimeOptions
@@ -89,10 +91,10 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
 
 
 def parsed(side: str) -> tuple[str, str, str | None]:
-    """RUNTIME[:QUANTIZATION] of the demo model or RUNTIME=PATH: model, runtime, quantization."""
+    """RUNTIME[:QUANTIZATION] of the demo model or RUNTIME=MODEL: model, runtime, quantization."""
     runtime, _, path = side.partition("=")
     runtime, _, quantization = runtime.partition(":")
-    return path or "smollm2", runtime, quantization or None
+    return real_models.named(path or "smollm2"), runtime, quantization or None
 
 
 def _resident_without_free_heap() -> int:

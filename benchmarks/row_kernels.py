@@ -28,6 +28,7 @@ from typing import Any
 
 import common
 import numpy as np
+import real_models
 from gguf import GGUFReader
 from gguf.constants import LlamaFileType
 from llama_loop import LlamaLoop, resident_mb
@@ -202,11 +203,15 @@ def made_files(folder: Path, layers: int | None) -> Iterator[Path]:
             path.unlink()
 
 
+def _file(name: str) -> Path:
+    return Path(real_models.named(name))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("files", type=_file, nargs="*")
     parser.add_argument("--types", action="store_true")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--parts", default=",".join(PARTS))

@@ -1,7 +1,7 @@
 """The server under load: many clients at once, with servers of other projects beside it.
 
     python benchmarks/serve.py alone
-    python benchmarks/serve.py table --peer "llama-server -m FILE.gguf -t 2 -np 8 --port {port}"
+    python benchmarks/serve.py table --model coder-0.5b --peer "llama-server -m {model} -np 8 --port {port}"
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
 
 Servers run in processes of their own and are asked greedily; clients share the machine's cores with
@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import real_models
 import serve_table
 from common import open_engine, report
 from serve_clients import (
@@ -118,14 +119,15 @@ def own(
         options += ["--threads", str(arguments.threads)]
     if arguments.runtime:
         options += ["--runtime", arguments.runtime]
-    return own_server(arguments.model, options)
+    return own_server(real_models.named(arguments.model), options)
 
 
 def peers(arguments: argparse.Namespace) -> dict[str, serve_table.Opens]:
     """Returns the servers of others by the name of their program, or by their address."""
     found: dict[str, Callable[[], AbstractContextManager[Server]]] = {}
     for command in arguments.peer:
-        found[Path(command.split()[0]).name] = partial(peer_server, command)
+        words = command.replace("{model}", real_models.named(arguments.model))
+        found[Path(command.split()[0]).name] = partial(peer_server, words)
     for url in arguments.peer_url:
         found[url] = partial(nullcontext, server_at(url))
     return found
@@ -159,7 +161,9 @@ def main() -> None:
     of_table.add_argument("--repeats", type=int, default=1, help="of rows of short prompts")
     of_table.add_argument("--answers", type=int, default=16, help="short ones of all clients")
     of_table.add_argument("--long-tokens", type=int, default=1500)
-    of_table.add_argument("--peer", action="append", default=[], help="a command with {port}")
+    of_table.add_argument(
+        "--peer", action="append", default=[], help="a command with {port} and {model}"
+    )
     of_table.add_argument("--peer-url", action="append", default=[], help="of one that runs")
     arguments = parser.parse_args()
     report(arguments.run(arguments), arguments.json)

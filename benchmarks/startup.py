@@ -1,6 +1,7 @@
-"""Start-up time and memory of the demo model.
+"""Start-up time and memory of a model.
 
-    python benchmarks/startup.py
+    python benchmarks/startup.py                # the demo
+    python benchmarks/startup.py coder-1.5b     # or any MODEL
 
 Prints the time of `edge-spec --help`, the time of a second start up to its first token, the peak
 memory of a process that fills 2,048 tokens of context, and the peak memory of an export.
@@ -17,12 +18,14 @@ import time
 from pathlib import Path
 from statistics import median
 
+import real_models
 from common import report
 
 _MAIN = "import sys; from edge_spec.cli.start import main; sys.argv[0] = 'edge-spec'; main()"
 _FILL = """
+import sys
 import edge_spec
-with edge_spec.load(drafter="none") as llm:
+with edge_spec.load(sys.argv[1], drafter="none") as llm:
     words = "The harbour was quiet when the first boats came back to the town. " * 200
     prompt = llm.parts.text.tokenizer.encode(words)[:1920]
     assert len(prompt) == 1920
@@ -53,19 +56,22 @@ def peak_mb(*arguments: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
-    seconds("generate", "Hi", "--max-tokens", "1")  # the first use converts the model
+    model = real_models.named(arguments.model)
+    first_token = ("generate", model, "Hi", "--max-tokens", "1")
+    seconds(*first_token)  # the first use converts the model
     repeat = range(arguments.repetitions)
     results = {
         "help_s": median(seconds("--help") for _ in repeat),
-        "second_start_s": median(seconds("generate", "Hi", "--max-tokens", "1") for _ in repeat),
-        "peak_mb_at_2048_tokens": peak_mb("-c", _FILL),
+        "second_start_s": median(seconds(*first_token) for _ in repeat),
+        "peak_mb_at_2048_tokens": peak_mb("-c", _FILL, model),
     }
     with tempfile.TemporaryDirectory() as out:
-        results["export_peak_mb"] = peak_mb("-c", _MAIN, "export", "smollm2", f"{out}/bundle")
+        results["export_peak_mb"] = peak_mb("-c", _MAIN, "export", model, f"{out}/bundle")
     print(json.dumps(results, indent=2))
     report(results, arguments.json)
 

@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.engine import Engine
@@ -208,28 +206,6 @@ def test_a_call_in_this_form_is_read(engine: Engine, size: int) -> None:
         calls += pieces_of_calls
     [call] = joined_calls(calls)
     assert shown.strip() == "Let me look."
-    assert call["function"]["name"] == "weather"
-    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 2}
-
-
-@pytest.mark.parametrize("drafter", ["none", "auto"])
-def test_a_required_call_is_one_and_no_drafter_changes_it(engine: Engine, drafter: str) -> None:
-    """The model's own tokens for the tags are written, and its JSON is what the schema says."""
-    engine.set_drafter(drafter)
-    body = {
-        "messages": [{"role": "user", "content": "How is the weather in Oslo for two days?"}],
-        "tools": [TOOL],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-        "max_tokens": 64,
-        "temperature": 0,
-    }
-    with engine.fork() as fork, RunningServer(fork, ServerOptions(port=0)) as running:
-        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=300).json()
-    assert "choices" in answer, answer
-    [choice] = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    [call] = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 2}
 
