@@ -1,7 +1,7 @@
 """The server under load: many clients at once, with servers of other projects beside it.
 
     python benchmarks/serve.py alone
-    python benchmarks/serve.py table --model coder-0.5b --peer "llama-server -m {model} -np 8 --port {port}"
+    python benchmarks/serve.py table --model FILE --peer "llama-server -m {model} --port {port}"
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
 
 Servers run in processes of their own and are asked greedily; clients share the machine's cores with
