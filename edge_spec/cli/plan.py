@@ -35,6 +35,7 @@ def plan(
     The plan is kept: from then on this model runs as it says, unless options say otherwise.
     """
     from edge_spec.fitting.devices import list_devices
+    from edge_spec.loader.plan_trial import EngineTrial
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import plan_json, plan_path, save_plan
@@ -46,7 +47,8 @@ def plan(
         drafts = chosen_drafts(target, named, "auto", is_planned=False)
         pair = Source(drafts[0], progress) if drafts else None
         kept = plan_path(target, pair)  # both are there, before anything is measured
-        planner = Planner(target, pair, list_devices(), progress, refresh)
+        trial = EngineTrial(target.model, pair.model if pair else None, progress)
+        planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         made = planner.make()
     notes = list(made.notes)
     if planner.is_certain:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Runtime, RuntimeOptions
+from edge_spec.core.model import Runtime
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.text_codec import TextCodec
 
@@ -82,11 +82,3 @@ class TokenizingRuntime(Runtime, Protocol):
     """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
 
     def open_tokenizer(self, source: ModelInfo) -> TextCodec: ...
-
-
-@runtime_checkable
-class HasSettings(Protocol):
-    """A runtime that runs the same weights in ways of which another one is faster elsewhere."""
-
-    def settings(self, options: RuntimeOptions) -> Sequence[RuntimeOptions]:
-        """Those worth measuring beside these, which name the device and leave the rest to it."""

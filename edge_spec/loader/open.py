@@ -28,7 +28,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
 from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.gains import can_overlap, draft_token_s
+from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.placement.profile import (
     TYPICAL_TOKENS,
@@ -44,13 +44,6 @@ from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import same_vocabulary
 
 _log = logging.getLogger(__name__)
-
-# Of a step, that a pass may take more and its rows are cheap. On recorded texts of a model of 1.5B
-# (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup wrote 8 % more tokens/s
-# where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they took 2.2 (AVX2). For
-# real, as many where they took 1.5.
-_CHEAP = 0.35
-_UPKEEP_S = 0.0005  # of a round, in Python, which weighs more where steps are short
 
 
 @dataclass(frozen=True)
@@ -198,11 +191,6 @@ def _drafter_context(
             else open_trained_head(options.head, source, target, placed.options.threads)
         ),
     )
-
-
-def cheap_rows(costs: RowCosts) -> int:
-    """Returns the widest measured pass that is still cheap for drafters that need many rows."""
-    return costs.widest_free(max(0.0, _CHEAP - _UPKEEP_S / costs.at(1)))
 
 
 def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:

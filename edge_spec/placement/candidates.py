@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.core.runtime_protocols import HasSettings
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
@@ -22,7 +22,7 @@ from edge_spec.placement.plan import Place
 from edge_spec.placement.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
-_CHEAP_BYTES = 400_000_000  # of a model's files, up to which a conversion takes a minute or two
+_CHEAP_BYTES = 150_000_000  # of a model's files, up to which a conversion takes half a minute
 
 _DEVICE, _OPTIONS = TypeAdapter(Device), TypeAdapter(RuntimeOptions)
 
@@ -52,6 +52,7 @@ class Candidate:
             weights=self.key.weights,
             library=self.key.library,
             mmap=self.options.mmap,
+            kernels=self.key.kernels,
         )
 
 
@@ -80,8 +81,9 @@ def candidates(
     *,
     is_draft: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """Lists every place that this model, or a conversion that is there or cheap, can run at, the
-    default runtime's first; and a line for each place that it cannot run at.
+    """Lists every place that this model, or a conversion that is there or cheap, can run at, those
+    that read it as it is first; and a line for each place that it cannot run at. What is dear to
+    convert is converted only where nothing else runs it.
 
     Raises what `resolve_model` raises where there is no place at all, or UsageError.
     """
@@ -91,7 +93,16 @@ def candidates(
     # By runtime, format and what it is laid out for.
     prepared: dict[tuple[str, str, str | None], ResolvedModel] = {}
     usual = runtimes.auto_runtime(source.formats)
-    for device in sorted(devices, key=lambda device: device.runtime != usual):
+
+    def order(device: Device) -> tuple[bool, bool]:
+        is_there = False
+        if device.name is not None and device.fault is None:
+            with suppress(EdgeSpecError):  # which the loop meets again
+                resolution = resolution_on(source, device.runtime, options, (device.name,))
+                is_there = resolution.stored.is_there
+        return not is_there, device.runtime != usual
+
+    for device in sorted(devices, key=order):
         if device.runtime in _FOR_CHECKS:
             continue
         if device.name is None or device.fault is not None:
@@ -106,7 +117,10 @@ def candidates(
             if key not in prepared:
                 is_dear = found and source.num_bytes > _CHEAP_BYTES
                 if is_dear and not stored.is_there:
-                    refused.append(f"{runtime}: {source.name} is not converted for it yet")
+                    refused.append(
+                        f"{runtime}: {source.name} would have to be converted for it, which takes "
+                        f"minutes: edge-spec generate --runtime {runtime} does that"
+                    )
                     continue
                 prepared[key] = prepare_model(resolution, progress)
         except EdgeSpecError as error:
@@ -117,14 +131,7 @@ def candidates(
         base = options.draft_runtime_options if is_draft else options.runtime_options
         for threads in thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
-            # A draft's own options are its device and its threads.
-            tried = [how]
-            if not is_draft and isinstance(model.runtime, HasSettings):
-                tried += model.runtime.settings(how)
-            found += [
-                Candidate(source, device, model, each, profile_key(source, model, each))
-                for each in tried
-            ]
+            found.append(Candidate(source, device, model, how, profile_key(source, model, how)))
     if not found:
         if fault is not None:
             choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can

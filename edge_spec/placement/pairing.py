@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 from edge_spec.core.model import Progress
+from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.models.device_names import share_chip
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -15,7 +16,7 @@ from edge_spec.placement.candidates import described
 from edge_spec.placement.gains import Pair, with_draft
 from edge_spec.placement.place_work import PAIR, PlaceError, attempt, measure_pair, preferred
 from edge_spec.placement.plan import Placement
-from edge_spec.placement.profile import PairFindings, load_pair, save_pair
+from edge_spec.placement.profile import PairFindings, load_pair, profile_key, save_pair
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.survey import MeasuredPlace, Surveyor, processor_first
 from edge_spec.storage.json_store import tell_unkept
@@ -43,14 +44,13 @@ class Pairing:
     surveyor: Surveyor
     progress: Progress
 
-    def placements(self, recordings: Sequence[Recording]) -> list[Placement]:
-        """Returns a placement of each two places. Both models are measured again for it, since some
-        runtimes give up a little speed to take turns. The best of the pairs that a device takes
-        part in are measured together."""
+    def placements(
+        self, targets: Sequence[MeasuredPlace], recordings: Sequence[Recording]
+    ) -> list[Placement]:
+        """Returns a placement of each two places. The best of the pairs that a device takes part in
+        are measured together. What a target gives up to take turns is left to trials to tell."""
         options = LoadOptions(draft=(self.draft.model,))
-        faults = self.surveyor.faults
-        targets = self.surveyor.survey(self.source, options)
-        targets = [each for each in targets if faults.of(each.candidate) is None]
+        targets = [_taking_turns(each) for each in targets]
         drafts = self.surveyor.survey(self.draft, options, "draft: ")
         if not targets or not self._can_draft(targets[0], drafts):
             return []
@@ -112,7 +112,10 @@ class Pairing:
             findings = findings or load_pair(on.key, drafting.key)
             has_devices = not share_chip(on.key.device.split(","), drafting.key.device.split(","))
             costs = Pair(target.profile, draft.profile, findings, has_devices)
-            placement = with_draft(placement, costs, recordings, hits)
+            lossless = None if target.rows is None else target.rows.lossless(LosslessMode.AUTO)
+            placement = with_draft(placement, costs, recordings, hits, lossless)
+            if lossless is not None:
+                placement = replace(placement, lossless=lossless.describe())
         return _Forecast(target, draft, hits, placement)
 
     def _probed(
@@ -162,3 +165,11 @@ class Pairing:
         except OSError as error:
             tell_unkept(target.key.path, error)
         return found
+
+
+def _taking_turns(target: MeasuredPlace) -> MeasuredPlace:
+    """Returns it as it is opened beside a draft, under whose key both are known together."""
+    alone = target.candidate
+    options = replace(alone.options, takes_turns=True)
+    key = profile_key(alone.source, alone.prepared, options)
+    return replace(target, candidate=replace(alone, options=options, key=key))

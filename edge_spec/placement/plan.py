@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from edge_spec.errors import UsageError
 from edge_spec.fitting.forecast import FreeMemory, Needs
+from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
@@ -35,6 +36,15 @@ class Place:
     weights: str  # as they are stored, such as "int4 block 32"
     library: str  # the version of the runtime's library
     mmap: bool | None = None  # whether weights stay in their file; None: the runtime's choice
+    kernels: str = ""  # in the place of the library's own
+
+    @property
+    def is_current(self) -> bool:
+        """Says whether the runtime's library, and the kernels in it, are those that are here."""
+        return (self.library, self.kernels) == (
+            runtimes.library_version(self.runtime),
+            runtimes.own_kernels(self.runtime),
+        )
 
     def __str__(self) -> str:
         said = [self.runtime, self.device]
@@ -47,20 +57,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """One way to run a model, with its forecast.
+    """One way to run a model, with its rate.
 
-    drafter: as after --drafter; "none" is no speculation. tokens_per_s: None where it was not
-    measured, since it does not fit. speedup: over no speculation at the same place.
-    draft_tokens: of a round, that a draft model's forecast is best with. overlapped: whether it is
-    best where the draft goes on while the target verifies, by what the pair was measured at.
-    memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime cannot tell;
-    on_devices: in devices' own memory, by the labels of `DeviceMemories`.
+    drafter: as after --drafter; "none" is no speculation. tokens_per_s: as texts were written here
+    if it `is_measured`, else a forecast; None where the model was not opened, since it does not
+    fit. step_s: of the fastest plain step at its place. speedup: over the fastest plain steps of
+    all places. draft_tokens: of a round, that a draft model's forecast is best with. overlapped:
+    whether it is best where the draft goes on while the target verifies, by what the pair was
+    measured at. memory_bytes: of all its models with PLANNED_TOKENS of text, None where a runtime
+    cannot tell; on_devices: in devices' own memory, by the labels of `DeviceMemories`.
     """
 
     target: Place
     draft: Place | None
     drafter: str
     tokens_per_s: _Rate | None = None
+    is_measured: bool = False
+    step_s: _Rate | None = None
     speedup: _Rate | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
     row_share: _Share | None = None  # what one row more costs of a step

@@ -32,6 +32,7 @@ from edge_spec.placement.planner import Planner
 from edge_spec.runtimes.openvino import OpenVinoRuntime, npu_device
 from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_model import NpuGraphs, open_for_npu
+from fixtures.trials import as_forecast
 
 CONTEXT = 40
 NPU = RuntimeOptions(providers=("npu",))
@@ -259,7 +260,7 @@ def test_a_plan_puts_models_on_the_npu_in_the_form_that_it_takes(
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
     here = [processor("ort"), Device("openvino", "npu", "npu", "in its place")]
     source = Source(str(hf()), lambda what, fraction: None)
-    planner = Planner(source, source, here, lambda what, fraction: None)
+    planner = Planner(source, source, here, lambda what, fraction: None, as_forecast)
     plan = planner.make()
     places = {
         (each.target.device, each.draft.device)

@@ -28,6 +28,7 @@ from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save
 from edge_spec.placement.replay import Recording
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
+from fixtures.trials import as_forecast
 
 PROMPTS = [
     Prompt("1", "conversation", "the rain in an inner"),
@@ -62,7 +63,7 @@ def profiles(tmp_path: Path) -> dict[str, float]:
 
 def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> None:
     devices = list_devices()
-    planner = Planner(Source(model, quiet), None, devices, quiet)
+    planner = Planner(Source(model, quiet), None, devices, quiet, as_forecast)
     plan = planner.make()
     runtimes = {device.runtime for device in devices if device.fault is None}
     assert {each.target.runtime for each in plan.placements} == runtimes - {"reference"}
@@ -97,11 +98,11 @@ def test_a_slow_model_records_fewer_and_shorter_texts(model: str) -> None:
 
 def test_what_was_measured_is_not_measured_again_unless_asked(model: str, tmp_path: Path) -> None:
     source = Source(model, quiet)
-    Planner(source, None, one_device(), quiet).make()
+    Planner(source, None, one_device(), quiet, as_forecast).make()
     first = profiles(tmp_path)
-    Planner(source, None, one_device(), quiet).make()
+    Planner(source, None, one_device(), quiet, as_forecast).make()
     assert profiles(tmp_path) == first
-    Planner(source, None, one_device(), quiet, refresh=True).make()
+    Planner(source, None, one_device(), quiet, as_forecast, refresh=True).make()
     assert profiles(tmp_path).keys() == first.keys() and profiles(tmp_path) != first
 
 
@@ -112,17 +113,17 @@ def test_an_interrupt_keeps_what_is_complete(model: str, tmp_path: Path) -> None
 
     source = Source(model, quiet)
     with pytest.raises(KeyboardInterrupt):
-        Planner(source, None, one_device(), interrupted).make()
+        Planner(source, None, one_device(), interrupted, as_forecast).make()
     kept = profiles(tmp_path)
     assert len(kept) == 1
-    Planner(source, None, one_device(), quiet).make()
+    Planner(source, None, one_device(), quiet, as_forecast).make()
     assert profiles(tmp_path) == kept
 
 
 def test_a_draft_is_planned_with_each_place_of_both(model: str, gguf: Any) -> None:
     # The same weights: all its draft tokens are right.
     draft = Source(str(gguf("llama", "F16")), quiet)
-    plan = Planner(Source(model, quiet), draft, one_device(), quiet).make()
+    plan = Planner(Source(model, quiet), draft, one_device(), quiet, as_forecast).make()
     paired = [each for each in plan.placements if each.draft is not None]
     assert paired and all(each.drafter == "draft-model" for each in paired)
     assert all(each.acceptance == 1.0 for each in paired)
@@ -139,7 +140,9 @@ def test_a_draft_with_other_tokens_is_left_out_and_said(
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    planner = Planner(Source(model, quiet), Source(str(other), quiet), one_device(), quiet)
+    planner = Planner(
+        Source(model, quiet), Source(str(other), quiet), one_device(), quiet, as_forecast
+    )
     assert all(each.draft is None for each in planner.make().placements)
     assert planner.notes == ["draft: other has other tokens: there is no forecast"]
 
@@ -148,7 +151,7 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
     source = Source(model, quiet)
     pytest.importorskip("llama_cpp")
     devices = [processor("llamacpp")]
-    plan = Planner(source, None, devices, quiet).make()
+    plan = Planner(source, None, devices, quiet, as_forecast).make()
     save_plan(plan, plan_path(source, None))
     with load_engine(model, LoadOptions(), quiet) as engine:
         assert engine.parts.runtime == plan.placements[0].target.runtime

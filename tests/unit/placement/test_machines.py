@@ -17,8 +17,8 @@ from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.fitting.memory import Memory
 from edge_spec.placement.gains import Pair, plain_rate, with_draft
 from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import ContextCosts, PairFindings, Profile
+from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 
 MB = 1_000_000
@@ -44,7 +44,7 @@ def best_of(case: dict[str, Any]) -> Placement:
     right = np.random.default_rng(0).random(len(TEXT.tokens)) < case["acceptance"]
     found = []
     for name, costs in targets.items():
-        alone = Placement(place(name), None, "none", plain_rate(profile(costs), [TEXT]), 1.0)
+        alone = Placement(place(name), None, "none", plain_rate(profile(costs), [TEXT]))
         found.append(with_memory(alone, memories, [(case["target"], name)]))
     for target, draft in product(targets, drafts):
         pair = Pair(

@@ -13,7 +13,6 @@ import pytest
 
 from edge_spec.cli.plan import _shown, _table
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
 from edge_spec.fitting.devices import Device
@@ -29,8 +28,8 @@ from edge_spec.placement.plan import (
     Place,
     Placement,
 )
-from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import ContextCosts, Profile
+from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording, VirtualClock, replay
 from edge_spec.testing import ScriptedModel
 from fixtures.silence import quiet
@@ -51,7 +50,7 @@ def placement(
     return replace(found, memory_bytes=100 * MB, **more)
 
 
-BEST = placement(place("llamacpp"), rate=200.0)
+BEST = placement(place("llamacpp"), rate=200.0, step_s=6.25e-3)
 NEXT = placement(place("ort"), "none")
 
 
@@ -62,7 +61,20 @@ def too_large(each: Placement) -> Placement:
 def test_the_fastest_that_fits_is_the_first() -> None:
     fast = too_large(placement(place("openvino"), rate=900.0))
     assert ranked([NEXT, fast, BEST], FREE)[0] == BEST
-    assert ranked([NEXT, fast, BEST], FreeMemory(None))[0] == replace(fast, reason="")
+    assert ranked([NEXT, fast, BEST], FreeMemory(None))[0].target == fast.target
+
+
+def test_the_speedup_is_over_the_fastest_plain_step_of_all_places_that_can_be_had() -> None:
+    """Padded steps, and those of a slower place, are no baseline to be proud of."""
+    plain = placement(place("llamacpp"), "none", 150.0, step_s=1 / 160, loss=0.0)  # padded
+    slow = placement(place("ort"), rate=120.0, step_s=1 / 80)
+    lossy = placement(place("openvino"), rate=900.0, step_s=1 / 800, loss=0.2)
+    found = {each.target.runtime: each.speedup for each in ranked([plain, slow, lossy], FREE)}
+    assert found == {
+        "llamacpp": pytest.approx(150 / 160),
+        "ort": pytest.approx(120 / 160),
+        "openvino": pytest.approx(900 / 160),
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ def test_the_fastest_that_fits_is_the_first() -> None:
         (too_large(BEST), "does not fit: 500 MB of 500 MB free"),
         (replace(BEST, tokens_per_s=None), "does not fit: 100 MB are too much"),
         (
-            placement(place("ort"), rate=100.0),
+            placement(place("ort"), rate=100.0, step_s=12.5e-3),
             "50% slower: a step takes 12.5 ms, not 6.25",
         ),
         (
@@ -106,7 +118,7 @@ def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not
     close, exact = replace(NEXT, loss=0.005, tokens_per_s=90.0), replace(NEXT, loss=0.0)
     unknown = replace(BEST, target=place("openvino"), tokens_per_s=150.0)
     first, *others = ranked([lossy, close, exact, unknown], FREE)
-    assert first == unknown
+    assert first.target == unknown.target
     assert [each.tokens_per_s for each in others] == [100.0, 90.0, 200.0]
     assert others[-1].reason == "its weights lose 22.1% of perplexity"
     too_large_exact = too_large(replace(NEXT, loss=0.0))
@@ -120,28 +132,47 @@ def test_a_drafter_that_keeps_answers_is_never_chosen_unasked() -> None:
     assert others[-1].reason == "it keeps answers on the disk, and is used where it is asked for"
 
 
-def test_a_runtime_s_other_settings_are_places_of_their_own_but_for_a_draft(
+class OpenedAnywhere:
+    """A runtime that reads what it is given."""
+
+    def __init__(self, name: str, reads: str) -> None:
+        self.name, self.reads = name, reads
+
+
+def test_a_large_file_is_converted_only_where_nothing_reads_it_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Offering:
-        name, reads = "llamacpp", "gguf"
+    """The default runtime of a machine may be one that has to convert it."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    prepared: list[str] = []
 
-        def settings(self, options: RuntimeOptions) -> list[RuntimeOptions]:
-            return [replace(options, mmap=True)]
+    def prepare(resolution: Any, progress: Any) -> Any:
+        prepared.append(resolution.runtime.name)
+        weights = SimpleNamespace(weight_types={"Q4_0"})
+        return SimpleNamespace(runtime=resolution.runtime, source=weights)
 
-    (tmp_path / "m.gguf").touch()
-    source = Source(str(tmp_path / "m.gguf"), quiet)
-    model = SimpleNamespace(runtime=Offering(), source=SimpleNamespace(weight_types={"Q4_0"}))
-    monkeypatch.setattr(candidates_module, "prepare_model", lambda *given: model)
+    def resolution(source: Source, name: str, *more: Any) -> Any:
+        reads = name == "llamacpp"
+        options = SimpleNamespace(compute=None)
+        stored = SimpleNamespace(is_there=reads, format=name, options=options)
+        return SimpleNamespace(runtime=OpenedAnywhere(name, "gguf"), stored=stored)
+
+    monkeypatch.setattr(candidates_module, "resolution_on", resolution)
+    monkeypatch.setattr(candidates_module, "prepare_model", prepare)
     monkeypatch.setattr(candidates_module, "available_cores", lambda: 1)
-    devices = [Device("llamacpp", "cpu", "cpu", "the processor")]
-    places = [each.place for each in candidates(source, LoadOptions(), devices, quiet)[0]]
-    assert [(each.mmap, str(each)) for each in places] == [
-        (None, "llamacpp cpu"),
-        (True, "llamacpp cpu mmap"),
-    ]
-    drafts = candidates(source, LoadOptions(), devices, quiet, is_draft=True)[0]
-    assert [each.place.mmap for each in drafts] == [None]
+    source = Source(str(file), quiet)
+    both = [Device(name, "cpu", "cpu", "the processor") for name in ("ort", "llamacpp")]
+    found, _ = candidates(source, LoadOptions(), both, quiet)
+    assert prepared == ["llamacpp", "ort"] and len(found) == 2  # it is small: both are looked at
+    prepared.clear()
+    monkeypatch.setattr(candidates_module, "_CHEAP_BYTES", 3)
+    found, refused = candidates(source, LoadOptions(), both, quiet)
+    assert prepared == ["llamacpp"] and [each.place.runtime for each in found] == ["llamacpp"]
+    assert len(refused) == 1 and refused[0].startswith("ort: m would have to be converted")
+    prepared.clear()
+    candidates(source, LoadOptions(), both[:1], quiet)
+    assert prepared == ["ort"]
 
 
 def test_the_table_shows_all_drafters_of_the_best_place_and_one_of_each_other() -> None:

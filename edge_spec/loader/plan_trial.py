@@ -1,0 +1,111 @@
+"""Tries placements of a plan for real: the engine that each would be used with writes short texts,
+in turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from edge_spec.core.isolated import IsolatedError, isolated, reason_of, tell
+from edge_spec.core.model import Progress
+from edge_spec.engine.engine import Engine
+from edge_spec.fitting.devices import CPU
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.placement.pinning import applied
+from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.plan import Placement
+from edge_spec.placement.trial import Prompts
+
+_WHAT = "Trying the best of them"
+_DOMAIN = "plan"  # keeps these answers out of what a pair's acceptance is known by
+_TIMEOUT_S = 300.0
+_WARM_UP_TOKENS = 4
+
+_PLACEMENTS = TypeAdapter(tuple[Placement, ...])
+
+
+@dataclass(frozen=True)
+class EngineTrial:
+    """A `placement.trial.Trial` of these models. Where a driver takes part, in a process of its
+    own."""
+
+    model: str
+    draft: str | None
+    progress: Progress
+
+    def __call__(
+        self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int
+    ) -> Sequence[float]:
+        def on_step(fraction: float) -> None:
+            self.progress(_WHAT, fraction)
+
+        request = {
+            "model": self.model,
+            "draft": self.draft,
+            "placements": _PLACEMENTS.dump_python(tuple(placements), mode="json"),
+            "prompts": [list(each) for each in prompts],
+            "num_tokens": num_tokens,
+        }
+        on_step(0.0)
+        places = [place for each in placements for place in (each.target, each.draft) if place]
+        try:
+            if all(place.device == CPU for place in places):
+                return write_in_turns(request, on_step)
+            with TemporaryDirectory() as directory:
+                file = Path(directory) / "request"  # longer than a command line may be
+                file.write_text(json.dumps(request), encoding="utf-8")
+                found: list[float] = isolated(
+                    do_request, str(file), timeout_s=_TIMEOUT_S, on_step=on_step
+                )
+                return found
+        except IsolatedError as error:
+            raise PlaceError(str(error)) from error
+        except Exception as error:  # as in the other process
+            raise PlaceError(reason_of(error)) from error
+        finally:
+            on_step(1.0)
+
+
+def do_request(file: str) -> list[float]:
+    """Does the work in the other process. Raises an EdgeSpecError, OSError, and whatever a library
+    raises."""
+    return write_in_turns(json.loads(Path(file).read_text(encoding="utf-8")), tell)
+
+
+def write_in_turns(request: Any, on_step: Callable[[float], None]) -> list[float]:
+    """Returns the tokens a second of each placement. Its drafters are new for each answer, so that
+    none knows a text that it has written before."""
+    placements = _PLACEMENTS.validate_python(request["placements"])
+    opened = next((each for each in placements if each.draft is not None), placements[0])
+    options = applied(LoadOptions(keeps_answers=False), opened, request["draft"])
+    tokens, seconds = [0] * len(placements), [0.0] * len(placements)
+    turns = [
+        (prompt, i)
+        for at, prompt in enumerate(request["prompts"])
+        for i in _rotated(range(len(placements)), at)
+    ]
+    with load_engine(request["model"], options, lambda what, fraction: None) as engine:
+        _write(engine, "none", request["prompts"][0], _WARM_UP_TOKENS)
+        for done, (prompt, i) in enumerate(turns):
+            on_step(done / len(turns))
+            stats = _write(engine, placements[i].drafter, prompt, request["num_tokens"])
+            tokens[i] += stats.predicted_n
+            seconds[i] += stats.predicted_ms / 1e3
+    return [count / taken_s for count, taken_s in zip(tokens, seconds, strict=True)]
+
+
+def _rotated(order: Sequence[int], by: int) -> list[int]:
+    by %= len(order)
+    return [*order[by:], *order[:by]]
+
+
+def _write(engine: Engine, drafter: str, prompt: Sequence[int], num_tokens: int) -> Any:
+    engine.set_drafter(drafter)
+    return engine.generate(prompt, max_tokens=num_tokens, domain=_DOMAIN).stats

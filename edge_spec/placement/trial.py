@@ -1,0 +1,153 @@
+"""Tries the best forecasts for real before a plan is kept.
+
+A forecast leaves out what Python does in a round, what two models take from each other, and that
+one process of a machine is slower than the next. So whoever is first has to write texts, in turns
+with plain decoding and with what would draft without a plan; where it loses, the winner of these is
+the first, until the first is one that has been tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edge_spec.drafters import factory
+from edge_spec.fitting.forecast import FreeMemory
+from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.plan import Place, Placement
+from edge_spec.placement.ranking import ranked
+from edge_spec.placement.replay import Recording
+
+_TRIAL_S = 12.0  # of all answers of one trial, as forecast
+_MOST_TRIALS = 3
+_PROMPTS = 3  # the shortest
+_LEAST_TOKENS, _MOST_TOKENS = 16, 64  # of an answer
+_TRIED = 3  # placements, beside plain decoding and the default
+
+Prompts = Sequence[Sequence[int]]
+# Placements of one target at one place, and of one draft at most; prompts; tokens of each answer ->
+# the tokens a second that each placement wrote. Raises PlaceError.
+Trial = Callable[[Sequence[Placement], Prompts, int], Sequence[float]]
+
+
+@dataclass
+class Trials:
+    """Those of one plan.
+
+    defaults: who would draft without a plan and without a draft, by the target's place. notes: a
+    line for each forecast that was not kept.
+    """
+
+    trial: Trial
+    free: FreeMemory
+    defaults: Mapping[Place, str]
+    recordings: Sequence[Recording]
+    notes: list[str] = field(default_factory=list)
+
+    def settle(self, found: Sequence[Placement]) -> tuple[Placement, ...]:
+        """Ranks them; the first one was tried, if anything was."""
+        prompts = sorted((each.prompt for each in self.recordings), key=len)[:_PROMPTS]
+        ranking = ranked(found, self.free)
+        for _ in range(_MOST_TRIALS):
+            first = ranking[0]
+            if first.is_measured or not _can_run(first, self.free):
+                return ranking
+            chosen = self._contestants(ranking)
+            try:
+                rates = self.trial(chosen, prompts, num_tokens(chosen, len(prompts)))
+            except PlaceError as error:
+                self.notes.append(f"{first}: {error}")
+                left = [each for each in ranking if _places(each) != _places(first)]
+                if not left:
+                    return ranking
+                ranking = ranked(left, self.free)
+                continue
+            ranking = ranked(list(_corrected(ranking, chosen, rates)), self.free)
+            self._tell(first, ranking)
+        return self._tried_first(ranking)
+
+    def _contestants(self, ranking: Sequence[Placement]) -> list[Placement]:
+        """The first one, the next ones that the same open models can be, and what it has to be
+        faster than."""
+        first, alone = ranking[0], (ranking[0].target, None)
+        alike = [
+            each
+            for each in ranking
+            if _places(each) in (_places(first), alone) and _can_run(each, self.free)
+        ]
+        judges = ("none", self.defaults.get(first.target))
+        asked = [each for each in alike if each.draft is None and each.drafter in judges]
+        return alike[:_TRIED] + [each for each in asked if each not in alike[:_TRIED]]
+
+    def _tell(self, first: Placement, ranking: Sequence[Placement]) -> None:
+        wrote = next(each for each in ranking if _is_same(each, first))
+        best = ranking[0]
+        if not _is_same(best, first) and best.is_measured:
+            self.notes.append(
+                f"{first}: {first.tokens_per_s:.1f} tokens/s were forecast and "
+                f"{wrote.tokens_per_s:.1f} written, {best.tokens_per_s:.1f} with {best.drafter}"
+                f"{'' if best.draft else ' and no draft' if first.draft else ''}"
+            )
+
+    def _tried_first(self, ranking: Sequence[Placement]) -> tuple[Placement, ...]:
+        """Where there was no time to try the first, the best of those that were takes its place."""
+        best = next((each for each in ranking if each.is_measured), None)
+        if best is None or best is ranking[0]:
+            return tuple(ranking)
+        others = [each for each in ranking if each is not best]
+        for i, each in enumerate(others):
+            if (each.tokens_per_s or 0.0) > (best.tokens_per_s or 0.0) and not each.is_measured:
+                others[i] = replace(each, reason="a forecast that was not tried")
+        return replace(best, reason=""), *others
+
+
+def num_tokens(chosen: Sequence[Placement], num_prompts: int) -> int:
+    """Returns the tokens of each answer, by which all of them take about `_TRIAL_S`."""
+    token_s = sum(1 / each.tokens_per_s for each in chosen if each.tokens_per_s)
+    return max(_LEAST_TOKENS, min(_MOST_TOKENS, int(_TRIAL_S / (token_s * num_prompts))))
+
+
+def _corrected(
+    ranking: Sequence[Placement], chosen: Sequence[Placement], rates: Sequence[float]
+) -> Iterator[Placement]:
+    """Gives them with what was written; other forecasts for the same place are changed by as much
+    as plain decoding there turned out to be faster or slower."""
+    wrote = {_identity(each): rate for each, rate in zip(chosen, rates, strict=True)}
+    target = chosen[0].target
+    share = next(
+        (
+            rate / each.tokens_per_s
+            for each, rate in zip(chosen, rates, strict=True)
+            if each.drafter == "none" and each.tokens_per_s
+        ),
+        1.0,
+    )
+    for each in ranking:
+        if each.target != target or each.tokens_per_s is None:
+            yield each
+            continue
+        forecast = each.tokens_per_s * (1.0 if each.is_measured else share)
+        rate = wrote.get(_identity(each))
+        yield replace(
+            each,
+            tokens_per_s=forecast if rate is None else rate,
+            is_measured=each.is_measured or rate is not None,
+            step_s=each.step_s and each.step_s / share,
+        )
+
+
+def _identity(placement: Placement) -> tuple[Place, Place | None, str]:
+    return placement.target, placement.draft, placement.drafter
+
+
+def _places(placement: Placement) -> tuple[Place, Place | None]:
+    return placement.target, placement.draft
+
+
+def _is_same(one: Placement, other: Placement) -> bool:
+    return _identity(one) == _identity(other)
+
+
+def _can_run(placement: Placement, free: FreeMemory) -> bool:
+    is_known = placement.tokens_per_s is not None and not factory.remembers(placement.drafter)
+    return is_known and placement.shortage(free) is None
