@@ -38,7 +38,7 @@ def plan(
     from edge_spec.loader.plan_trial import EngineTrial
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import plan_json, plan_path, save_plan
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
 
     with ProgressBar() as progress:
@@ -49,9 +49,12 @@ def plan(
         kept = plan_path(target, pair)  # both are there, before anything is measured
         trial = EngineTrial(target.model, pair.model if pair else None, progress)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
-        made = planner.make()
+        known = cached_plan(kept)
+        made = known if known is not None and planner.still_holds(known) else planner.make()
     notes = list(made.notes)
-    if planner.is_certain:
+    if made is known:
+        notes.append("nothing has changed since this plan was made: --refresh measures again")
+    elif planner.is_certain:
         try:
             save_plan(made, kept)
         except OSError as error:

@@ -108,18 +108,17 @@ def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> Loa
     placement = _usable(tuple(fitting))
     if placement is None:
         return options
-    outdated = [
-        each
-        for each in _places(placement)
-        if each.library != runtimes.library_version(each.runtime)
-    ]
-    if outdated:
+    outdated = next((each for each in _places(placement) if not each.is_current), None)
+    if outdated is not None:
+        other = f"version {outdated.library}"
+        if outdated.library == runtimes.library_version(outdated.runtime):
+            other = "other kernels"
         _log.warning(
-            "the plan of %s was made with version %s of the library of %s: it is not used. "
+            "the plan of %s was made with %s of the library of %s: it is not used. "
             "Make it again with edge-spec plan.",
             source.name,
-            outdated[0].library,
-            outdated[0].runtime,
+            other,
+            outdated.runtime,
         )
         return options
     target = placement.target

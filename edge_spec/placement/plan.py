@@ -100,7 +100,8 @@ class Placement:
 @dataclass(frozen=True)
 class Plan:
     """Placements, the best first; those that did not fit when it was made come last. notes: a line
-    for each place or drafter without a forecast, or with an uncertain one."""
+    for each place or drafter without a forecast, or with an uncertain one. places: all that were
+    looked at, for either model. made_by: the version of edge-spec."""
 
     version: Literal[1]  # raise it when a plan means something else
     model: str
@@ -110,6 +111,8 @@ class Plan:
     placements: Annotated[tuple[Placement, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
     prefer: Literal["speed"] = "speed"  # one of before that preferred energy is to be made again
+    places: tuple[Place, ...] = ()
+    made_by: str = ""
 
 
 _PLAN = TypeAdapter(Plan)

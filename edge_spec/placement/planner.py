@@ -3,6 +3,7 @@ them at the costs of each place, and the ways are ranked."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +14,10 @@ from edge_spec.errors import DeviceError, EdgeSpecError, UsageError
 from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import format_bytes
+from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.placement.candidates import candidates
 from edge_spec.placement.gains import default_drafter, plain_rate, replay_drafters, row_share
 from edge_spec.placement.pairing import Pairing
 from edge_spec.placement.place_work import PlaceError, preferred, record_texts
@@ -73,7 +76,28 @@ class Planner:
             draft_identity=self.draft.identity if self.draft else None,
             placements=trials.settle(found),
             notes=tuple(self.notes),
+            places=tuple(self._surveyor.places),
+            made_by=_own_version(),
         )
+
+    def still_holds(self, plan: Plan) -> bool:
+        """Says whether a plan of these models was made by this version of the places that are here
+        now, with their libraries and kernels, and whether its best fits memory. Nothing is opened.
+        Raises as `make` does for models that can run nowhere."""
+        if plan.made_by != _own_version() or self.refresh:
+            return False
+        found = [(self.source, LoadOptions(), False)]
+        if self.draft is not None:
+            found.append((self.draft, LoadOptions(draft=(self.draft.model,)), True))
+        here = [
+            each.place
+            for source, options, is_draft in found
+            for each in candidates(source, options, self.devices, self.progress, is_draft=is_draft)[
+                0
+            ]
+        ]
+        fits = plan.placements[0].shortage(self._surveyor.room.free) is None
+        return fits and Counter(here) == Counter(plan.places)
 
     def _recorded(self, measured: Sequence[MeasuredPlace]) -> tuple[MeasuredPlace, list[Recording]]:
         """Texts, and the place that wrote them: the processor, where it can. Raises an
@@ -154,6 +178,10 @@ class Planner:
                 row_share=row_share(profile),
             )
         self.progress(what, 1.0)
+
+
+def _own_version() -> str:
+    return runtimes.library_version(runtimes.REFERENCE)
 
 
 def _alone_or_together() -> Iterator[str]:

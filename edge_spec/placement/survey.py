@@ -66,12 +66,14 @@ class Surveyor:
     """Measures for one plan.
 
     notes: a line for each place that cannot be used, of which are the reasons, or whose profile is
-    uncertain. is_certain: whether none is. refresh: as in `Planner`.
+    uncertain. places: all that were looked at. is_certain: whether no profile is uncertain.
+    refresh: as in `Planner`.
     """
 
     def __init__(self, devices: Sequence[Device], progress: Progress, refresh: bool) -> None:
         self.notes: list[str] = []
         self.reasons: list[str] = []
+        self.places: list[Place] = []
         self.is_certain = True
         self.faults = Faults()
         self.room = Room.now(devices)
@@ -88,6 +90,7 @@ class Surveyor:
         places, refused = candidates(
             source, options, self._devices, self._progress, is_draft=bool(role)
         )
+        self.places += [each.place for each in places]
         for line in refused:
             self._refuse(f"{role}{line}")
         tried = [each for each in places if self.room.fits(each) and not self.faults.of(each)]

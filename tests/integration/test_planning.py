@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -104,6 +105,37 @@ def test_what_was_measured_is_not_measured_again_unless_asked(model: str, tmp_pa
     assert profiles(tmp_path) == first
     Planner(source, None, one_device(), quiet, as_forecast, refresh=True).make()
     assert profiles(tmp_path).keys() == first.keys() and profiles(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({}, True),
+        ({"library": "0.1"}, False),
+        ({"kernels": "of before"}, False),
+        ({"runtime": "gone"}, False),
+    ],
+)
+def test_a_plan_holds_until_a_place_its_library_or_its_kernels_change(
+    change: dict[str, str], holds: bool, model: str
+) -> None:
+    source = Source(model, quiet)
+    plan = Planner(source, None, one_device(), quiet, as_forecast).make()
+    plan = replace(plan, places=tuple(replace(each, **change) for each in plan.places))
+    planner = Planner(source, None, one_device(), quiet, as_forecast)
+    assert planner.still_holds(plan) is holds
+    assert not planner.still_holds(replace(plan, made_by="0.0.1"))
+    two = [*one_device(), replace(processor("ort"), name="other")]
+    assert not Planner(source, None, two, quiet, as_forecast).still_holds(plan)
+
+
+def test_a_plan_whose_best_does_not_fit_now_is_made_again(model: str) -> None:
+    planner = Planner(Source(model, quiet), None, one_device(), quiet, as_forecast)
+    made = planner.make()
+    best, *others = made.placements
+    large = replace(best, memory_bytes=10**15)
+    assert planner.still_holds(made)
+    assert not planner.still_holds(replace(made, placements=(large, *others)))
 
 
 def test_an_interrupt_keeps_what_is_complete(model: str, tmp_path: Path) -> None:

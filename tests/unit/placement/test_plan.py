@@ -34,7 +34,8 @@ FREE = 500 * MB
 
 
 def place(runtime: str = "ort", device: str = "cpu", threads: int | None = None) -> Place:
-    return Place(runtime, device, threads, "int4 block 32", runtimes.library_version(runtime))
+    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
+    return Place(runtime, device, threads, "int4 block 32", library, kernels=kernels)
 
 
 def placement(
@@ -362,6 +363,17 @@ def test_a_plan_of_another_version_of_the_library_is_not_used_unasked(
     save_plan(plan_of(source, older), plan_path(source, None))
     assert planned(source, LoadOptions(), quiet) == LoadOptions()
     assert len(caplog.messages) == 1 and "0.1" in caplog.messages[0]
+    assert pinned(source, tmp_path, older).runtime == "llamacpp"
+
+
+def test_a_plan_of_other_kernels_is_not_used_unasked(
+    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was measured before a library got kernels of ours says nothing of it now."""
+    older = replace(BEST, target=replace(BEST.target, kernels="of before"))
+    save_plan(plan_of(source, older), plan_path(source, None))
+    assert planned(source, LoadOptions(), quiet) == LoadOptions()
+    assert len(caplog.messages) == 1 and "other kernels" in caplog.messages[0]
     assert pinned(source, tmp_path, older).runtime == "llamacpp"
 
 
