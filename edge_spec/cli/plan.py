@@ -102,7 +102,7 @@ def _cells(placement: Placement) -> tuple[str, ...]:
         placement.target.weights,
         "-" if placement.draft is None else str(placement.draft),
         _drafter(placement),
-        "-" if rate is None else f"{rate:.1f}",
+        "-" if rate is None else f"{'' if placement.is_measured else '~'}{rate:.1f}",
         "-" if speedup is None else f"{speedup:.2f}",
         "-" if memory is None else _memory(memory, placement.on_devices),
         placement.reason or "the best",
