@@ -17,8 +17,8 @@ from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.placement.chain import MOST_DRAFT_TOKENS, Meanwhile, RoundCosts, walk
 from edge_spec.placement.gains import Pair, can_overlap, plain_rate, with_draft
 from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.planner import ranked
 from edge_spec.placement.profile import PairFindings
+from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 
 _SLOW_TARGET = 0.5  # of the best plain rate: a target there is not tried with drafts
