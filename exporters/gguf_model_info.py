@@ -20,7 +20,7 @@ from edge_spec.exporters.families.stated import EXPERTS
 from edge_spec.exporters.families.tensors import MODEL_NAMES, hf_name
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_reader import GgufFile, open_gguf_file
 from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -93,7 +93,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     The library ends the process where an assertion of its own fails, so all that it asserts about
     a file and does not report is checked here.
     """
-    file = GgufFile(path)
+    file = open_gguf_file(path)
     require_language_model(file)
     _check_vocabulary(file)
     _check_vectors(file)
@@ -124,7 +124,7 @@ def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
 
 def _check_vocabulary(file: GgufFile) -> None:
     tokens = Metadata(file.metadata, file.path).require("tokenizer.ggml.tokens", list)
-    if len({token for token in tokens if isinstance(token, str)}) != len(tokens):
+    if not {*map(type, tokens)} <= {str} or len(set(tokens)) != len(tokens):
         raise ModelFileError(
             f"the vocabulary of {file.path} has two tokens with the same text",
             remedy="Download or convert the file again.",

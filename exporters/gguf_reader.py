@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -74,12 +75,29 @@ class GgufFile:
         self.kinds = header.kinds  # of the metadata's values, as GGUFValueType numbers them
         self.tensors: dict[str, StoredTensor] = header.tensors
         self._spans = header.spans
+        self._header_bytes = header.at
+        self._sha256 = self._hash(self._map)
         parts = self.metadata.get("split.count", 1)
         if parts not in (0, 1):
             raise ModelFileError(
                 f"{path} is one of the {reprlib.repr(parts)} parts of a model",
                 remedy="Join them with llama-gguf-split --merge.",
             )
+
+    def has_header_of(self, path: Path) -> bool:
+        """Says whether the file at `path` begins with the bytes that were read of this one, and is
+        as long."""
+        try:
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            ):
+                return len(mapped) == len(self._map) and self._hash(mapped) == self._sha256
+        except (OSError, ValueError):
+            return False
+
+    def _hash(self, mapped: mmap.mmap) -> bytes:
+        return hashlib.sha256(mapped[: self._header_bytes]).digest()
 
     def digest(self, keys: Iterable[str]) -> str:
         """The SHA-256 of these pairs of the metadata as they are stored, in any order of the file;
@@ -89,6 +107,24 @@ class GgufFile:
         for start, end in spans:
             joined.update(self._map[start:end])
         return joined.hexdigest()
+
+
+_open_files: WeakValueDictionary[tuple[int, int, Path], GgufFile] = WeakValueDictionary()
+
+
+def open_gguf_file(path: Path) -> GgufFile:
+    """Returns a `GgufFile`, the very one that is open already if the same file has the same header:
+    to read that of a large vocabulary takes half a second, and several readers ask for it. Raises
+    as that does."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return GgufFile(path)
+    key = (stat.st_dev, stat.st_ino, path)
+    found = _open_files.get(key)
+    if found is None or not found.has_header_of(path):
+        found = _open_files[key] = GgufFile(path)
+    return found
 
 
 _PEEKED_BYTES = 200

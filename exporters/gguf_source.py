@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -26,8 +28,12 @@ from edge_spec.exporters.families.tensors import (
 )
 from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
-from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
-from edge_spec.exporters.gguf_tokenizer import tokenizer_digest, tokenizer_from_gguf
+from edge_spec.exporters.gguf_reader import GgufFile, first_architecture, open_gguf_file
+from edge_spec.exporters.gguf_tokenizer import (
+    tokenizer_digest,
+    tokenizer_from_gguf,
+    vocabulary_digest,
+)
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
@@ -48,7 +54,7 @@ def open_gguf(path: Path) -> StoredCheckpoint:
     architecture = first_architecture(path)
     if architecture is not None and architecture not in BY_ARCHITECTURE:
         raise _unsupported(path, architecture)  # without reading a vocabulary of any size
-    file = GgufFile(path)
+    file = open_gguf_file(path)
     require_language_model(file)
     return checkpoint_of(file)
 
@@ -86,10 +92,31 @@ def text_fields(file: GgufFile) -> TextFields:
         eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
         bos_id=bos,
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
-        read_tokenizer=lambda: str(tokenizer_from_gguf(metadata.values, metadata.path).to_str()),
+        read_tokenizer=partial(_tokenizer_json, file),
         sampling=_sampling(metadata.values),
         tokenizer_digest=tokenizer_digest(file),
     )
+
+
+class _TokenizerJson(str):
+    """A text that weak references may be had to."""
+
+
+_by_file: WeakKeyDictionary[GgufFile, _TokenizerJson] = WeakKeyDictionary()
+_by_digest: WeakValueDictionary[str, _TokenizerJson] = WeakValueDictionary()
+
+
+def _tokenizer_json(file: GgufFile) -> str:
+    """Makes it once while a file with this vocabulary is open: a large one takes a second."""
+    made = _by_file.get(file)
+    if made is None:
+        digest = vocabulary_digest(file)
+        made = _by_digest.get(digest)
+        if made is None:
+            json = tokenizer_from_gguf(file.metadata, file.path).to_str()
+            made = _by_digest[digest] = _TokenizerJson(json)
+        _by_file[file] = made
+    return made
 
 
 def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:

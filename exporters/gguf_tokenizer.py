@@ -38,6 +38,7 @@ _CONTROL_NAME = re.compile(
     r"|fim_repo|repo_name|file_sep)\|>|<(eos|/s|end_of_turn|end_of_utterance|reponame|REPO|PAD)>"
     r"|<fim[-_](prefix|suffix|middle|pad)>|<fim-repo>|_?<EOT>|\u2581?<(PRE|SUF|MID)>|\[(EOT|EOS|PAD)\]"
 )
+_CONTROL_STARTS = "<[_\u2581"  # one of these begins all that this matches
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORD = r"'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -74,7 +75,7 @@ class _Vocabulary:
 
     def texts(self, key: str) -> list[str]:
         texts = self.get(key)
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, list) or not {*map(type, texts)} <= {str}:
             raise self.damaged(f"it has no list of {key}")
         return texts
 
@@ -102,6 +103,16 @@ def tokenizer_digest(file: GgufFile) -> str:
     return hashlib.sha256(made_of.encode()).hexdigest()
 
 
+def vocabulary_digest(file: GgufFile) -> str:
+    """A SHA-256 that two files of which the same tokenizer is made have in common."""
+    vocabulary = file.digest(key for key in file.metadata if key.startswith(_KEYS))
+    return f"{vocabulary} {_is_phi3(file.metadata)}"
+
+
+def _is_phi3(metadata: Mapping[str, Any]) -> bool:
+    return "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", "")
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """A tokenizer of text alone: it adds no BOS or EOS, whatever the file asks for.
 
@@ -115,7 +126,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     made = _BY_MODEL.get(kind)
     if made is None:
         raise vocabulary.unsupported(f"its model is {kind!r}; supported: {', '.join(_BY_MODEL)}")
-    if "phi3" in str(metadata.get(_NAME, "")).lower().replace("-", ""):
+    if _is_phi3(metadata):
         raise vocabulary.unsupported("llama.cpp strips spaces after the special tokens of Phi-3")
     tokenizer = made(vocabulary)
     added = [
@@ -134,7 +145,8 @@ def _read(metadata: Mapping[str, Any], path: Path) -> _Vocabulary:
     if not tokens or len(vocabulary.ids) != len(tokens):
         raise vocabulary.damaged("it has no tokens, or two with the same text")
     for token, kind in zip(vocabulary.ids, vocabulary.numbers("token_type"), strict=True):
-        vocabulary.kinds.append(_CONTROL if _CONTROL_NAME.fullmatch(token) else int(kind))
+        is_control = token[0] in _CONTROL_STARTS and _CONTROL_NAME.fullmatch(token)
+        vocabulary.kinds.append(_CONTROL if is_control else int(kind))
     return vocabulary
 
 
@@ -161,10 +173,11 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _listed_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    ids = vocabulary.ids
     pairs: dict[tuple[str, str], None] = {}  # of equal merges the first counts
     for merge in vocabulary.texts("merges"):
         left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocabulary.ids.keys():
+        if left not in ids or right not in ids or left + right not in ids:
             raise vocabulary.damaged(f"the merge {merge!r} is not of its tokens")
         pairs[left, right] = None
     return list(pairs)

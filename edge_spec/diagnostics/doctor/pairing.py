@@ -168,7 +168,9 @@ def special_tokens(
 
 
 def _padding(tokens: Mapping[str, int]) -> int | None:
-    return next((id for token, id in sorted(tokens.items()) if _PAD.fullmatch(token)), None)
+    likely = ((token, id) for token, id in tokens.items() if "pad" in token.lower())
+    found = [(token, id) for token, id in likely if _PAD.fullmatch(token)]
+    return min(found)[1] if found else None
 
 
 def _markers(target: Examined) -> list[str]:
