@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,21 @@ from edge_spec.core.rng import Draws, Purpose, exponential, generator, pick
 from edge_spec.errors import SessionError, UsageError
 
 LEAST_PENALTY = 0.01  # of repetitions: what is divided by less leaves float32
-_PENALTY_TOLD = f"{LEAST_PENALTY} or more"
 _NO_BIAS: Mapping[int, float] = {}
+
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: value >= 0, "0 or more"),
+    "top_k": (lambda value: value >= 0, "0 (all tokens) or more"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: 0 <= value < 1, "from 0 up to 1"),
+    "repetition_penalty": (lambda value: value >= LEAST_PENALTY, f"{LEAST_PENALTY} or more"),
+    "presence_penalty": (isfinite, "a finite number"),
+    "logit_bias": (
+        lambda value: all(bias < inf for bias in value.values()),
+        "a bias by token, each below infinity",
+    ),
+    "seed": (lambda value: value is None or 0 <= value < 2**64, "0 or more and below 2**64"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,20 +51,14 @@ class SamplingParams:
     seed: int | None = None  # None: a fresh one each time
 
     def __post_init__(self) -> None:
-        for name, valid, expected in (
-            ("temperature", self.temperature >= 0, "0 or more"),
-            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p < 1, "from 0 up to 1"),
-            ("repetition_penalty", self.repetition_penalty >= LEAST_PENALTY, _PENALTY_TOLD),
-            ("presence_penalty", isfinite(self.presence_penalty), "a finite number"),
-            ("logit_bias", all(bias < inf for bias in self.logit_bias.values()), "below infinity"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 or more and below 2**64"),
-        ):
+        for name, (is_valid, expected) in _VALID.items():
+            value = getattr(self, name)
+            try:
+                valid = is_valid(value)
+            except (AttributeError, TypeError):  # of another type
+                valid = False
             if not valid:
-                raise UsageError(
-                    f"{name} is {getattr(self, name)}", remedy=f"It has to be {expected}."
-                )
+                raise UsageError(f"{name} is {value}", remedy=f"It has to be {expected}.")
 
     @property
     def greedy(self) -> bool:

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.option_values import meant, require_type
 from edge_spec.text.grammar import Grammar
 
 GREEDY = SamplingParams()
 MAX_ALTERNATIVES = 20
+# Names in other libraries.
+OTHER_ANSWER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "top_logprobs": "logprobs",
+    "response_format": "grammar",
+    "json_schema": "grammar",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+}
+_HELP = {
+    "max_tokens": "Without it, an answer goes on until its end, or until the context is full.",
+    "stop": "The text ends before the first of these.",
+    "sampling": "Write SamplingParams(temperature=...), or engine.chat_sampling().",
+    "grammar": "Write Grammar.json_schema(...), Grammar.regex(...) or Grammar.lark(...).",
+    "logprobs": f"Alternatives beside each token, 0 to {MAX_ALTERNATIVES}.",
+    "domain": 'The kind of text, such as "code".',
+}
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -34,10 +58,16 @@ class ChatOptions(AnswerOptions, total=False):
     tools: Sequence[Mapping[str, Any]]  # that the model may call, as OpenAI has them
 
 
+ANSWER_NAMES = (
+    *AnswerOptions.__annotations__,
+    *(field.name for field in fields(SamplingParams)),
+)
+
+
 def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOptions) -> Request:
     """Raises UsageError for what there is no option for or this model cannot be asked,
     ContextFullError for a prompt that does not fit."""
-    _check_names(options)
+    _check_options(options)
     max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
@@ -92,13 +122,30 @@ def context_length_of(parts: TargetComponents) -> int:
     return parts.model.config.context_length - parts.min_rows + 1
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
-    for name in options.keys() - AnswerOptions.__annotations__.keys():
-        if name in {each.name for each in fields(SamplingParams)}:
-            remedy = f"Give sampling=SamplingParams({name}=...)."
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option that answers do not have, with what is meant, and for a value
+    of another type."""
+    taken = get_type_hints(AnswerOptions)
+    for name, value in options.items():
+        if name in taken:
+            require_type(name, value, taken[name], _HELP[name])
+            continue
+        loading = [each.name for each in fields(AskedOptions)]
+        found = meant(name, [*ANSWER_NAMES, *loading], OTHER_ANSWER_NAMES)
+        if found is None:
+            remedy = f"There are {', '.join(taken)}."
+        elif found in loading:
+            remedy = f"edge_spec.load takes {found}."
         else:
-            remedy = f"There are {', '.join(AnswerOptions.__annotations__)}."
+            remedy = how_to_give(found)
         raise UsageError(f"answers have no option {name}", remedy=remedy)
+
+
+def how_to_give(name: str) -> str:
+    """Says how an answer is asked for with one of ANSWER_NAMES."""
+    if name in AnswerOptions.__annotations__:
+        return f"Give each answer {name}=..., as chat and generate take it."
+    return f"Give each answer sampling=SamplingParams({name}=...)."
 
 
 def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:

@@ -12,19 +12,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from difflib import get_close_matches
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 from edge_spec.core.model import Progress
 from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import check_capabilities, open_models
 from edge_spec.loader.place import PlacedModels, place_models, resolve_options
-from edge_spec.models.asked_options import MODEL_HELP, AskedOptions, LoadArguments
+from edge_spec.models.asked_options import (
+    MODEL_ALSO,
+    MODEL_HELP,
+    AskedOptions,
+    LoadArguments,
+)
 from edge_spec.models.option import declared_options
+from edge_spec.models.option_values import meant, require_type
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 
@@ -40,7 +47,7 @@ __all__ = [
 ]
 
 _Arguments = ParamSpec("_Arguments")
-_ALIKE = 0.6  # of the letters of an option's name, from which on it may be what was meant
+_PROGRESS_HELP = "It is called with what is being done and the share that is done."
 Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
 
 
@@ -107,7 +114,9 @@ def _with_arguments(
             for name in named:
                 if name not in signature.parameters:
                     raise _unknown(name)
-            return opening(arguments(*given, **named))
+            asked = arguments(*given, **named)
+            _require_types(asked)
+            return opening(asked)
 
         load.__doc__ = "\n    ".join([opening.__doc__ or "", *said])
         load.__signature__ = signature  # type: ignore[attr-defined]
@@ -117,17 +126,29 @@ def _with_arguments(
 
 
 def _unknown(name: str) -> UsageError:
-    """Returns the refusal of an argument that `load` does not have, with the nearest one: users
-    write options as the command line has them."""
+    """Returns the refusal of an argument that `load` does not have, with the one that is meant:
+    users write options as the command line has them, or other libraries."""
     options = declared_options(AskedOptions)
-    spoken = {each.flag.removeprefix("--").replace("-", "_"): each for each in options.values()}
-    spoken |= options
-    near = get_close_matches(name, spoken, n=1, cutoff=_ALIKE)
+    flags = {each.flag.removeprefix("--"): known for known, each in options.items()}
+    others = {other: known for known, each in options.items() for other in each.option.also}
+    others |= dict.fromkeys(MODEL_ALSO, "model") | flags | OTHER_ANSWER_NAMES
+    found = meant(name, [*options, "model", "progress", *ANSWER_NAMES], others)
     remedy = "help(edge_spec.load) lists its options."
-    if near:
-        meant = spoken[near[0]]
-        remedy = f"Did you mean {meant.name}, which is {meant.flag} on the command line?"
+    if found in options:
+        remedy = f"Did you mean {found}, which is {options[found].flag} on the command line?"
+    elif found in ANSWER_NAMES:
+        remedy = how_to_give(found)
+    elif found is not None:
+        remedy = f"Did you mean {found}?"
     return UsageError(f"load has no option {name!r}", remedy=remedy)
+
+
+def _require_types(asked: LoadArguments) -> None:
+    """Raises UsageError for a value of another type than its option takes."""
+    require_type("model", asked.model, str | Path, MODEL_HELP)
+    for name, each in declared_options(AskedOptions).items():
+        require_type(name, getattr(asked, name), each.type, each.option.help)
+    require_type("progress", asked.progress, Callable[..., None] | None, _PROGRESS_HELP)
 
 
 def _signature() -> inspect.Signature:
@@ -150,7 +171,7 @@ def load(asked: LoadArguments) -> Engine:
     while it is idle. Raises an EdgeSpecError that names what is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
-    return load_asked(asked.model, asked, progress, measure_when_idle=True)
+    return load_asked(str(asked.model), asked, progress, measure_when_idle=True)
 
 
 load_async = awaited(load)

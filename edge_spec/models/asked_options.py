@@ -43,6 +43,7 @@ class AskedPlace:
             "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
             "slow, exact.",
             is_place=True,
+            also=("backend", "engine"),
         ),
     ] = "auto"
     device: Annotated[
@@ -51,11 +52,20 @@ class AskedPlace:
             "Where the model runs: names from edge-spec devices, joined by commas.",
             more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
             is_place=True,
+            also=("device_map", "main_gpu"),
         ),
     ] = None
-    threads: Annotated[int | None, Option("CPU threads of the model.", is_place=True)] = None
+    threads: Annotated[
+        int | None,
+        Option("CPU threads of the model.", is_place=True, also=("n_threads", "num_threads")),
+    ] = None
     context_length: Annotated[
-        int | None, Option("Tokens of context, if not the model's own.", flag="--context")
+        int | None,
+        Option(
+            "Tokens of context, if not the model's own.",
+            flag="--context",
+            also=("n_ctx", "num_ctx", "ctx_size", "context_size", "max_seq_len", "max_model_len"),
+        ),
     ] = None
     plan: Annotated[
         str | Path | None,
@@ -80,17 +90,32 @@ class AskedPlace:
             read_as=str | None,
             more="[gguf.md](gguf.md).",
             runtimes=_LLAMACPP,
+            also=("n_gpu_layers", "num_gpu_layers", "num_gpu", "ngl"),
         ),
     ] = None
     kv_type: Annotated[
         str | None,
-        Option("How the cache is stored: f16, f32, q8_0, q4_0.", LLAMACPP, runtimes=_LLAMACPP),
+        Option(
+            "How the cache is stored: f16, f32, q8_0, q4_0.",
+            LLAMACPP,
+            runtimes=_LLAMACPP,
+            also=("type_k", "type_v", "cache_type_k", "cache_type_v", "kv_cache_type"),
+        ),
     ] = None
     mmap: Annotated[
-        bool | None, Option("Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP)
+        bool | None,
+        Option(
+            "Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP, also=("use_mmap",)
+        ),
     ] = None
     flash_attention: Annotated[
-        bool | None, Option("Attend in blocks; on unless turned off.", LLAMACPP, runtimes=_LLAMACPP)
+        bool | None,
+        Option(
+            "Attend in blocks; on unless turned off.",
+            LLAMACPP,
+            runtimes=_LLAMACPP,
+            also=("flash_attn", "attn_implementation"),
+        ),
     ] = None
     rpc: Annotated[
         Sequence[str],
@@ -101,6 +126,7 @@ class AskedPlace:
             read_as=list[str] | None,
             more="[devices.md](devices.md).",
             runtimes=_LLAMACPP,
+            also=("rpc_servers",),
         ),
     ] = ()
 
@@ -126,6 +152,7 @@ class AskedDrafting:
             read_as=list[str] | None,
             more="[models.md](models.md#a-draft-that-is-chosen), "
             "[drafters.md](drafters.md#trained-heads).",
+            also=("draft_model", "model_draft", "assistant_model", "speculative_model"),
         ),
     ] = None
     draft_overlap: Annotated[
@@ -137,7 +164,12 @@ class AskedDrafting:
         ),
     ] = "auto"
     draft_n_max: Annotated[
-        int | None, Option("Most tokens drafted a round.", more="Without it, 15.")
+        int | None,
+        Option(
+            "Most tokens drafted a round.",
+            more="Without it, 15.",
+            also=("num_speculative_tokens", "num_assistant_tokens", "num_pred_tokens"),
+        ),
     ] = None
     exit_layer: Annotated[
         int | None,
@@ -238,6 +270,7 @@ class AskedDecoding:
             "Seconds that a pass of the model may take before it is given up.",
             more="[reliability.md](reliability.md#the-target). Not with `early-exit` and "
             "`layer-skip`.",
+            also=("timeout",),
         ),
     ] = None
 
@@ -252,6 +285,10 @@ class AskedOptions(AskedDecoding, AskedDrafting, AskedPlace):
 class LoadArguments(AskedOptions):
     """The arguments of `edge_spec.load`."""
 
-    model: str = "smollm2"
+    model: str | Path = "smollm2"
     _: KW_ONLY
     progress: Progress | None = None
+
+
+# Other libraries call the model so.
+MODEL_ALSO = ("model_path", "model_id", "model_name", "pretrained_model_name_or_path", "path")

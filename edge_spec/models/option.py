@@ -27,6 +27,7 @@ class Option:
     # decided by what a drafter declares (`DrafterTraits.options`); without any, it is refused
     noun: str = ""  # what the refusal calls it
     in_auto: bool = False  # whether --drafter auto uses it, too
+    also: tuple[str, ...] = ()  # names of it in other libraries, which `load` refuses with ours
     is_place: bool = False  # whether it says where a model runs, which a plan does, too
 
 

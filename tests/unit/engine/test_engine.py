@@ -176,7 +176,7 @@ def test_a_model_without_a_chat_template_still_generates(
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("temperature", "sampling=SamplingParams(temperature="), ("max_token", "max_tokens, stop,")],
+    [("temperature", "sampling=SamplingParams(temperature="), ("max_token", "max_tokens=...")],
 )
 def test_an_option_that_there_is_not_is_never_left_out_in_silence(
     name: str, remedy: str, make_engine: Any, remembers_all: Any
