@@ -22,12 +22,7 @@ from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, prepare_model
-from edge_spec.models.runtime_choice import (
-    Resolution,
-    RuntimeCandidates,
-    candidates_for,
-    choose_runtime,
-)
+from edge_spec.models.runtime_choice import Resolution, RuntimeCandidates, candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
@@ -101,16 +96,13 @@ def place_models(
     candidates = candidates_for(source, options.runtime, options, options.providers)
     if needs_chat and _reads_header(source, candidates):
         _require_chat(source.header)
-    order = runtime_order(candidates, options)
+    order = runtime_order(candidates, options.runtime_options)
     if order.seconds:
-        progress(str(order), 0.0)
+        progress(f"{order.reason}{'; ' if order.better else ''}{order.better}", 0.0)
     chosen = order.candidates.choose()
     sources = tuple(Source(name, progress) for name in options.drafts)
     # Chosen before the target is converted, which takes longer than to read a header.
-    chosen_drafts = [
-        choose_runtime(draft, options.draft_runtime, options, options.draft_providers)
-        for draft in sources
-    ]
+    chosen_drafts = [_chosen_for_draft(draft, options) for draft in sources]
     target = prepare_model(
         chosen,
         progress,
@@ -124,6 +116,11 @@ def place_models(
     if drafts:
         _tell_memory(target, drafts, options, progress)
     return PlacedModels(options, source, target, sources, drafts)
+
+
+def _chosen_for_draft(draft: Source, options: LoadOptions) -> Resolution:
+    candidates = candidates_for(draft, options.draft_runtime, options, options.draft_providers)
+    return runtime_order(candidates, options.draft_runtime_options).candidates.choose()
 
 
 def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
@@ -149,7 +146,7 @@ def _asks(tokenizer: Tokenizer) -> bool:
 
 def _reads_header(source: Source, candidates: RuntimeCandidates) -> bool:
     """Says whether the header of the target's GGUF file is read in any case."""
-    if source.is_demo or source.formats is not None or not source.path.is_file():
+    if source.formats is not None or not source.path.is_file():
         return False
     return candidates.resolution(candidates.names[0]).reads_header
 

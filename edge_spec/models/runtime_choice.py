@@ -1,4 +1,6 @@
-"""Chooses a model's runtime: the first of those installed that can run it, found from headers."""
+"""Chooses a model's runtime: the first of those installed that can run it, found from headers.
+
+In which order they are asked is decided in `edge_spec.placement.runtime_order`."""
 
 from __future__ import annotations
 
@@ -163,7 +165,7 @@ def candidates_for(
     """Lists the installed runtimes, the usual one first, for "auto" and a model that no format
     binds to one; else the one that was asked for. None of them is loaded yet."""
     installed = runtimes.installed_runtimes()
-    is_bound = name != "auto" or source.is_demo or source.formats is not None or not installed
+    is_bound = name != "auto" or source.formats is not None or not installed
     names = (name,) if is_bound else tuple(installed)
     return RuntimeCandidates(source, names, options, tuple(providers), is_bound)
 

@@ -20,7 +20,9 @@ from edge_spec.core.model_info import Checkpoint, ModelInfo, TensorRows
 from edge_spec.core.runtime_protocols import FormatByDevice, HasOwnKernels, ReadsMoreFormats
 from edge_spec.errors import MissingDependencyError, UnknownArchitectureError
 
-AUTO_RUNTIMES = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"))
+# The order in which they are asked where nothing is measured: with kernels of ours llamacpp decodes
+# 1.4 to 2.7 times as fast as ort, and a checkpoint loses less in its default form.
+AUTO_RUNTIMES = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
 BUNDLE_RUNTIMES = (("coreml", "coremltools"),)  # of one system alone: never a first choice
 NAMED_RUNTIMES = (("openvino", "openvino"),)  # that nothing chooses but a plan or --runtime
 REFERENCE = "reference"  # reads what exporters read, and computes in float32

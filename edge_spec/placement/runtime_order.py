@@ -1,8 +1,8 @@
-"""Orders the runtimes that `auto` asks for a model: the fastest first, where that was measured.
+"""Orders the runtimes that `auto` asks for a model, and says why.
 
-What is known of a model here is its profiles, of models of its shapes what passes cost. Nothing is
-measured for it, and without figures of two runtimes for the model as each would run it, or where
-the usual one is about as fast, the usual order stays.
+Those that have nothing to convert come first, in the usual order; one that is known to be clearly
+faster here goes before them. Nothing is measured for it: what is known are profiles of the model
+and what passes of models of its shapes cost. No conversion is made to be faster: one line names it.
 """
 
 from __future__ import annotations
@@ -11,93 +11,161 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from edge_spec.control.cost import RowCosts, costs_of, forecast_speedup
 from edge_spec.core.config import ModelConfig
-from edge_spec.errors import EdgeSpecError
-from edge_spec.models.bundle import is_bundle, read_manifest
-from edge_spec.models.options import LoadOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import read_manifest
 from edge_spec.models.resolve import joined_types
 from edge_spec.models.runtime_choice import Resolution, RuntimeCandidates
+from edge_spec.models.source import Source
 from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
 from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of
 
-_REQUANTIZED_WELL = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0"})  # or carried over
-_MARGIN = 1.1  # of the usual one's time: less may be what else the machine did
+_MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
+_CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
+_READS_FILES = "llamacpp"
+_ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
+_DRAFT_TOKENS = range(8)
 
 
 @dataclass(frozen=True)
 class RuntimeOrder:
-    """candidates: the first to be asked first. seconds: of a plain step, by runtime, of those that
-    are known; none if the order is not one of speed."""
+    """candidates: the first to be asked first. seconds: that a token takes, by runtime, of those
+    that are known. reason: why that one, "" where nothing was to be chosen. better: what would be
+    faster, and how to have it; "" where nothing is known to be."""
 
     candidates: RuntimeCandidates
     seconds: Mapping[str, float]
+    reason: str = ""
+    better: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.candidates.names
 
-    def __str__(self) -> str:
-        steps = ", ".join(f"{name} {self.seconds[name] * 1e3:.1f} ms" for name in self.seconds)
-        return f"Asking {self.names[0]} first, which was faster here (a step: {steps})"
 
-
-def runtime_order(candidates: RuntimeCandidates, options: LoadOptions) -> RuntimeOrder:
-    """Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that
-    cannot be read."""
-    is_left = options.quantization is None and options.block_size is None
-    is_open = not candidates.is_bound and is_left and len(candidates.names) > 1
-    if not is_open or not candidates.source.path.is_file():
+def runtime_order(candidates: RuntimeCandidates, asked: RuntimeOptions) -> RuntimeOrder:
+    """asked: how the model is opened; what was measured otherwise says nothing. Raises as
+    `Source.path` does, and ModelFileError, UnsupportedModelError for a header that cannot be
+    read."""
+    if candidates.is_bound:
         return RuntimeOrder(candidates, {})
-    usual = _without_loss_first(candidates)
-    seconds = _known_seconds(candidates, usual, options)
-    known = [name for name in usual if name in seconds]
-    by_speed = sorted(known, key=seconds.__getitem__)
-    if len(known) < 2 or seconds[known[0]] <= _MARGIN * seconds[by_speed[0]]:
-        return RuntimeOrder(replace(candidates, names=usual), {})
-    faster = iter(by_speed)  # in the places of those that are known
-    names = tuple(next(faster) if name in seconds else name for name in usual)
-    order = replace(candidates, names=names)
-    return RuntimeOrder(order, {name: seconds[name] for name in by_speed})
-
-
-def _without_loss_first(candidates: RuntimeCandidates) -> tuple[str, ...]:
-    """A file in K-quants of a family that is not plain Llama's first goes to who reads it as it is:
-    Gemma 3 270M loses a fifth of its perplexity where its K-quants become blocks of int4."""
+    missing = _missing(candidates)
+    if len(candidates.names) == 1:
+        return RuntimeOrder(candidates, {}, better=missing)
     usual = candidates.names
-    if candidates.resolution(usual[0]).stored.is_there:
-        return usual
-    header = candidates.source.header
-    if not header.config.features() or header.weight_types <= _REQUANTIZED_WELL:
-        return usual
-    return tuple(
-        sorted(usual, key=lambda name: candidates.resolution(name).runtime.reads != "gguf")
+    if not _is_there(candidates, usual[0]):
+        usual = tuple(sorted(usual, key=lambda name: not _is_there(candidates, name)))
+    seconds = _known_seconds(candidates, usual, asked)
+    first, would_be = usual[0], ""
+    for other in usual[1:]:
+        if not _beats(candidates, other, first, seconds):
+            continue
+        if _is_there(candidates, first) and not _is_there(candidates, other):
+            would_be = _conversion(other, first, seconds)
+        else:
+            first = other
+    names = (first, *(name for name in usual if name != first))
+    order = replace(candidates, names=names)
+    known = {name: seconds[name] for name in names if name in seconds}
+    return RuntimeOrder(order, known, _reason(order, known), would_be or missing)
+
+
+def _is_there(candidates: RuntimeCandidates, name: str) -> bool:
+    """Says whether nothing has to be converted for it; False where its library cannot be loaded,
+    which it is asked about in its turn."""
+    with suppress(MissingDependencyError):
+        return candidates.resolution(name).stored.is_there
+    return False
+
+
+def _reads_own(candidates: RuntimeCandidates, name: str) -> bool:
+    with suppress(MissingDependencyError):
+        return candidates.resolution(name).stored.own is not None
+    return False
+
+
+def _beats(
+    candidates: RuntimeCandidates, other: str, than: str, seconds: Mapping[str, float]
+) -> bool:
+    """Says whether one is known to be so much faster that it is worth a change."""
+    if other not in seconds or than not in seconds:
+        return False
+    changes = _reads_own(candidates, than) and not _reads_own(candidates, other)
+    return seconds[other] * (_CONVERTED if changes else _MARGIN) < seconds[than]
+
+
+def _reason(order: RuntimeCandidates, seconds: Mapping[str, float]) -> str:
+    first = order.names[0]
+    others = [name for name in seconds if name != first]
+    why = []
+    if _reads_own(order, first):
+        why.append("reads the file as it is")
+    elif _is_there(order, first):
+        why.append("has its conversion")
+    if first in seconds and others:
+        steps = ", ".join(f"{name} {seconds[name] * 1e3:.1f} ms" for name in others)
+        why.append(f"takes {seconds[first] * 1e3:.1f} ms a token here ({steps})")
+    return f"{first} {' and '.join(why) or 'is asked first, and converts it'}"
+
+
+def _conversion(other: str, first: str, seconds: Mapping[str, float]) -> str:
+    """Says what a conversion would win, and what it would change."""
+    share = seconds[first] / seconds[other] - 1
+    return (
+        f"{other} would be {share:.0%} faster here than {first} ({seconds[other] * 1e3:.1f} for "
+        f"{seconds[first] * 1e3:.1f} ms a token), with weights that are converted: --runtime "
+        f"{other} does that once, and `edge-spec doctor --runtime {other}` tells their KL "
+        "divergence then"
+    )
+
+
+def _missing(candidates: RuntimeCandidates) -> str:
+    """Names the runtime that would read the file as it is, where it is not installed."""
+    if _READS_FILES in candidates.names or not candidates.source.path.is_file():
+        return ""
+    return (
+        f"{_READS_FILES}, which reads the file as it is and is usually faster, is not installed: "
+        f'pip install "edge-spec[{_READS_FILES}]"'
     )
 
 
 def _known_seconds(
-    candidates: RuntimeCandidates, usual: Sequence[str], options: LoadOptions
+    candidates: RuntimeCandidates, names: Sequence[str], asked: RuntimeOptions
 ) -> dict[str, float]:
-    """Returns the time of a plain step, by runtime: of the model itself, else of one of its
-    shapes."""
-    source, asked = candidates.source, options.runtime_options
+    """Returns the time of a token, by runtime: of the model itself, else of one of its shapes.
+    Empty unless two are known."""
+    source, options = candidates.source, candidates.options
+    if (options.quantization, options.block_size) != (None, None):
+        return {}
     profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
     costs = [each for each in kept_costs() if holds(each[0], asked)]
     measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
-    if len(measured & set(usual)) < 2:
+    if len(measured & set(names)) < 2:
         return {}  # not worth the time that it takes to read a header
+    config = _config(source)
+    if config is None:
+        return {}
     seconds = {}
-    for name in usual:
+    for name in names:
         weights = _weights(candidates.resolution(name))
-        own = (name, weights)
         found = [
-            min(each.seconds(TYPICAL_TOKENS).values())
+            _token_s(each.costs(TYPICAL_TOKENS))
             for key, each in profiles
-            if (key.runtime, key.weights) == own
+            if (key.runtime, key.weights) == (name, weights)
         ]
-        found = found or list(_of_shapes(costs, name, weights, source.header.config))
+        found = found or list(_of_shapes(costs, name, weights, config))
         if found:
             seconds[name] = min(found)
     return seconds
+
+
+def _token_s(costs: RowCosts) -> float:
+    """Returns what a token takes with as many draft tokens a round as pay, none where none does."""
+    gains = [forecast_speedup([_ACCEPTANCE] * num, costs, 0.0) for num in _DRAFT_TOKENS]
+    return costs.at(1) / max(gains)
 
 
 def _of_shapes(
@@ -111,14 +179,27 @@ def _of_shapes(
     for key, seconds in costs:
         is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
         if is_same and weights in (None, key.weights):
-            yield min(seconds.values())  # a wider pass bounds what a step takes
+            yield _token_s(costs_of(config, seconds))
+
+
+def _config(source: Source) -> ModelConfig | None:
+    """Returns None for a checkpoint that no exporter of ours knows."""
+    if source.path.is_file():
+        return source.header.config
+    with suppress(UnsupportedModelError):
+        return runtimes.open_checkpoint(source.path).config
+    return None
 
 
 def _weights(resolution: Resolution) -> str | None:
     """Names weights as `stored_weights` does; None for a model that has to be converted."""
+    stored = resolution.stored
+    if not stored.is_there:
+        return None
     if resolution.runtime.reads == "gguf":
-        return joined_types(resolution.source.header.weight_types)
-    bundle = resolution.stored.kept
+        is_own = stored.own is not None
+        info = resolution.source.header if is_own else runtimes.open_model_info(stored.kept)
+        return joined_types(info.weight_types)
     with suppress(EdgeSpecError):
-        return read_manifest(bundle).quantization if is_bundle(bundle) else None
+        return read_manifest(stored.own or stored.kept).quantization
     return None

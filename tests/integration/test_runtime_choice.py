@@ -38,6 +38,7 @@ from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_
 from edge_spec.placement.row_findings import rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
+from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.storage.json_store import KeptFile
 from edge_spec.text.prompt_files import Prompt
 from fixtures import family_gguf
@@ -50,7 +51,7 @@ pytest.importorskip("llama_cpp")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    installed = (("ort", "onnxruntime"), ("llamacpp", "llama_cpp"))
+    installed = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
     monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", installed)
     return tmp_path / "cache"
 
@@ -96,7 +97,8 @@ def named(tmp_path: Path, tiny: ModuleType) -> Callable[..., Path]:
 
 def order_of(source: Source, **asked: Any) -> RuntimeOrder:
     options = LoadOptions(**asked)
-    return runtime_order(candidates_for(source, options.runtime, options), options)
+    candidates = candidates_for(source, options.runtime, options)
+    return runtime_order(candidates, options.runtime_options)
 
 
 def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
@@ -106,65 +108,87 @@ def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
     return caught.value
 
 
-def test_what_the_usual_runtime_cannot_run_runs_on_the_next(
-    other: Path, cache: Path, caplog: pytest.LogCaptureFixture
+def refuse(self: LlamaCppRuntime, source: Any) -> None:
+    raise UnsupportedModelError("not this one", remedy="Another.")
+
+
+def keep_conversion(source: Source, bundle: Bundle) -> None:
+    """As if somebody had run it with --runtime ort."""
+    kept = source.cached("onnx", ExportOptions())
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.symlink_to(bundle.path, target_is_directory=True)
+
+
+def test_what_the_first_runtime_cannot_run_runs_on_the_next(
+    gguf: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = LoadOptions(threads=1, drafter="none")
-    with load_engine(str(other), options, quiet) as engine:
-        assert engine.runtime == "llamacpp"
+    monkeypatch.setattr(LlamaCppRuntime, "require_runnable", refuse)
+    with load_engine(str(gguf()), LoadOptions(threads=1, drafter="none"), quiet) as engine:
+        assert engine.runtime == "ort"
         assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
-    [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert told.startswith("ort cannot run other (")
-    assert "is a 'internlm2' model" in told
-    assert told.endswith(": llamacpp runs it")
-    assert not (cache / "bundles").exists()  # nothing was converted on the way
+    [told] = [each for each in caplog.messages if "cannot run" in each]
+    assert told.startswith("llamacpp cannot run ") and told.endswith(": ort runs it")
 
 
-def test_so_does_a_draft(
-    other: Path, exported: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
+def test_a_draft_runs_as_it_is_beside_a_bundle(
+    other: Path, exported: Callable[..., Bundle], cache: Path
 ) -> None:
     options = LoadOptions(threads=1, draft=(str(other),))
     with load_engine(str(exported().path), options, quiet) as engine:
         assert engine.runtime == "ort"
         assert len(engine.parts.drafts) == 1
         assert len(engine.generate([5, 6, 7], max_tokens=4).tokens) == 4
-    assert [each for each in caplog.messages if each.endswith("llamacpp runs it")]
+    assert not (cache / "bundles").exists()
 
 
-def test_what_the_usual_runtime_can_run_stays_there(gguf: Callable[..., Path]) -> None:
-    choice = choose_runtime(Source(str(gguf()), quiet), "auto", LoadOptions())
-    assert (choice.runtime.name, choice.refusals) == ("ort", ())
-
-
-@pytest.mark.parametrize(
-    "family, is_well, first",
-    [("gemma3", False, "llamacpp"), ("gemma3", True, "ort"), ("llama", False, "ort")],
-)
-def test_what_a_conversion_would_make_worse_goes_to_who_reads_it_as_it_is(
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_a_file_runs_as_it_is_on_whatever_reads_it(
     family: str,
-    is_well: bool,
-    first: str,
     gguf: Callable[..., Path],
     tmp_path: Path,
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """is_well: whether the file's weights are of a form that conversions keep or do justice to."""
-    if not is_well:
-        monkeypatch.setattr("edge_spec.placement.runtime_order._REQUANTIZED_WELL", frozenset())
+    """Also where the runtime that would convert it is asked first otherwise."""
     plain = family == "llama"
     path = gguf() if plain else family_gguf.write_gguf(family, tmp_path / "model.gguf")
-    assert order_of(Source(str(path), quiet)).names[0] == first
+    source = Source(str(path), quiet)
+    assert order_of(source).reason == "llamacpp reads the file as it is"
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", runtimes.AUTO_RUNTIMES[::-1])
+    assert order_of(source).names[0] == "llamacpp"
+    assert place_models(source, LoadOptions()).target.runtime.name == "llamacpp"
+    assert not (cache / "bundles").exists()
 
 
-def test_a_conversion_that_is_there_needs_no_header(
-    gguf: Callable[..., Path], exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+def test_a_conversion_that_is_there_goes_before_one_that_is_not(
+    hf: Callable[..., Path], exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Source(str(gguf()), quiet)
-    kept = source.cached("onnx", ExportOptions())
-    kept.parent.mkdir(parents=True)
-    kept.symlink_to(exported().path, target_is_directory=True)
+    """It needs no header, either."""
+    source = Source(str(hf()), quiet)
+    keep_conversion(source, exported())
     monkeypatch.setattr(runtimes, "open_checkpoint", None)
-    assert choose_runtime(source, "auto", LoadOptions()).runtime.name == "ort"
+    order = order_of(source)
+    assert order.candidates.choose().runtime.name == "ort"
+    assert order.reason == "ort has its conversion"
+
+
+def test_the_second_start_chooses_as_the_first(hf: Callable[..., Path]) -> None:
+    """Neither a conversion nor what the first start has measured is a reason to change."""
+    chosen = []
+    for _ in range(2):
+        with load_engine(str(hf()), LoadOptions(threads=1), quiet) as engine:
+            chosen.append(engine.runtime)
+            engine.generate([5, 6, 7], max_tokens=4)
+    assert chosen == ["llamacpp", "llamacpp"]
+
+
+def test_without_llama_cpp_a_file_is_converted_and_its_reader_is_named(
+    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
+    order = order_of(Source(str(gguf()), quiet))
+    assert order.names == ("ort",)
+    assert order.better.endswith('pip install "edge-spec[llamacpp]"')
 
 
 def test_the_runtime_that_was_asked_for_is_not_exchanged(other: Path) -> None:
@@ -331,10 +355,10 @@ def test_the_server_completes_texts_and_refuses_chats_without_a_template(base_mo
 
 
 def test_a_draft_that_nothing_runs_is_refused_before_the_target_is_converted(
-    gguf: Callable[..., Path], named: Callable[..., Path], cache: Path
+    hf: Callable[..., Path], named: Callable[..., Path], cache: Path
 ) -> None:
     with pytest.raises(UnsupportedModelError, match="nothing that is installed can run named"):
-        load_engine(str(gguf()), LoadOptions(draft=(str(named("nonesuch")),)), quiet)
+        load_engine(str(hf()), LoadOptions(draft=(str(named("nonesuch")),)), quiet)
     assert not (cache / "bundles").exists()
 
 
@@ -363,60 +387,90 @@ def costs_of(source: Source, runtime: str, weights: str, step_s: float, **change
 @pytest.mark.parametrize(
     ("ort_s", "llamacpp_s", "changes", "chosen"),
     [
-        (0.2, 0.1, {}, "llamacpp"),
         (0.1, 0.2, {}, "ort"),
-        (0.105, 0.1, {}, "ort"),  # about as fast
-        (0.2, None, {}, "ort"),  # nothing to compare with
-        (0.2, 0.1, {"threads": 7}, "ort"),  # measured otherwise
-        (0.2, 0.1, {"library": "0"}, "ort"),
-        (0.2, 0.1, {"kernels": "others"}, "ort"),
-        (0.2, 0.1, {"shapes": (1, 2)}, "ort"),  # of another model
+        (0.2, 0.1, {}, "llamacpp"),
+        (0.1, 0.105, {}, "llamacpp"),  # not by a tenth: a conversion changes texts
+        (0.1, None, {}, "llamacpp"),  # nothing to compare with
+        (0.1, 0.2, {"threads": 7}, "llamacpp"),  # measured otherwise
+        (0.1, 0.2, {"library": "0"}, "llamacpp"),
+        (0.1, 0.2, {"kernels": "others"}, "llamacpp"),
+        (0.1, 0.2, {"shapes": (1, 2)}, "llamacpp"),  # of another model
     ],
 )
-def test_the_runtime_that_was_faster_for_such_shapes_is_asked_first(
+def test_a_conversion_that_is_there_is_asked_first_where_it_is_known_to_be_faster(
     ort_s: float,
     llamacpp_s: float | None,
     changes: dict[str, Any],
     chosen: str,
     gguf: Callable[..., Path],
+    exported: Callable[..., Bundle],
 ) -> None:
     source = Source(str(gguf()), quiet)
-    costs_of(source, "ort", "int4 block 32", ort_s)
+    keep_conversion(source, exported())
+    costs_of(source, "ort", exported().manifest.quantization, ort_s)
     if llamacpp_s is not None:
         costs_of(source, "llamacpp", "F32", llamacpp_s, **changes)
     order = order_of(source)
     assert order.names[0] == chosen
-    assert bool(order.seconds) == (chosen == "llamacpp")
+    if chosen == "ort":
+        assert (
+            order.reason == "ort has its conversion and takes 100.0 ms a token here (llamacpp "
+            "200.0 ms)"
+        )
+    assert order_of(source, kv_type="f16").names[0] == "llamacpp"
+
+
+def test_no_conversion_is_made_to_be_faster_but_named(
+    gguf: Callable[..., Path], cache: Path
+) -> None:
+    told: list[str] = []
+    source = Source(str(gguf()), lambda what, fraction: told.append(what))
+    costs_of(source, "ort", "int4 block 32", 0.1)
+    costs_of(source, "llamacpp", "F32", 0.2)
+    assert place_models(source, LoadOptions()).target.runtime.name == "llamacpp"
+    [line] = [each for each in told if "ort would be 100% faster here than llamacpp" in each]
+    assert "--runtime ort does that once" in line and "\n" not in line
+    assert not (cache / "bundles").exists()
+
+
+@pytest.mark.parametrize(("llamacpp_s", "chosen"), [(0.107, "ort"), (0.104, "llamacpp")])
+def test_of_two_conversions_the_one_that_is_known_to_be_faster_is_made(
+    llamacpp_s: float, chosen: str, hf: Callable[..., Path], gguf: Callable[..., Path]
+) -> None:
+    """A 20th is enough: both change the weights."""
+    shapes = Source(str(gguf()), quiet)
+    costs_of(shapes, "ort", "int4 block 32", 0.1)
+    costs_of(shapes, "llamacpp", "Q4_K", llamacpp_s)
+    assert order_of(Source(str(hf()), quiet)).names[0] == chosen
 
 
 def test_where_the_faster_one_cannot_run_it_the_next_does(
-    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    hf: Callable[..., Path], gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: LlamaCppRuntime, source: Any) -> None:
+    def refuse_config(self: OrtRuntime, *given: Any) -> None:
         raise UnsupportedModelError("not this one", remedy="Another.")
 
-    told: list[str] = []
-    source = Source(str(gguf()), lambda what, fraction: told.append(what))
-    costs_of(source, "ort", "int4 block 32", 0.2)
-    costs_of(source, "llamacpp", "F32", 0.1)
-    assert place_models(source, LoadOptions()).target.runtime.name == "llamacpp"
-    assert any("Asking llamacpp first" in line for line in told)
-    monkeypatch.setattr(LlamaCppRuntime, "require_runnable", refuse)
-    assert place_models(source, LoadOptions()).target.runtime.name == "ort"
+    shapes, source = Source(str(gguf()), quiet), Source(str(hf()), quiet)
+    costs_of(shapes, "ort", "int4 block 32", 0.1)
+    costs_of(shapes, "llamacpp", "Q4_K", 0.2)
+    assert order_of(source).names == ("ort", "llamacpp")
+    monkeypatch.setattr(OrtRuntime, "require_config", refuse_config, raising=False)
+    assert order_of(source).candidates.choose().runtime.name == "llamacpp"
 
 
 def test_a_profile_of_the_model_says_more_than_costs_of_its_shapes(
-    gguf: Callable[..., Path],
+    gguf: Callable[..., Path], exported: Callable[..., Bundle]
 ) -> None:
     source = Source(str(gguf()), quiet)
-    place_models(source, LoadOptions())  # converts it
-    for runtime, weights, shape_s, own_s in (
-        ("ort", "int4 block 32", 0.1, 0.2),
-        ("llamacpp", "F32", 0.2, 0.1),
+    keep_conversion(source, exported())
+    weights = exported().manifest.quantization
+    for runtime, stored, shape_s, own_s in (
+        ("ort", weights, 0.2, 0.1),
+        ("llamacpp", "F32", 0.1, 0.2),
     ):
-        costs_of(source, runtime, weights, shape_s)
+        costs_of(source, runtime, stored, shape_s)
         profile = Profile((ContextCosts(32, {1: own_s}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
-        save_profile(profile_of(source.name, source.identity, weights, runtime), profile)
-    assert order_of(source).names[:2] == ("llamacpp", "ort")
+        save_profile(profile_of(source.name, source.identity, stored, runtime), profile)
+    assert order_of(source).names == ("ort", "llamacpp")
     assert not order_of(source, quantization="int8").seconds
     assert not order_of(source, kv_type="f16").seconds

@@ -55,14 +55,15 @@ def test_the_reference_runtime_loads() -> None:
 @pytest.mark.parametrize(
     ("installed", "formats", "expected"),
     [
-        (("onnxruntime", "llama_cpp"), None, "ort"),
+        (("onnxruntime", "llama_cpp"), None, "llamacpp"),
+        (("onnxruntime",), None, "ort"),
         (("llama_cpp",), None, "llamacpp"),
-        ((), None, "ort"),
+        ((), None, "llamacpp"),
         (("onnxruntime", "llama_cpp"), {"gguf"}, "llamacpp"),
         (("onnxruntime",), {"gguf", "coreml"}, "llamacpp"),  # says what to install
         (("onnxruntime", "coremltools"), {"coreml"}, "coreml"),
         (("llama_cpp",), {"coreml"}, "coreml"),  # says what to install
-        (("coremltools",), None, "ort"),
+        (("coremltools",), None, "llamacpp"),
     ],
 )
 def test_auto_takes_an_installed_runtime_that_reads_what_there_is(

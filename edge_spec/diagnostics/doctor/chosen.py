@@ -19,18 +19,19 @@ from edge_spec.models.runtime_choice import Resolution, candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import applied, planned
 from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
-from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 
 
 @dataclass(frozen=True)
 class Opening:
-    """One model; prepared is None where it would be converted first; fallback: why it does not
-    run on the usual runtime, None where it does."""
+    """One model; prepared is None where it would be converted first; order: in which runtimes were
+    asked; fallback: why it does not run on the first one, None where it does."""
 
     role: str
     resolution: Resolution
     options: RuntimeOptions
     prepared: ResolvedModel | None
+    order: RuntimeOrder
 
     @property
     def source(self) -> Source:
@@ -124,12 +125,10 @@ def choose(
         how = options.draft_runtime_options
         roles.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
     for role, each, named, how, providers in roles:
-        candidates = candidates_for(each, named, options, providers)
-        if role == ROLES[0]:
-            candidates = runtime_order(candidates, options).candidates
-        choice = candidates.choose()
+        order = runtime_order(candidates_for(each, named, options, providers), how)
+        choice = order.candidates.choose()
         prepared = find_resolved(choice, progress)
-        chosen.openings.append(Opening(role, choice, how, prepared))
+        chosen.openings.append(Opening(role, choice, how, prepared, order))
     return chosen
 
 

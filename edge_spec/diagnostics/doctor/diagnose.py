@@ -13,7 +13,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
-from edge_spec.diagnostics.doctor.chosen import Chosen, choose, require_convertible
+from edge_spec.diagnostics.doctor.chosen import Chosen, Opening, choose, require_convertible
 from edge_spec.diagnostics.doctor.families import check_family
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
@@ -161,8 +161,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
         return
     for opening in chosen.openings:
-        if opening.fallback is not None:
-            report.add(opening.role, [note("runtime", opening.fallback)])
+        report.add(opening.role, check_choice(opening))
     refusals = list(_refusals(chosen))
     if refusals:
         report.findings += refusals
@@ -177,6 +176,17 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         report.add("pair", check_pair(target.variants[0], drafting, tokens, report.numbers))
     report.add("memory", settled("forecast", check_memory(chosen, report.numbers)))
     report.add("speed", settled("break-even", check_speed(chosen, report.numbers)))
+
+
+def check_choice(opening: Opening) -> Iterator[Finding]:
+    """Says which runtime was chosen and why, where several were asked, and which is better."""
+    order = opening.order
+    if opening.fallback is not None:
+        yield note("runtime", opening.fallback)
+    elif order.reason:
+        yield ok("runtime", order.reason)
+    if order.better:
+        yield note("runtime", order.better)
 
 
 def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:

@@ -265,7 +265,10 @@ def test_what_is_free_or_needed_may_not_be_known(
     assert pinned(source, tmp_path, too_large(BEST)).runtime == "llamacpp"
 
 
-def test_the_plan_in_the_cache_decides_what_is_left_to_auto(source: Source) -> None:
+def test_the_plan_in_the_cache_decides_what_is_left_to_auto(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", runtimes.AUTO_RUNTIMES[::-1])
     save_plan(plan_of(source, BEST, NEXT), plan_path(source, None))
     said: list[str] = []
     options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
