@@ -43,7 +43,7 @@ class AskedExport:
         Option(
             "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
             "fp16); optimum: int4, int8, fp32 (default "
-            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_0); coreml: int4, int8, "
+            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
             "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
             "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
             None,

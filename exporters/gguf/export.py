@@ -30,7 +30,10 @@ from edge_spec.exporters.requests import require_unchanged, work_key
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.storage.resumable import StepFile, resumable_file
 
-DEFAULT_QUANTIZATION = "Q4_0"
+# Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
+# writes it.
+DEFAULT_QUANTIZATION = "Q4_K_M"
+WITHOUT_LIBRARY = "Q4_0"
 _REMEDY = "Use more bits (--quant Q8_0 or F16)."
 
 
@@ -120,7 +123,7 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     """The quantization's name as the table spells it."""
     options.require_only(GgufExporter.format)
     wanted = options.quantization
-    name = DEFAULT_QUANTIZATION if wanted is None else wanted.upper()
+    name = _default() if wanted is None else wanted.upper()
     if name not in QUANTIZATIONS:
         raise UsageError(
             f"unknown quantization {wanted!r}",
@@ -141,6 +144,10 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
     if QUANTIZATIONS[name].kind is None:
         kquants.require_library(name)
     return name
+
+
+def _default() -> str:
+    return DEFAULT_QUANTIZATION if find_spec(kquants.LIBRARY) else WITHOUT_LIBRARY
 
 
 def _may_replace(out: Path) -> bool:

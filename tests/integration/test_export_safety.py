@@ -344,11 +344,23 @@ def test_other_head_sizes_are_exported(head_dim: int, tiny: ModuleType, tmp_path
 # GGUF files, and what llama.cpp does for them.
 
 
-def test_the_default_is_q4_0(checkpoint: Checkpoints, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_library", "expected"),
+    [(True, LlamaFileType.MOSTLY_Q4_K_M), (False, LlamaFileType.MOSTLY_Q4_0)],
+)
+def test_the_default_is_what_loses_least_and_can_be_written(
+    has_library: bool,
+    expected: LlamaFileType,
+    checkpoint: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_library:
+        monkeypatch.setattr(gguf_export, "find_spec", lambda name: None)
     report = GgufExporter().export(
         checkpoint(), tmp_path / "out.gguf", ExportOptions(check=False), silent
     )
-    assert GgufFile(report.path).metadata["general.file_type"] == LlamaFileType.MOSTLY_Q4_0
+    assert GgufFile(report.path).metadata["general.file_type"] == expected
     assert report.num_bytes == report.path.stat().st_size
     assert report.parity == {}
 
