@@ -115,14 +115,15 @@ def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
 
 
 def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
-    """MODELs and their paths; of conversions those that the draft's runtime reads."""
+    """MODELs and their paths; of conversions those that a runtime reads which the draft may get."""
     for cached in list_cached():
         yield str(cached.reference), cached.path
     for path in sorted((cache_directory() / "models").glob("*.gguf")):
         yield str(path), path
-    reads = runtimes.load_runtime(draft_runtime).reads
+    names = runtimes.installed_runtimes() if draft_runtime == "auto" else [draft_runtime]
+    reads = {runtimes.load_runtime(name).reads for name in names}
     for path in sorted((cache_directory() / "bundles").glob("[!.]*")):
-        if _format(path) == reads:
+        if _format(path) in reads:
             yield str(path), path
 
 

@@ -154,10 +154,10 @@ def test_memory_is_compared_with_what_is_free(
     assert numbers["fits"] == (level is Severity.OK)
 
 
-def test_what_is_not_converted_yet_has_no_forecast(gguf: Callable[..., Path], cache: Path) -> None:
-    report = examined(gguf())
+def test_what_is_not_converted_yet_has_no_forecast(hf: Callable[..., Path], cache: Path) -> None:
+    report = examined(hf())
     forecast = found(report, "memory", "forecast")
-    assert forecast.level is Severity.NOTE and forecast.remedy.endswith(f"edge-spec plan {gguf()}.")
+    assert forecast.level is Severity.NOTE and forecast.remedy.endswith(f"edge-spec plan {hf()}.")
     assert not cache.exists()  # nothing was converted
 
 

@@ -47,18 +47,19 @@ def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) 
 
 
 def test_auto_takes_the_runtime_whose_format_is_there(pair: Path) -> None:
+    pytest.importorskip("llama_cpp")
     manifest = json.loads((pair / "pair.json").read_text())
-    del manifest["target"]["variants"][0]
+    del manifest["target"]["variants"][1]
     (pair / "pair.json").write_text(json.dumps(manifest))
     source = Source(str(pair), quiet)
-    assert resolve_model(source, "auto", LoadOptions(), quiet).runtime.reads == "gguf"
-    with pytest.raises(UsageError, match="its target as gguf, not as onnx"):
-        resolve_model(source, "ort", LoadOptions(), quiet)
+    assert resolve_model(source, "auto", LoadOptions(), quiet).runtime.reads == "onnx"
+    with pytest.raises(UsageError, match="its target as onnx, not as gguf"):
+        resolve_model(source, "llamacpp", LoadOptions(), quiet)
     assert (
         resolve_model(
             Source(str(pair / "draft"), quiet), "auto", LoadOptions(), quiet
         ).runtime.reads
-        == "onnx"
+        == "gguf"
     )
 
 
