@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from edge_spec.core.model_info import ModelInfo
@@ -27,11 +30,15 @@ from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, inst
 from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
+# Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
+_BUNDLED = Path(__file__).with_name("bundled")
 
 
 def _loaded() -> tuple[Any, Any, LibraryLog]:
     """Returns llama.cpp's functions, ggml's, and what both log. Raises MissingDependencyError where
-    llama-cpp-python is not installed, DeviceError for a backend that does not load."""
+    llama-cpp-python is not installed or not for this processor, DeviceError for a backend that does
+    not load."""
+    _check_processor()
     try:
         import llama_cpp
         from llama_cpp._ggml import libggml
@@ -39,7 +46,7 @@ def _loaded() -> tuple[Any, Any, LibraryLog]:
         raise MissingDependencyError(
             f"the runtime llamacpp needs llama-cpp-python: {error}",
             remedy='Run: pip install "edge-spec[llamacpp]" (it is compiled, which needs a C++ '
-            "compiler and takes minutes).",
+            "compiler and takes minutes; wheels of a release have it inside).",
         ) from error
     api: Any = llama_cpp
     bind_devices(libggml)
@@ -47,6 +54,27 @@ def _loaded() -> tuple[Any, Any, LibraryLog]:
     api.llama_log_set(log.callback, None)
     load_backend(libggml, log)
     return api, libggml, log
+
+
+def _check_processor() -> None:
+    """An instruction that a processor lacks would end the process. Raises
+    MissingDependencyError."""
+    found = find_spec("llama_cpp")
+    if found is None or found.origin is None or _BUNDLED not in Path(found.origin).parents:
+        return
+    if platform.machine().lower() in ("x86_64", "amd64") and not _has_avx2():
+        raise MissingDependencyError(
+            "the llama.cpp inside edge-spec's wheel needs a processor with AVX2",
+            remedy="Run: pip install --force-reinstall --no-deps llama-cpp-python (it is compiled "
+            "for this one, which needs a C++ compiler and takes minutes).",
+        )
+
+
+def _has_avx2() -> bool:
+    """As numpy has asked the processor."""
+    from numpy._core import _multiarray_umath
+
+    return bool(_multiarray_umath.__cpu_features__.get("AVX2", False))
 
 
 @cache
