@@ -33,8 +33,9 @@ def names(kind: str) -> list[str]:
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Returns the entry points by name, not yet loaded."""
-    return {point.name: point for point in reversed(entry_points(group=f"edge_spec.{kind}"))}
+    """Returns the entry points by name, not yet loaded: the first of each name."""
+    found = list(entry_points(group=f"edge_spec.{kind}"))  # it is no sequence from Python 3.12 on
+    return {point.name: point for point in reversed(found)}
 
 
 def extra_of(plugin: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -45,6 +45,18 @@ def test_a_third_partys_plugins_are_found_and_sorted(monkeypatch: pytest.MonkeyP
     declare(monkeypatch, ("drafters", "mine", point), ("drafters", "a", point))
     assert entry_points.names("drafters") == ["a", "mine"]
     assert isinstance(factory.load_drafters("mine", SETTING)[0], SuffixDrafter)
+
+
+def test_of_two_with_one_name_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found(tuple[EntryPoint, ...]):
+        """As Python 3.12 and newer give them: by name alone."""
+
+        def __getitem__(self, name: object) -> NoReturn:
+            raise KeyError(name)
+
+    found = Found(EntryPoint("a", f"module:{value}", "edge_spec.drafters") for value in "xy")
+    monkeypatch.setattr(entry_points, "entry_points", lambda **wanted: found)
+    assert entry_points.installed("drafters") == {"a": next(iter(found))}
 
 
 def test_the_reference_runtime_loads() -> None:
