@@ -65,9 +65,9 @@ class BenchOptions:
     peer_python: Annotated[
         tuple[str, ...],
         Option(
-            "The Python that has a library; may be repeated.",
+            "The Python that has a library, or the program that it is; may be repeated.",
             None,
-            metavar="NAME=PYTHON",
+            metavar="NAME=PROGRAM",
             read_as=list[str] | None,
         ),
     ] = ()
@@ -147,7 +147,9 @@ def _measure(
     with ProgressBar() as progress, ExitStack() as stack:
         opened: list[OpenPeer] = []
         if choice is not None:
-            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
+            opened = stack.enter_context(
+                open_peers(choice, plan, stop_ids, progress, engine.parts.runtime)
+            )
         sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
         sides += [side for each in opened for side in each.sides]
         return measure(sides, plan, progress), opened
@@ -184,7 +186,7 @@ def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions)
     from edge_spec.placement.machine import available_cores
 
     models = parse_choices("--peer-model", asked.peer_model)
-    pythons = parse_choices("--peer-python", asked.peer_python)
+    programs = parse_choices("--peer-python", asked.peer_python)
     with ProgressBar() as progress:
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
@@ -192,7 +194,8 @@ def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions)
         stored = StoredModel(source, "gguf", ExportOptions(quantization))
         gguf = gguf_file(stored, progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"
-    return PeerChoice(gguf, weights, models, pythons, threads=loading.threads or available_cores())
+    threads = loading.threads or available_cores()
+    return PeerChoice(gguf, weights, models, programs, threads)
 
 
 def _remembering(drafter: str) -> list[str]:

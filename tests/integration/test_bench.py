@@ -164,7 +164,8 @@ def test_other_libraries_are_measured_in_the_same_turns(bench: Any) -> None:
     status, out, _ = bench("--peers", "--json")
     assert status == 0
     peers = json.loads(out)["peers"]
-    assert list(peers) == ["llamacpp", "llama-cpp-python", "onnxruntime-genai", "openvino-genai"]
+    names = ["llamacpp", "llama-cpp-python", "llama-server", "onnxruntime-genai", "openvino-genai"]
+    assert list(peers) == names
     ours = peers["llamacpp"]
     assert ours["note"] is None and ours["plain_per_second"] > 0 and ours["ours_over_plain"] > 0
     theirs = peers["llama-cpp-python"]

@@ -1,10 +1,10 @@
 """Another library, decoding in a process of its own: `PYTHON peer.py NAME`.
 
 Speaks JSON lines over stdin and stdout. First `{"model", "lookup", "threads", "context",
-"stop_ids"}`, answered by `{"version", "settings"}`; then for each `{"prompt", "max_tokens"}` an
-answer `{"tokens", "num_tokens", "seconds"}`, with `rounds`, `draft_n` and `draft_n_accepted` where
-the library tells. Where something is wrong the answer is `{"error"}`, with `"missing": true` where
-it is that the library is not installed.
+"stop_ids", "program"}`, answered by `{"version", "settings"}`; then for each
+`{"prompt", "max_tokens"}` an answer `{"tokens", "num_tokens", "seconds"}`, with `rounds`, `draft_n`
+and `draft_n_accepted` where the library tells. Where something is wrong the answer is `{"error"}`,
+with `"missing": true` where it is that the library is not installed.
 
 num_tokens and seconds are of decoding alone: from the first token of the answer, which is of the
 prompt's pass, to the last. Needs nothing but the library, so that it also runs with a Python where
@@ -13,10 +13,15 @@ edge-spec is not installed.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import re
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -24,6 +29,7 @@ from typing import Any
 Job = dict[str, Any]
 Answer = dict[str, Any]
 Decode = Callable[[list[int], int], Answer]
+_SERVER_START_S = 300.0
 
 
 def open_llamacpp(job: Job) -> tuple[str, str, Decode]:
@@ -156,6 +162,57 @@ def open_openvino_genai(job: Job) -> tuple[str, str, Decode]:
     return version("openvino-genai"), f"{settings}threads: {job['threads']}", decode
 
 
+def open_llama_server(job: Job) -> tuple[str, str, Decode]:
+    """llama.cpp's server on a port of this machine, which is told tokens, with one slot."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = str(job["threads"])
+    own = ["--spec-default"] if job["lookup"] else []
+    command = [job["program"], "-m", job["model"], "-c", str(job["context"]), "-np", "1", *own]
+    command += ["-t", threads, "-tb", threads, "--host", "127.0.0.1", "--port", str(port)]
+    said = subprocess.run(
+        [job["program"], "--version"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"version: (.+)", said.stdout + said.stderr)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    atexit.register(server.wait)
+    atexit.register(server.kill)  # which comes first
+    url = f"http://127.0.0.1:{port}"
+    until = time.monotonic() + _SERVER_START_S
+    while not _is_ready(url):
+        if server.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"{job['program']} did not start")
+        time.sleep(0.05)
+
+    def decode(prompt: list[int], max_tokens: int) -> Answer:
+        asked = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0}
+        body = json.dumps({**asked, "cache_prompt": False, "return_tokens": True}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/completion", body, headers)
+        ) as told:
+            answer = json.load(told)
+        # predicted_ms begins with the first token of the answer.
+        timings, count = answer["timings"], answer["timings"]["predicted_n"] - 1
+        drafted = {name: timings.get(name, 0) for name in ("draft_n", "draft_n_accepted")}
+        if job["lookup"]:
+            drafted["rounds"] = count - drafted["draft_n_accepted"]
+        seconds = timings["predicted_ms"] / 1e3
+        return {"tokens": answer["tokens"], "num_tokens": count, "seconds": seconds, **drafted}
+
+    settings = " ".join([*own, f"threads: {threads}"])
+    return found[1].strip() if found else "unknown", settings, decode
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health"):
+            return True
+    except OSError:  # refused, or 503 while it loads
+        return False
+
+
 def _timed(tokens: Iterator[int], stop_ids: list[int], max_tokens: int) -> Answer:
     found: list[int] = []
     first_s = last_s = 0.0
@@ -171,6 +228,7 @@ def _timed(tokens: Iterator[int], stop_ids: list[int], max_tokens: int) -> Answe
 OPENERS = {
     "llamacpp": open_llamacpp,
     "llama-cpp-python": open_llama_cpp_python,
+    "llama-server": open_llama_server,
     "onnxruntime-genai": open_onnxruntime_genai,
     "openvino-genai": open_openvino_genai,
 }

@@ -29,15 +29,19 @@ _OWN_GROUP: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
 
 @dataclass(frozen=True)
 class Peer:
+    """install: what pip is asked for; "" where it is a program by itself, which is then looked for
+    by the peer's name. looks_up: it has a side with speculation, too."""
+
     name: str  # in peer.py
-    install: str  # what pip is asked for
-    looks_up: bool = True  # has a side with speculation too
+    install: str
+    looks_up: bool = True
     reads_gguf: bool = True
 
 
 PEERS = (
     Peer("llamacpp", "edge-spec[llamacpp]", looks_up=False),
     Peer("llama-cpp-python", "llama-cpp-python"),
+    Peer("llama-server", ""),
     Peer("onnxruntime-genai", "onnxruntime-genai", reads_gguf=False),
     Peer("openvino-genai", "openvino-genai"),
 )
@@ -46,12 +50,13 @@ PEERS = (
 @dataclass(frozen=True)
 class PeerChoice:
     """gguf: what peers read that read GGUF files; weights: its name for the report. models,
-    pythons: by peer, what it reads instead, and the interpreter that has it, if not this one."""
+    programs: by peer, what it reads instead, and the interpreter that has it, if not this one, or
+    the program that it is."""
 
     gguf: Path
     weights: str
     models: Mapping[str, str]
-    pythons: Mapping[str, str]
+    programs: Mapping[str, str]
     threads: int
 
 
@@ -109,13 +114,14 @@ class PeerProcess:
         return Run(tuple(answer["tokens"]), answer["num_tokens"], answer["seconds"], stats)
 
     def close(self) -> None:
-        """Ends the process, at the latest after _END_S."""
+        """Ends the process and those that it started, at the latest after _END_S."""
         self._signal("SIGCONT")
         try:
             self._process.communicate(timeout=_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
+        self._signal("SIGKILL")
         self._errors.close()
 
     def _start(self, python: str, peer: str) -> subprocess.Popen[str]:
@@ -156,20 +162,28 @@ class PeerProcess:
         return lines[-1] if lines else "it said nothing"
 
     def _signal(self, name: str) -> None:
+        """Reaches the process's whole group: a server may be among it."""
         number = getattr(signal, name, None)  # Windows has none of them
-        if number is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        if number is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 @contextmanager
 def open_peers(
-    choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
+    choice: PeerChoice,
+    plan: BenchPlan,
+    stop_ids: Sequence[int],
+    progress: Progress,
+    own_runtime: str = "",
 ) -> Iterator[list[OpenPeer]]:
-    """All of PEERS, those that cannot be opened too; their processes end with the block."""
+    """All of PEERS, those that cannot be opened too, but for our own runtime, which is measured as
+    ours; their processes end with the block."""
+    peers = [peer for peer in PEERS if peer.name != own_runtime]
     with ExitStack() as stack:
         opened = []
-        for i, peer in enumerate(PEERS):
-            progress("Opening other libraries", i / len(PEERS))
+        for i, peer in enumerate(peers):
+            progress("Opening other libraries", i / len(peers))
             opened.append(_open(peer, choice, plan, stop_ids, stack))
         progress("Opening other libraries", 1.0)
         yield opened
@@ -182,8 +196,15 @@ def _open(
     if model is None and not peer.reads_gguf:
         return OpenPeer(peer, "", note=f"needs --peer-model {peer.name}=DIRECTORY")
     opened = OpenPeer(peer, Path(model).name if model else choice.weights)
-    python = choice.pythons.get(peer.name, sys.executable)
+    python = choice.programs.get(peer.name, sys.executable)
+    program = None
+    if not peer.install:
+        program, python = choice.programs.get(peer.name) or shutil.which(peer.name), sys.executable
+        if program is None:
+            opened.note = f"not found: give --peer-python {peer.name}=PROGRAM"
+            return opened
     job = {
+        "program": program,
         "model": model or str(choice.gguf),
         "threads": choice.threads,
         "context": plan.context_length,

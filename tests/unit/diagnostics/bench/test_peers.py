@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,10 @@ def test_what_goes_wrong_is_told_in_one_line(tmp_path: Path, body: str, told: st
     side.close()
 
 
-def test_a_library_that_is_not_installed_is_listed_with_the_command(tmp_path: Path) -> None:
+def test_a_library_that_is_not_installed_is_listed_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     absent = 'print(\'{"error": "No module named x", "missing": true}\', flush=True)'
     python = interpreter(tmp_path, absent)
     names = ("llamacpp", "llama-cpp-python", "onnxruntime-genai", "openvino-genai")
@@ -90,6 +94,7 @@ def test_a_library_that_is_not_installed_is_listed_with_the_command(tmp_path: Pa
     assert notes == {
         "llamacpp": 'not installed: pip install "edge-spec[llamacpp]"',
         "llama-cpp-python": 'not installed: pip install "llama-cpp-python"',
+        "llama-server": "not found: give --peer-python llama-server=PROGRAM",
         "onnxruntime-genai": "needs --peer-model onnxruntime-genai=DIRECTORY",
         "openvino-genai": 'not installed: pip install "openvino-genai"',
     }
@@ -111,3 +116,53 @@ def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path) -> None:
     path.write_text("no program")
     with pytest.raises(SideError, match="python does not run"):
         PeerProcess("other plain", str(path), "any", {})
+
+
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+if "--version" in sys.argv:
+    sys.exit(print("version: 7 (abc)", file=sys.stderr))
+words = [word for word in sys.argv[1:] if word != "--spec-default"]
+options = dict(zip(words[::2], words[1::2]))
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/completion" and asked["temperature"] == 0
+        assert options["-t"] == options["-tb"] == "3" and options["-m"] == "a.gguf"
+        timings = {"predicted_n": 5, "predicted_ms": 2000.0}
+        if "--spec-default" in sys.argv:
+            timings |= {"draft_n": 6, "draft_n_accepted": 2}
+        self.answer({"tokens": asked["prompt"], "timings": timings})
+    def answer(self, document):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+    def log_message(self, *_):
+        pass
+HTTPServer(("127.0.0.1", int(options["--port"])), Answers).serve_forever()
+"""
+
+
+def test_a_server_is_asked_by_tokens_and_ends_with_its_side(tmp_path: Path) -> None:
+    path = tmp_path / "llama-server"
+    path.write_text(f"#!{sys.executable}\n{SERVER}")
+    path.chmod(0o755)
+    choice = PeerChoice(Path("a.gguf"), "a", {}, {"llama-server": str(path)}, threads=3)
+    others = {name: "/bin/false" for name in ("llamacpp", "llama-cpp-python", "openvino-genai")}
+    choice = replace(choice, programs={**others, **choice.programs})
+    with open_peers(choice, plan(), [0], lambda what, fraction: None, "llamacpp") as opened:
+        [server] = [each for each in opened if each.peer.name == "llama-server"]
+        assert "llamacpp" not in [each.peer.name for each in opened]
+        assert server.plain is not None and server.looking_up is not None, server.note
+        assert server.plain.version == "7 (abc)"
+        run = server.plain.decode([7, 8], 5)
+        assert (run.tokens, run.num_tokens, run.seconds) == ((7, 8), 4, 2.0)
+        drafted = server.looking_up.decode([7], 5).stats
+        assert (drafted.draft_n, drafted.draft_n_accepted, drafted.rounds) == (6, 2, 2)
+        groups = [side._process.pid for side in server.sides]
+    for group in groups:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
