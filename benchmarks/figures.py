@@ -1,10 +1,12 @@
-"""Writes the figures of results/bench.json into README.md, docs/benchmarks.md and docs/trust.md.
+"""Writes the figures of results/bench*.json into README.md, docs/benchmarks.md and docs/trust.md.
 
     python benchmarks/figures.py                      # writes the pages again
     python benchmarks/figures.py FOUND.json           # what `edge-spec bench --json` printed
-    python benchmarks/figures.py FOUND.json --processor "Zen 4, AVX-512 VNNI"
+    python benchmarks/figures.py FOUND.json --processor "Zen 4, AVX-512 VNNI" \\
+        --command "edge-spec bench coder-1.5b.gguf --peers"
 
-results/bench.json is the one place of the speedup that pages quote: the document of
+These files are the one place of the speedups that pages quote: bench.json of the demo model,
+bench-1.5b.json of a model that people use, beside other libraries. Each is the document of
 `edge-spec bench --json` without its single prompts, with the day, the commit and the command. A
 test fails where a page says anything else.
 """
@@ -18,32 +20,74 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from real_models import MODELS
+
+from edge_spec.models import demo
 from edge_spec.storage.atomic import atomic_file
 
 ROOT = Path(__file__).parents[1]
-FOUND = ROOT / "benchmarks" / "results" / "bench.json"
+RESULTS = ROOT / "benchmarks" / "results"
+FOUND, FOUND_LARGER = RESULTS / "bench.json", RESULTS / "bench-1.5b.json"
+QUOTED = {demo.NAME: FOUND, MODELS["coder-1.5b"].file_name: FOUND_LARGER}
+LARGER = "Qwen2.5-Coder 1.5B Instruct, Q4_K_M"
+DEMO = "The demo model of 135M parameters"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-BEGIN = "<!-- made by benchmarks/figures.py of benchmarks/results/bench.json -->\n"
+BEGIN = "<!-- made by benchmarks/figures.py of benchmarks/results/bench*.json -->\n"
 END = "<!-- end of what is made -->\n"
-KEPT = ("machine", "settings", "total", "categories", "sampled")
+KEPT = ("machine", "settings", "total", "categories", "sampled", "peers")
 
 Report = Mapping[str, Any]
 
 
-def read() -> dict[str, Any]:
-    """Returns the run that all pages quote."""
-    found: dict[str, Any] = json.loads(FOUND.read_text("utf-8"))
+def read(path: Path = FOUND) -> dict[str, Any]:
+    """Returns a run that all pages quote."""
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
 
 
 def keep(report: Report, command: str, commit: str, processor: str | None) -> None:
-    """Makes the document of `edge-spec bench --json` the run that all pages quote."""
+    """Makes the document of `edge-spec bench --json` the run of its model that all pages quote.
+    Raises SystemExit for a model that no page quotes."""
+    model = report["settings"]["model"]
+    if model not in QUOTED:
+        raise SystemExit(f"pages quote {' and '.join(QUOTED)}, not {model}")
     about = {"command": command, "day": datetime.now(UTC).date().isoformat(), "commit": commit}
     if processor:
         about["processor"] = processor
     found = {"about": about, **{name: report[name] for name in KEPT}}
-    with atomic_file(FOUND) as file:
+    with atomic_file(QUOTED[model]) as file:
         file.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+
+
+def tables() -> str:
+    """Returns what the runs found, as Markdown."""
+    demo_found = f"**{DEMO}.** {table(read())}"
+    if not FOUND_LARGER.exists():
+        return demo_found
+    larger = read(FOUND_LARGER)
+    return f"**{LARGER}.** {peers_table(larger)}\n{demo_found}"
+
+
+def peers_table(report: Report) -> str:
+    """Returns what a run found beside other libraries on the same file."""
+    total = report["total"]
+    ours = interval(total, "speedup")
+    lines = [
+        _machine(report),
+        "",
+        "| | plain, tokens/s | with speculation | ratio | edge-spec over its plain rate | over its "
+        "speculation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, of in report["peers"].items():
+        if of["plain_per_second"] is not None:
+            rates = [_rate(of, "plain_per_second"), _rate(of, "predicted_per_second")]
+            ratios = ("speedup", "ours_over_plain", "ours_over_predicted")
+            cells = [*rates, *(interval(of, ratio) for ratio in ratios)]
+            lines.append(_row(f"{name} {of['version']}", cells))
+    rates = [_rate(total, "plain_per_second"), _rate(total, "predicted_per_second")]
+    lines.append(_row("edge-spec", [*rates, ours, "", ""]))
+    return "\n".join([*lines, "", _known(report)]) + "\n"
 
 
 def table(report: Report) -> str:
@@ -64,21 +108,27 @@ def table(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str, report: Report) -> str:
+def with_tables(text: str) -> str:
     """Returns the page with what stands between its comments made again. Raises ValueError for a
     page without them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError("the page lacks the comments around its figures")
-    return f"{before}{begin}\n{table(report)}\n{end}{after}"
+    return f"{before}{begin}\n{tables()}\n{end}{after}"
 
 
 def interval(of: Mapping[str, Any], name: str) -> str:
-    """Returns a ratio with its 95 % interval, where that is known."""
+    """Returns a ratio with its 95 % interval, where they are known."""
+    if of.get(name) is None:
+        return ""
     low, high = of.get(f"{name}_low"), of.get(f"{name}_high")
     bounds = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
     return f"{of[name]:.2f}{bounds}"
+
+
+def _rate(of: Mapping[str, Any], name: str) -> str:
+    return "" if of[name] is None else f"{of[name]:.1f}"
 
 
 def _row(name: str, cells: list[str]) -> str:
@@ -88,8 +138,9 @@ def _row(name: str, cells: list[str]) -> str:
 def _machine(report: Report) -> str:
     about, machine, settings = report["about"], report["machine"], report["settings"]
     processor = f" ({about['processor']})" if "processor" in about else ""
-    version = machine["versions"].get("onnxruntime")
-    library = f", onnxruntime {version} on the CPU" if settings["runtime"] == "ort" else ""
+    package = {"ort": "onnxruntime", "llamacpp": "llama-cpp-python"}.get(settings["runtime"])
+    version = machine["versions"].get(package)
+    library = f", {package} {version} on the CPU" if version else ""
     return (
         f"`{about['command']}` on {machine['cores']} cores, {machine['cpu']}{processor}{library}, "
         f"{about['day']}, commit {about['commit']}: {report['total']['prompts']} prompts of our "
@@ -140,7 +191,7 @@ def main() -> None:
 def write_pages() -> None:
     """Writes README.md and docs/benchmarks.md again; docs/trust.md is trust.py's."""
     for page in PAGES:
-        made = with_table(page.read_text("utf-8"), read())
+        made = with_tables(page.read_text("utf-8"))
         with atomic_file(page) as file:
             file.write_text(made, "utf-8")
 

@@ -36,15 +36,39 @@ def test_no_promise_is_broken(trust: ModuleType) -> None:
 
 
 def test_pages_quote_one_speedup(trust: ModuleType) -> None:
-    """README, docs/benchmarks.md and docs/trust.md say what results/bench.json has."""
-    found = trust.figures.read()
+    """README, docs/benchmarks.md and docs/trust.md say what results/bench*.json have."""
     for page in trust.figures.PAGES:
         text = page.read_text("utf-8")
-        assert trust.figures.with_table(text, found) == text, "run: benchmarks/figures.py"
-    total = trust.figures.interval(found["total"], "speedup")
+        assert trust.figures.with_tables(text) == text, "run: benchmarks/figures.py"
+    total = trust.figures.interval(trust.figures.read()["total"], "speedup")
     assert f"{total} times plain decoding" in PAGE.read_text("utf-8")
     with pytest.raises(ValueError, match="lacks the comments"):
-        trust.figures.with_table("a page\n", found)
+        trust.figures.with_tables("a page\n")
+
+
+def test_a_run_beside_other_libraries_names_each_with_its_ratios(trust: ModuleType) -> None:
+    """A side that does not speculate has empty cells, and a library that was missing no row."""
+    found = trust.figures.read()
+    peer = {"version": "b1", "plain_per_second": 20.04, "predicted_per_second": 21.0}
+    peer |= {"speedup": 1.05, "ours_over_plain": 1.5, "ours_over_predicted": 1.43}
+    peer |= {f"ours_over_plain_{end}": value for end, value in (("low", 1.4), ("high", 1.6))}
+    none = dict.fromkeys(peer)
+    plain = none | {"version": "2", "plain_per_second": 19.0, "ours_over_plain": 1.58}
+    found["peers"] = {"server": peer, "library": plain, "missing": none}
+    lines = trust.figures.peers_table(found).splitlines()
+    assert "| server b1 | 20.0 | 21.0 | 1.05 | 1.50 (1.40 to 1.60) | 1.43 |" in lines
+    assert "| library 2 | 19.0 |  |  | 1.58 |  |" in lines
+    total = found["total"]
+    own = f"| edge-spec | {total['plain_per_second']:.1f} | {total['predicted_per_second']:.1f} |"
+    assert [line for line in lines if line.startswith(own)]
+    assert not [line for line in lines if "missing" in line]
+
+
+def test_a_run_of_a_model_that_no_page_quotes_is_kept_nowhere(trust: ModuleType) -> None:
+    found = trust.figures.read()
+    found["settings"]["model"] = "other.gguf"
+    with pytest.raises(SystemExit, match=r"not other\.gguf"):
+        trust.figures.keep(found, "edge-spec bench", "abc", None)
 
 
 def test_what_a_row_names_exists(trust: ModuleType) -> None:
