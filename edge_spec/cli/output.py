@@ -3,6 +3,7 @@ stderr how far long work is: a bar in a terminal, elsewhere a line a step and wh
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +47,9 @@ class ProgressBar:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._bar: Any = None
-        self._tasks: dict[str, Any] = {}  # in a terminal its number, else when and where it began
+        self._tasks: dict[
+            str, Any
+        ] = {}  # in a terminal its number, else when and where it began, and is
         self._told = 0.0  # when a line was written last
 
     def __call__(self, what: str, fraction: float) -> None:
@@ -67,12 +70,13 @@ class ProgressBar:
 
     def _print(self, what: str, fraction: float, step: str) -> None:
         now = self._clock()
-        if step not in self._tasks:
-            self._tasks[step] = now, fraction
+        begun_s, begun, last = self._tasks.get(step, (now, fraction, math.inf))
+        begins = last == math.inf or (fraction < last and fraction < _TELLING)  # or begins again
+        self._tasks[step] = (now, fraction, fraction) if begins else (begun_s, begun, fraction)
+        if begins:
             print(f"{what} ...", file=sys.stderr, flush=True)
             self._told = now
             return
-        begun_s, begun = self._tasks[step]
         if now - self._told >= _EVERY_S and fraction - begun >= _TELLING and fraction < 1:
             left_s = (now - begun_s) * (1 - fraction) / (fraction - begun)
             print(f"{what}: {fraction:.0%}, about {left_s:.0f} s left", file=sys.stderr, flush=True)

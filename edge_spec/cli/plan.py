@@ -47,7 +47,7 @@ def plan(
         drafts = chosen_drafts(target, named, "auto", is_planned=False)
         pair = Source(drafts[0], progress) if drafts else None
         kept = plan_path(target, pair)  # both are there, before anything is measured
-        trial = EngineTrial(target.model, pair.model if pair else None, progress)
+        trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         known = cached_plan(kept)
         made = known if known is not None and planner.still_holds(known) else planner.make()

@@ -4,7 +4,7 @@ in turns."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,17 +13,15 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from edge_spec.core.isolated import IsolatedError, isolated, reason_of, tell
-from edge_spec.core.model import Progress
 from edge_spec.engine.engine import Engine
 from edge_spec.fitting.devices import CPU
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.pinning import applied
-from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.trial import Prompts
 
-_WHAT = "Trying the best of them"
 _DOMAIN = "plan"  # keeps these answers out of what a pair's acceptance is known by
 _TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 4
@@ -38,14 +36,10 @@ class EngineTrial:
 
     model: str
     draft: str | None
-    progress: Progress
 
     def __call__(
-        self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int
+        self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int, on_step: OnStep
     ) -> Sequence[float]:
-        def on_step(fraction: float) -> None:
-            self.progress(_WHAT, fraction)
-
         request = {
             "model": self.model,
             "draft": self.draft,
@@ -69,8 +63,6 @@ class EngineTrial:
             raise PlaceError(str(error)) from error
         except Exception as error:  # as in the other process
             raise PlaceError(reason_of(error)) from error
-        finally:
-            on_step(1.0)
 
 
 def do_request(file: str) -> list[float]:
@@ -79,7 +71,7 @@ def do_request(file: str) -> list[float]:
     return write_in_turns(json.loads(Path(file).read_text(encoding="utf-8")), tell)
 
 
-def write_in_turns(request: Any, on_step: Callable[[float], None]) -> list[float]:
+def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
     """Returns the tokens a second of each placement. Its drafters are new for each answer, so that
     none knows a text that it has written before."""
     placements = _PLACEMENTS.validate_python(request["placements"])

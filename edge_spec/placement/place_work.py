@@ -43,7 +43,7 @@ _TIMEOUT_S = 300.0  # more than a driver takes to compile its kernels, and we to
 _MOST_TOKENS, _LEAST_TOKENS = 64, 16  # of each recorded answer
 _LEAST_TEXTS = 2
 _WHAT = "Recording texts"
-_READ_S, _WRITE_S = 8.0, 8.0  # for all prompts, and for all answers
+READ_S, WRITE_S = 8.0, 8.0  # for all prompts, and for all answers
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def record_texts(
     prompts are among them; what does not fit the context is cut. Raises PlaceError."""
     chosen = _affordable(place, prompts, profile.prefill_tokens_per_s)
     step_s = profile.costs(TYPICAL_TOKENS).at(1)
-    num_tokens = int(_WRITE_S / (step_s * len(chosen)))
+    num_tokens = int(WRITE_S / (step_s * len(chosen)))
     num_tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, num_tokens))
     limit = place.prepared.config.context_length
     asked = tuple(
@@ -239,7 +239,7 @@ def _affordable(
     return [
         each
         for i, (each, so_far) in enumerate(zip(found, total, strict=True))
-        if i < _LEAST_TEXTS or so_far <= _READ_S * tokens_per_s
+        if i < _LEAST_TEXTS or so_far <= READ_S * tokens_per_s
     ]
 
 

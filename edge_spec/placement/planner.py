@@ -20,15 +20,23 @@ from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates
 from edge_spec.placement.gains import default_drafter, plain_rate, replay_drafters, row_share
 from edge_spec.placement.pairing import Pairing
-from edge_spec.placement.place_work import PlaceError, preferred, record_texts
+from edge_spec.placement.place_work import (
+    READ_S,
+    WRITE_S,
+    PlaceError,
+    preferred,
+    record_texts,
+)
 from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.survey import MeasuredPlace, Surveyor, processor_first
-from edge_spec.placement.trial import Trial, Trials
+from edge_spec.placement.schedule import Schedule
+from edge_spec.placement.survey import MEASURE_S, MeasuredPlace, Surveyor, processor_first
+from edge_spec.placement.trial import TRIAL_S, Trial, Trials
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _LEAST_AGREEING = 0.25  # of a text's tokens; other weights and kernels agree on most
 _READ_TEXTS = 2
+_REPLAY_S = 8.0  # of all drafters at a few places
 
 
 @dataclass
@@ -48,6 +56,7 @@ class Planner:
     refresh: bool = False
 
     def __post_init__(self) -> None:
+        self.progress = self._schedule = Schedule(self.progress, self._stages())
         self._surveyor = Surveyor(self.devices, self.progress, self.refresh)
         self.notes = self._surveyor.notes
 
@@ -57,17 +66,23 @@ class Planner:
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
+        self._schedule.enter("survey")
         measured = self._surveyor.survey(self.source, LoadOptions())
+        self._schedule.enter("record")
         writer, recordings = self._recorded(measured)
         targets = [each for each in measured if self._computes_right(each, writer, recordings)]
+        self._schedule.enter("replay")
         found = [each for target in targets for each in self._alone(target, recordings)]
         if self.draft is not None:
+            self._schedule.enter("pair")
             pairing = Pairing(self.source, self.draft, self._surveyor, self.progress)
             found += pairing.placements(targets, recordings)
         defaults = {
             each.candidate.place: default_drafter(each.profile) for each in targets if each.profile
         }
-        trials = Trials(self.trial, self._surveyor.room.free, defaults, recordings, self.notes)
+        free = self._surveyor.room.free
+        trials = Trials(self.trial, free, defaults, recordings, self.progress, self.notes)
+        self._schedule.enter("trial")
         return Plan(
             version=1,
             model=self.source.model,
@@ -79,6 +94,13 @@ class Planner:
             places=tuple(self._surveyor.places),
             made_by=_own_version(),
         )
+
+    def _stages(self) -> dict[str, float]:
+        """Seconds that each stage takes at most of a model that fills its share of the time."""
+        stages = {"survey": MEASURE_S, "record": READ_S + WRITE_S, "replay": _REPLAY_S}
+        if self.draft is not None:
+            stages["pair"] = MEASURE_S + READ_S
+        return stages | {"trial": TRIAL_S}
 
     def still_holds(self, plan: Plan) -> bool:
         """Says whether a plan of these models was made by this version of the places that are here

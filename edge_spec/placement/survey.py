@@ -21,8 +21,8 @@ from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import Profile, ProfileKey, load_profile
 from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key
 
-_MEASURE_S = 30.0  # for all places together that the cache does not know
-_MOST_S, _LEAST_S = 15.0, 3.0  # for one of them
+MEASURE_S = 20.0  # for all places of a model together that the cache does not know
+_MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
 
 _Found = TypeVar("_Found")
 
@@ -98,7 +98,7 @@ class Surveyor:
         if not self._refresh:
             known = {each.key: load_profile(each.key, each.prepared.profiles) for each in tried}
         new = {each.key: each for each in tried if known.get(each.key) is None}
-        max_s = min(_MOST_S, max(_LEAST_S, _MEASURE_S / max(1, len(new))))
+        max_s = min(_MOST_S, max(_LEAST_S, MEASURE_S / max(1, len(new))))
         for key, place in new.items():
             if self.faults.of(place) is None:
                 what = f"Measuring {place.prepared.name} on {place.place}"

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.fitting.forecast import FreeMemory
-from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 
-_TRIAL_S = 12.0  # of all answers of one trial, as forecast
+TRIAL_S = 12.0  # of all answers of one trial, as forecast
 _MOST_TRIALS = 3
 _PROMPTS = 3  # the shortest
 _LEAST_TOKENS, _MOST_TOKENS = 16, 64  # of an answer
+_WHAT = "Trying the best of them"
 _TRIED = 3  # placements, beside plain decoding and the default
 
 Prompts = Sequence[Sequence[int]]
-# Placements of one target at one place, and of one draft at most; prompts; tokens of each answer ->
-# the tokens a second that each placement wrote. Raises PlaceError.
-Trial = Callable[[Sequence[Placement], Prompts, int], Sequence[float]]
+# Placements of one target at one place, and of one draft at most; prompts; tokens of each answer;
+# what is told the share that is done -> the tokens a second that each placement wrote. Raises
+# PlaceError.
+Trial = Callable[[Sequence[Placement], Prompts, int, OnStep], Sequence[float]]
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Trials:
     free: FreeMemory
     defaults: Mapping[Place, str]
     recordings: Sequence[Recording]
+    progress: Progress
     notes: list[str] = field(default_factory=list)
 
     def settle(self, found: Sequence[Placement]) -> tuple[Placement, ...]:
@@ -53,8 +58,9 @@ class Trials:
             if first.is_measured or not _can_run(first, self.free):
                 return ranking
             chosen = self._contestants(ranking)
+            length, on_step = num_tokens(chosen, len(prompts)), partial(self.progress, _WHAT)
             try:
-                rates = self.trial(chosen, prompts, num_tokens(chosen, len(prompts)))
+                rates = self.trial(chosen, prompts, length, on_step)
             except PlaceError as error:
                 self.notes.append(f"{first}: {error}")
                 left = [each for each in ranking if _places(each) != _places(first)]
@@ -102,9 +108,9 @@ class Trials:
 
 
 def num_tokens(chosen: Sequence[Placement], num_prompts: int) -> int:
-    """Returns the tokens of each answer, by which all of them take about `_TRIAL_S`."""
+    """Returns the tokens of each answer, by which all of them take about `TRIAL_S`."""
     token_s = sum(1 / each.tokens_per_s for each in chosen if each.tokens_per_s)
-    return max(_LEAST_TOKENS, min(_MOST_TOKENS, int(_TRIAL_S / (token_s * num_prompts))))
+    return max(_LEAST_TOKENS, min(_MOST_TOKENS, int(TRIAL_S / (token_s * num_prompts))))
 
 
 def _corrected(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edge_spec.fitting.forecast import FreeMemory
-from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.trial import Prompts, Trials, num_tokens
+from fixtures.silence import quiet
 
 MB = 1_000_000
 FREE = FreeMemory(500 * MB)
@@ -39,7 +40,7 @@ class Machine:
     prompts: Prompts = ()
 
     def __call__(
-        self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int
+        self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int, on_step: OnStep
     ) -> list[float]:
         assert len({each.target for each in placements}) == 1  # which are open at once
         assert len({each.draft for each in placements} - {None}) <= 1
@@ -56,7 +57,7 @@ class Machine:
 
 def settled(machine: Machine, *found: Placement) -> tuple[tuple[Placement, ...], list[str]]:
     texts = [recorded(length) for length in (50, 10, 40, 20, 30)]
-    trials = Trials(machine, FREE, {HERE: "suffix", THERE: "suffix"}, texts)
+    trials = Trials(machine, FREE, {HERE: "suffix", THERE: "suffix"}, texts, quiet)
     return trials.settle(found), trials.notes
 
 
