@@ -72,12 +72,16 @@ def plan(
 
 
 def _print(made: Plan) -> None:
+    from edge_spec.placement.ranking import why_no_draft
+
     best = made.placements[0]
     shown = _shown(made.placements)
     for line in _table([_HEADINGS, *(_cells(each) for each in shown)]):
         print(line)
     if best.lossless:
         print(f"texts there, with and without drafting: {best.lossless}")
+    if (why := why_no_draft(made.placements)) is not None:
+        print(why)
     print(f"best: {best} ({best.target.weights})")
 
 

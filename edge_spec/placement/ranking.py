@@ -44,6 +44,20 @@ def ranked(placements: Sequence[Placement], free: FreeMemory) -> tuple[Placement
     )
 
 
+def why_no_draft(placements: Sequence[Placement]) -> str | None:
+    """Says of placements by their rank what a draft would have to be better at, where the best one
+    leaves it out; None where it does not, or where nothing is known of one."""
+    best = placements[0]
+    paired = next((each for each in placements if each.draft and each.tokens_per_s), None)
+    if best.draft is not None or paired is None or best.tokens_per_s is None:
+        return None
+    return (
+        f"the draft does not pay here: {paired.tokens_per_s:.1f} tokens/s with it, "
+        f"{best.tokens_per_s:.1f} without. A draft token takes {paired.guess_share or 0.0:.2f} of "
+        f"a step, and {paired.acceptance or 0.0:.0%} of them are right"
+    )
+
+
 def _with_speedup(placement: Placement, step_s: float | None) -> Placement:
     """step_s: of the fastest plain step there is."""
     if step_s is None or placement.tokens_per_s is None:

@@ -29,7 +29,7 @@ from edge_spec.placement.plan import (
     Placement,
 )
 from edge_spec.placement.profile import ContextCosts, Profile
-from edge_spec.placement.ranking import ranked
+from edge_spec.placement.ranking import ranked, why_no_draft
 from edge_spec.placement.replay import Recording, VirtualClock, replay
 from edge_spec.testing import ScriptedModel
 from fixtures.silence import quiet
@@ -111,6 +111,16 @@ def test_the_speedup_is_over_the_fastest_plain_step_of_all_places_that_can_be_ha
 def test_a_loser_is_told_why(loser: Placement, reason: str) -> None:
     best, other = ranked([loser, BEST], FREE)
     assert best == BEST and other.reason == reason
+
+
+def test_it_is_said_why_a_draft_does_not_pay() -> None:
+    paired = replace(BEST, draft=place(), drafter="draft-model", tokens_per_s=55.0, guess_share=0.4)
+    assert why_no_draft(ranked([paired, NEXT, BEST], FREE)) == (
+        "the draft does not pay here: 55.0 tokens/s with it, 200.0 without. "
+        "A draft token takes 0.40 of a step, and 50% of them are right"
+    )
+    assert why_no_draft(ranked([replace(paired, tokens_per_s=900.0), BEST], FREE)) is None
+    assert why_no_draft(ranked([NEXT, BEST], FREE)) is None
 
 
 def test_weights_that_lose_more_than_half_a_percent_come_after_those_that_do_not() -> None:
