@@ -20,22 +20,23 @@ class Batch:
         self._tokens = np.zeros(num_tokens, np.int32)
         self._positions = np.zeros(num_tokens, np.int32)
         self._offsets = np.arange(num_tokens, dtype=np.int32)
-        # A token's sequences are read through a pointer: for a chain all lead to the same zero.
+        # A token's sequences are read through a pointer: for a chain all lead to the same number.
         self._ones = np.ones(num_tokens, np.int32)
-        self._zero = np.zeros(1, np.int32)
-        self._to_zero = np.full(num_tokens, self._zero.ctypes.data, np.uintp)
+        self._sequence = np.zeros(1, np.int32)
+        self._to_sequence = np.full(num_tokens, self._sequence.ctypes.data, np.uintp)
         self._num_sequences = np.ones(max_rows, np.int32)
         self._sequences = np.zeros((max_rows, max_rows), np.int32)
         rows = np.arange(max_rows, dtype=np.uintp) * np.uintp(self._sequences.strides[0])
         self._to_sequences = np.uintp(self._sequences.ctypes.data) + rows
         self._scored = np.ones(num_tokens, np.int8)
         self._unscored = np.zeros(num_tokens, np.int8)
-        self._prefill = self._struct(batch_type, self._ones, self._to_zero, self._unscored)
-        self._chain = self._struct(batch_type, self._ones, self._to_zero, self._scored)
+        self._prefill = self._struct(batch_type, self._ones, self._to_sequence, self._unscored)
+        self._chain = self._struct(batch_type, self._ones, self._to_sequence, self._scored)
         self._tree = self._struct(batch_type, self._num_sequences, self._to_sequences, self._scored)
 
-    def prefill(self, tokens: Sequence[int], position: int) -> Any:
-        """A chain in sequence 0 from `position` on, of which nothing is scored."""
+    def prefill(self, tokens: Sequence[int], position: int, sequence: int = 0) -> Any:
+        """A chain from `position` on, of which nothing is scored."""
+        self._sequence[0] = sequence  # no chain that is scored is in another one than 0
         return self._set_chain(self._prefill, tokens, position)
 
     def chain(self, tokens: Sequence[int] | np.ndarray, position: int) -> Any:

@@ -93,6 +93,19 @@ class JointCache:
             self._share_out(rows, time.perf_counter() - started_s)
             return self._outputs(at, rows)
 
+    def prefill(self, member: Member, tokens: Sequence[int]) -> None:
+        """Adds tokens to a conversation without scoring them; its outcome tells how far that came.
+        Only where rows are alike whoever is beside them. Raises SessionError, DeviceMemoryError."""
+        with self._lock:
+            self._require_all([member])
+            self._reserve(len(tokens))
+            self._library.want_hidden(self._context(), False)  # for which every token is scored
+            try:
+                for start in range(0, len(tokens), MAX_ROWS):
+                    self._append(member, tokens[start : start + MAX_ROWS])
+            finally:
+                self._library.want_hidden(self._context(), True)
+
     def read(self, member: Member) -> np.ndarray:
         """Returns the sequence of its tokens, [bytes] uint8. Raises SessionError."""
         with self._lock:
@@ -257,6 +270,15 @@ class JointCache:
             memory = self._library.memory(self._context())
             self._library.sequence_remove(memory, _PADDING, -1, -1)
         return found
+
+    def _append(self, member: Member, tokens: Sequence[int]) -> None:
+        length = len(member.cells)
+        self._is_broken = True  # until all is noted
+        self._decode(self._batch.prefill(tokens, length, member.number))
+        member.cells = member.cells + list(range(self._tail, self._tail + len(tokens)))
+        self._tail += len(tokens)
+        member.outcome = (length + len(tokens), ())
+        self._is_broken = False
 
     def _lay_out(self, member: Member, tree: TokenTree) -> list[tuple[int, int, Sequence[int]]]:
         """Returns token, position and sequences of each row."""

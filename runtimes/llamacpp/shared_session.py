@@ -17,15 +17,18 @@ from edge_spec.runtimes.llamacpp.joint import JointCache
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import Member
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-from edge_spec.runtimes.llamacpp.transfer import write_sequence
+from edge_spec.runtimes.llamacpp.transfer import as_first, holds, write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
-_LONE_PASSES = 8  # one after the other, after which a session goes back to a cache of its own
+# Passes one after the other, after which a session goes back to a cache of its own, or as many more
+# as it takes that going back, which copies all tokens, costs little beside them.
+_LONE_PASSES, _TOKENS_A_PASS = 8, 8
 
 
 class SharedSession(LlamaCppSession):
-    """Stands in a cache of its own until its first shared pass. It returns there to read a prompt,
-    whose kernels look at cells in blocks, when it is alone, and after a pass that failed."""
+    """Stands in a cache of its own until its first shared pass. It returns there when it is alone,
+    and after a pass that failed; also to read a prompt, unless the kernels are our own: others look
+    at cells in blocks."""
 
     def __init__(
         self,
@@ -41,8 +44,11 @@ class SharedSession(LlamaCppSession):
         self.has_rows = True  # whether rows of the last pass can be committed
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._return()
-        super().prefill(tokens)
+        if self._member is not None and self._choices.invariant_rows:
+            tokens = tokens[self._read_beside(self._member, tokens) :]
+        if tokens:
+            self._return()
+            super().prefill(tokens)
 
     def forward(self, tree: TokenTree) -> Forward:
         self.has_rows = True
@@ -51,7 +57,8 @@ class SharedSession(LlamaCppSession):
             # A single row may be shared out among threads, by how many cells all have.
             choices = self._choices
             is_steady = len(tree) > 1 or choices.steady_rows or choices.invariant_rows
-            if self.num_lone > _LONE_PASSES or not is_steady:
+            most = max(_LONE_PASSES, self.length // _TOKENS_A_PASS)
+            if self.num_lone > most or not is_steady:
                 self._return()
         if self._member is not None:
             self.require_fitting(tree)
@@ -76,15 +83,19 @@ class SharedSession(LlamaCppSession):
         else:
             require_rollback(self.length, length)
             self.length = length
-            self._member.outcome = (length, self._member.outcome[1])
+            self._member.outcome = (length, self._member.outcome[1] or ())
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         self._return()
         super().collect_features(layers, on_prefilled)
 
     def state(self) -> dict[str, np.ndarray]:
-        self._return()
-        return super().state()
+        if self._member is None:
+            return super().state()
+        self._context()
+        sequence, form = self.joint.read(self._member), self._library.state_form
+        known = as_first(sequence, self.length, form) and holds(sequence, self.length, form)
+        return {"sequence": sequence} if known else {}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         super().restore(state, length)
@@ -114,6 +125,20 @@ class SharedSession(LlamaCppSession):
             self._collected = weakref.finalize(self, _leave, self._member)
         self.num_lone = 0
         return self._member
+
+    def _read_beside(self, member: Member, tokens: Sequence[int]) -> int:
+        """Reads a prompt in the shared cache; returns how many of its tokens. Raises
+        ContextFullError, SessionError."""
+        self._context()
+        require_room(self.length, len(tokens), self._context_length)
+        before = self.length
+        try:
+            self.joint.prefill(member, tokens)
+        except (SessionError, DeviceMemoryError):
+            pass  # it goes on in its own cache
+        finally:
+            self.length = member.outcome[0]
+        return self.length - before
 
     def _return(self) -> None:
         """Goes back to the cache of its own. Raises SessionError where the library cannot, and

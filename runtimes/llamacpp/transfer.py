@@ -32,6 +32,17 @@ def write_sequence(library: Library, context: int, sequence: np.ndarray, number:
         raise ValueError(f"{library.name} read {read} of {len(sequence)} bytes")
 
 
+def as_first(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
+    """Gives its cells the number of a sequence that stands in a context alone; returns whether
+    there are so many."""
+    start, width = 4 * (form.words_before + 1), 1 + len(form.cell)
+    cells = sequence[start : start + 4 * length * width]
+    if len(cells) < 4 * length * width:
+        return False
+    cells.view("<u4").reshape(length, width)[:, -1] = form.cell[-1]
+    return True
+
+
 def holds(sequence: np.ndarray, length: int, form: SequenceForm) -> bool:
     """Returns whether the cells of a sequence, [bytes] uint8, have the positions 0 to length - 1,
     each once.

@@ -15,11 +15,12 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
+from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.exactness.sharing import SLICE_TOKENS, slices_alike
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel
+from edge_spec.runtimes.llamacpp import LlamaCppModel, joint, shared_session, transfer
 from fixtures.random_trees import random_path, random_tree
 from fixtures.silence import quiet
 
@@ -79,6 +80,8 @@ class Told:
             kept = random_path(self._drawn, tree)
             self.session.commit(kept)
             self.text += tree.tokens[kept].tolist()
+        else:
+            self.session.rollback(len(self.text))  # as the decoder does
         if self._drawn.randint(5) == 0 or len(self.text) > CONTEXT - 150:
             self.text = self.text[: max(1, len(self.text) - int(self._drawn.randint(1, 90)))]
             self.session.rollback(len(self.text))
@@ -202,3 +205,60 @@ def test_auto_chooses_by_what_rows_cost_here(
         engine.set_drafter("auto")
         assert engine.generate("the night", max_tokens=4).tokens
         assert engine.parts.speculation.drafters[0].name == name
+
+
+def test_a_prompt_is_read_beside_the_others_and_nothing_is_copied(
+    model: LlamaCppModel, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long conversation, to go back and to join again would copy all of it in each answer."""
+    drawn: Any = np.random.RandomState(7)
+    all_told = [Told(model, drawn, tokens) for _ in range(2)]
+    for told in all_told:
+        told.read(60)
+    trees = [TokenTree.chain(each) for each in tokens(2)]
+
+    def shared_pass() -> list[np.ndarray]:
+        parts = [PassPart(each.session, tree) for each, tree in zip(all_told, trees, strict=True)]
+        return [out.logits for out in model.forward_together(parts, 2)]
+
+    shared_pass()
+    for each, tree in zip(all_told, trees, strict=True):
+        each.session.commit([0])
+        each.text += tree.tokens.tolist()
+    for module in (joint, shared_session, transfer):
+        monkeypatch.setattr(module, "write_sequence", lambda *arguments: pytest.fail("copied"))
+    all_told[0].read(200)
+    found = shared_pass()
+    monkeypatch.undo()
+    for each, tree, logits in zip(all_told, trees, found, strict=True):
+        np.testing.assert_array_equal(logits, scored_at_once(model, each.text, tree))
+
+
+def test_a_prompt_that_fails_beside_the_others_goes_on_alone(
+    model: LlamaCppModel, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first tokens were read there."""
+    drawn: Any = np.random.RandomState(8)
+    all_told = [Told(model, drawn, tokens) for _ in range(2)]
+    tree = TokenTree.chain(3)
+    model.forward_together([PassPart(each.session, tree) for each in all_told], 2)
+    for each in all_told:
+        each.session.commit([0])
+        each.text.append(3)
+    append, num_read = joint.JointCache._append, []
+
+    def fails(cache: Any, member: Any, part: Sequence[int]) -> None:
+        num_read.append(len(part))
+        if len(num_read) == 2:
+            raise SessionError("no room", remedy="")
+        append(cache, member, part)
+
+    monkeypatch.setattr(joint.JointCache, "_append", fails)
+    prompt = tokens(200)
+    all_told[0].session.prefill(prompt)
+    all_told[0].text += prompt
+    assert len(num_read) == 2 and sum(num_read) < len(prompt)
+    for each in all_told:
+        assert each.session.length == len(each.text)
+        logits = each.session.forward(tree).logits.copy()
+        np.testing.assert_array_equal(logits, scored_at_once(model, each.text, tree))
