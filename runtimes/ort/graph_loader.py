@@ -20,6 +20,7 @@ from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
+from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.runtimes.ort.start_errors import start_error
 from edge_spec.storage.atomic import cache_directory, sha256_file
@@ -102,6 +103,13 @@ class GraphLoader:
         self._matrices: DeviceMatrices | None = None  # that graphs share
         self._held: list[Any] = []  # weights of graphs, which read them where they are
         self.place = place or place_of(self._devices)
+        suits = self._on_cpu and form is None
+        self._products = OwnProducts(refusal()) if suits else None
+
+    @property
+    def kernels(self) -> str | None:
+        """Returns one line about our kernels in this bundle; None on other devices."""
+        return None if self._products is None else self._products.description
 
     @property
     def threads(self) -> int | None:
@@ -166,27 +174,23 @@ class GraphLoader:
         graph runs beside the file's, which its threads should not slow. stops_spinning: whether
         another graph runs right after each of its passes. Raises BundleError, DeviceError."""
         graph = self.bundle.file(name)
-        options = self._options
-        if threads is not None or made is not None or stops_spinning:
-            options = self._chosen()
-            self._providers(options)  # those of packages are part of the options
-            options.intra_op_num_threads = threads or options.intra_op_num_threads
-        if stops_spinning and not self._takes_turns:
-            options.add_session_config_entry(_STOPS_SPINNING, "1")
-        if made is not None:
-            options.add_session_config_entry(_WEIGHTS_FOLDER, str(graph.parent))
-            if has_company:
-                options.add_session_config_entry(_STOPS_SPINNING, "1")
+        stops = (stops_spinning and not self._takes_turns) or (made is not None and has_company)
+        options = partial(self._session_options, threads, stops)
+        if self._products is not None and not initializers:
+            session = self._open_with_own(graph, made, options(graph.parent))
+            if session is not None:
+                return session
+        chosen = options(None if made is None else graph.parent)
         if initializers:
             value = import_onnxruntime().OrtValue
             given = [
                 each if isinstance(each, value) else value.ortvalue_from_numpy(each)
                 for each in initializers.values()
             ]
-            options.add_external_initializers(list(initializers), given)
+            chosen.add_external_initializers(list(initializers), given)
             self._held += given
         try:
-            session = self._load(made or graph, sess_options=options)
+            session = self._load(made or graph, sess_options=chosen)
         except Exception as error:  # onnxruntime's exceptions share no base class of their own
             raise self._load_error(error, graph) from error
         if not self._on_cpu:
@@ -194,6 +198,37 @@ class GraphLoader:
 
             devices.require_started(session, self._devices, fault)
             require_on_device(session, self._devices)
+        return session
+
+    def _session_options(
+        self, threads: int | None, stops_spinning: bool, folder: Path | None
+    ) -> Any:
+        """folder: of the weights of a graph that is in memory; None for one in a file."""
+        options = self._chosen()
+        self._providers(options)  # those of packages are part of the options
+        options.intra_op_num_threads = threads or options.intra_op_num_threads
+        if stops_spinning:
+            options.add_session_config_entry(_STOPS_SPINNING, "1")
+        if folder is not None:
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
+        return options
+
+    def _open_with_own(self, graph: Path, made: bytes | None, options: Any) -> Any:
+        """The graph with our products; None where there are none for it, or they do not load. What
+        is wrong with a bundle is then said of the graph as it is."""
+        assert self._products is not None
+        threads = options.intra_op_num_threads or available_cores()
+        try:
+            own = self._products.changed(made or graph, graph.parent, threads)
+            if own is None:
+                return None
+            self._products.register(options)
+            session = self._load(own, sess_options=options)
+        except Exception as error:
+            if self._products.refuse(error):
+                return None
+            raise self._load_error(error, graph) from error
+        self._products.loaded()
         return session
 
     def _load_error(self, error: Exception, graph: Path) -> EdgeSpecError:

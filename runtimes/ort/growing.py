@@ -8,6 +8,7 @@ rows are kept; of fewer rows, and after a rollback, the beginning is copied.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class GrowingModel:
         )
         self.config = loader.config
         self._inference: Any = loader.open(GRAPH_FILE)
+        self.capabilities = replace(self.capabilities, kernels=loader.kernels)
         path = bundle.file(GRAPH_FILE)
         self._caches = _read_caches(self._inference, self.config.vocab_size, path)
 

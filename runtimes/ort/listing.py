@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.fitting.devices import CPU, Device, processor
-from edge_spec.runtimes.ort import devices
+from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
@@ -54,7 +54,7 @@ def fault(name: str) -> str | None:
 
 def _described(choice: devices.ProviderChoice, fault: str | None) -> Device:
     if choice.name == CPU:
-        return replace(processor(_RUNTIME), fault=fault)
+        return replace(processor(_RUNTIME), fault=fault, kernels=rows.description())
     total = free = None
     if choice.cuda is not None:
         total, free = choice.cuda.total_bytes, free_bytes(choice.cuda)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ class OrtModel:
         self.config = self._loader.config
         self._inference: Any = self._loader.open_whole()
         _require_described(self._inference, bundle)
+        self.capabilities = replace(self.capabilities, kernels=self._loader.kernels)
         self._partial: Any = None
         self._encoder: Any = None  # the graph of one
         if self.config.encoder is not None:

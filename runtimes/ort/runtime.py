@@ -11,7 +11,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.ort import devices
+from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import require_driver
 from edge_spec.runtimes.ort.devices import ProviderChoice
 from edge_spec.runtimes.ort.library import import_onnxruntime
@@ -35,6 +35,10 @@ class OrtRuntime:
     name = "ort"
     reads = "onnx"
     also_reads = (STATIC, COMPILED)
+
+    def kernels(self) -> str:
+        """See `edge_spec.core.runtime_protocols.HasOwnKernels`."""
+        return rows.wanted()
 
     def open(
         self, source: Bundle, options: RuntimeOptions

@@ -96,5 +96,6 @@ def test_every_operator_is_on_the_cpus_provider(exported: Exported) -> None:
     placement = opened.node_placement()
     assert list(placement) == ["CPUExecutionProvider"]
     counts = placement["CPUExecutionProvider"]
-    assert (counts["MatMulNBits"], counts["GroupQueryAttention"]) == (9, 2)
+    matrices = counts.get("MatMulNBits", 0) + counts.get("MatMulRows", 0)  # onnxruntime's and ours
+    assert (matrices, counts["GroupQueryAttention"]) == (9, 2)
     opened.close()

@@ -41,6 +41,8 @@ EVERYWHERE: Mapping[str, Sequence[str]] = {
     "dispatch.cpp": (),
     "checks.cpp": (),
     "checks_attention.cpp": (),
+    "ort_operator.cpp": ("-fexceptions",),
+    "ort_weights.cpp": ("-fexceptions",),  # for want of memory
     "plugin.cpp": ("-fexceptions",),  # a thread that does not start is an exception
     "plugin_attention.cpp": (),
     "plugin_install.cpp": (),

@@ -18,7 +18,7 @@ constexpr size_t kReadAhead = 8192;  // how far kernels fetch beyond the last ti
 #ifdef __linux__
 struct Mapping {
   uintptr_t begin = 0, end = 0;
-  bool is_file = false;
+  bool is_file = false, is_writable = false;
 };
 thread_local Mapping last_mapping;
 thread_local bool keeps_mapping = false;
@@ -40,7 +40,7 @@ Mapping mapping_at(uintptr_t address) {
                                 &inode) == 4;
     is_start = line[std::char_traits<char>::length(line) - 1] == '\n';
     if (!is_whole || address < begin || address >= end) continue;
-    found = {begin, end, inode != 0 && permissions[1] == '-'};
+    found = {begin, end, inode != 0, permissions[1] == 'w'};
     break;
   }
   std::fclose(maps);
@@ -74,7 +74,7 @@ void Memory::release() {
   data_ = nullptr;
 }
 
-void let_go(const void* data, size_t bytes) {
+void let_go(const void* data, size_t bytes, bool is_never_written) {
 #ifdef __linux__
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto start = reinterpret_cast<uintptr_t>(data);
@@ -82,11 +82,13 @@ void let_go(const void* data, size_t bytes) {
   if (first >= last) return;
   const Mapping mapping = mapping_at(first);
   // Anonymous memory would lose what it holds.
-  if (mapping.is_file && last <= mapping.end)
+  const bool is_as_read = mapping.is_file && (is_never_written || !mapping.is_writable);
+  if (is_as_read && last <= mapping.end)
     madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 #else
   (void)data;
   (void)bytes;
+  (void)is_never_written;
 #endif
 }
 

@@ -25,8 +25,9 @@ class Memory {
 
 // Bytes of a file that are mapped and will not be read again lose their pages, which are no part of
 // the process any more; the system keeps them while it has memory for them. Memory of any other
-// kind stays as it is.
-void let_go(const void* data, size_t bytes);
+// kind stays as it is, and so does a mapping that may be written to, unless it is known that nothing
+// has been: what was written would be lost.
+void let_go(const void* data, size_t bytes, bool is_never_written = false);
 
 // Whether this thread is within a load, during which no mapping that it reads goes away.
 void watch_sources(bool is_loading);
