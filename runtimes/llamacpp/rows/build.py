@@ -4,6 +4,7 @@ instruction set. Needs nothing but Python and a C++17 compiler: setup.py runs it
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import re
@@ -61,12 +62,23 @@ def sources() -> list[Path]:
     return sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")])
 
 
-def is_current(library: Path) -> bool:
-    """Whether the file is there and younger than what it is compiled from."""
+def digest() -> str:
+    """Of all that a library is compiled from."""
     made_of = [*sources(), Path(__file__)]
-    return library.is_file() and all(
-        path.stat().st_mtime < library.stat().st_mtime for path in made_of
-    )
+    return hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in made_of)).hexdigest()
+
+
+def is_current(library: Path) -> bool:
+    """Whether the file is there and was compiled from the sources beside this script. A wheel has
+    none of them, and no other library than its own."""
+    if not library.is_file() or not sources():
+        return library.is_file()
+    return _mark().encode() in library.read_bytes()
+
+
+def _mark() -> str:
+    """What dispatch.cpp leaves in a library of these sources."""
+    return f"compiled from {digest()}"
 
 
 def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
@@ -78,7 +90,8 @@ def build(out: Path, compiler: Sequence[str] = (), machine: str = "") -> None:
     with tempfile.TemporaryDirectory() as work:
         known = {name: flags for name, flags in tables.items() if _knows(command, flags, work)}
         flags = {name: f for name, f in {**known, **EVERYWHERE}.items() if (HERE / name).is_file()}
-        common = (*COMMON, f"-ffile-prefix-map={HERE}=.", f"-DROWS_TABLES={_tables(flags)}")
+        defined = (f"-DROWS_TABLES={_tables(flags)}", f'-DROWS_MARK="{_mark()}"')
+        common = (*COMMON, f"-ffile-prefix-map={HERE}=.", *defined)
 
         def compiled(name: str) -> str:
             to = str(Path(work) / f"{name}.o")

@@ -11,7 +11,11 @@
 #include <sys/auxv.h>
 #endif
 
-// build.py defines ROWS_TABLES by what it compiles, the fastest first: TABLE(avx2)TABLE(portable)
+// build.py finds in a library the digest of the sources that it was compiled from.
+extern "C" __attribute__((visibility("default"))) const char edge_spec_rows_mark[];
+extern "C" const char edge_spec_rows_mark[] = ROWS_MARK;
+
+// It defines ROWS_TABLES by what it compiles, the fastest first: TABLE(avx2)TABLE(portable)
 namespace rows {
 
 #define TABLE(name) extern const Kernels name##_kernels;

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_spec.errors import UsageError
 from edge_spec.runtimes.llamacpp.rows import findings, library
 from edge_spec.storage.atomic import sha256_file
 
-VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is
+VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is, "on" does not
 TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
 _PORTABLE = "portable"  # kernels that are slower than llama.cpp's own
 _ATTENTION = 2  # of what `takes` says
@@ -74,7 +75,7 @@ class Packed:
 
 def install(ggml: Any) -> Rows:
     """Before a model is opened: llama.cpp makes its list of places for weights then. ggml: the
-    library as ctypes has loaded it."""
+    library as ctypes has loaded it. Raises UsageError for a variable that names what is not."""
     try:
         reason = _refusal()
         return _installed(ggml, library.table()) if reason is None else Rows(None, reason)
@@ -84,7 +85,7 @@ def install(ggml: Any) -> Rows:
 
 def wanted() -> str:
     """Names the kernels that builds of llama.cpp get here where they fit, and their own build; ""
-    for none. llama.cpp is not opened for it."""
+    for none. llama.cpp is not opened for it. Raises UsageError as `install` does."""
     try:
         if _refusal() is None:
             return f"{library.table()} {sha256_file(library.path())[:16]}"
@@ -95,14 +96,25 @@ def wanted() -> str:
 
 def _refusal() -> str | None:
     """Why no build of llama.cpp gets any here; None where it may. Raises OSError, AttributeError
-    for a library that does not load."""
-    if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
+    for a library that does not load, UsageError for a variable that names what is not."""
+    switch = os.environ.get(VARIABLE, "")
+    if switch not in ("", "on", "off"):
+        raise UsageError(
+            f"{VARIABLE} is {switch!r}", remedy="Set it to on or off, or leave it out."
+        )
+    if switch == "off":
         return f"{VARIABLE}=off"
     if sys.platform == "win32":
         return "llama.cpp's libraries for Windows do not export what they take"
     if not library.path().is_file():
         return "this installation was built without a C++ compiler"
-    if library.table() == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
+    name, names = os.environ.get(TABLE_VARIABLE, ""), library.tables()
+    if name and name not in names:
+        raise UsageError(
+            f"{TABLE_VARIABLE} names kernels {name!r}, which this processor or build does not have",
+            remedy=f"Set it to {' or '.join(names)}, or leave it out for the fastest.",
+        )
+    if library.table() == _PORTABLE and name != _PORTABLE:
         return "there are none for this processor's instructions"
     return None
 

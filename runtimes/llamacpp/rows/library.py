@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import logging
+import subprocess
+import sys
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from edge_spec.runtimes.llamacpp.rows.build import library_name
+from edge_spec.runtimes.llamacpp.rows import build
 
 # Types of weights that there are kernels for, in the order of rows::Type; ggml's number of each.
 TYPES = {
@@ -25,6 +29,8 @@ TYPES = {
 _NUM_TYPES = 64  # of ggml, as far as they are counted
 _PATHS_BYTES = 16_384
 
+_log = logging.getLogger(__name__)
+
 
 class Load(ctypes.Structure):
     """Says what loading one model did."""
@@ -41,6 +47,8 @@ class Load(ctypes.Structure):
 _HANDLE, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("best_table", [], _TEXT),
+    ("table_name", [_INT], _TEXT),
+    ("table_is_supported", [_INT], _INT),
     ("install", [_HANDLE, ctypes.c_uint32, _INT], _TEXT),
     ("is_listed", [], _INT),
     ("takes", [], _INT),
@@ -54,17 +62,32 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
 
 def path() -> Path:
     """Returns where the library lies if the package was built with it."""
-    return Path(__file__).with_name(library_name())
+    return Path(__file__).with_name(build.library_name())
 
 
 @cache
 def library() -> Any:
-    """Raises OSError where there is none or it does not load, AttributeError for an old one."""
+    """Raises OSError where there is none of these sources or it does not load, AttributeError for
+    one that lacks a function."""
+    _require_current()
     loaded = ctypes.CDLL(str(path()))
     for name, arguments, result in _FUNCTIONS:
         function = getattr(loaded, f"edge_spec_rows_{name}")  # an item would be another object
         function.argtypes, function.restype = arguments, result
     return loaded
+
+
+def _require_current() -> None:
+    """Compiles the library of a checkout again where its sources have changed, as they do in a
+    pull: an older one is never loaded. Raises OSError where that fails."""
+    if not path().is_file() or build.is_current(path()):
+        return
+    _log.warning("Compiling the kernels for few rows, whose sources have changed.")
+    try:
+        build.build(path())
+    except (OSError, subprocess.CalledProcessError) as fault:
+        command = f"{sys.executable} {build.__file__}"
+        raise OSError(f"its sources have changed and do not compile: run {command}") from fault
 
 
 def function(name: str) -> Any:
@@ -73,9 +96,18 @@ def function(name: str) -> Any:
 
 
 def table() -> str:
-    """Returns the name of the kernels for this processor. Raises as `library` does."""
+    """Returns the name of the kernels in force: of the fastest that this processor runs, or of
+    those that the environment names. Raises as `library` does."""
     name: bytes = function("best_table")()
     return name.decode()
+
+
+def tables() -> list[str]:
+    """Returns the names of the kernels that this processor runs, the fastest first. Raises as
+    `library` does."""
+    names = iter(partial(next, map(function("table_name"), count())), None)
+    runs = function("table_is_supported")
+    return [name.decode() for index, name in enumerate(names) if runs(index)]
 
 
 def ggml_libraries(ggml: Any) -> list[Path]:
