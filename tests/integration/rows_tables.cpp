@@ -18,8 +18,8 @@
 
 namespace {
 
-constexpr int kNumTypes = 10, kMostRows = 16, kNumOutputs = 21;  // no multiple of any tile
-constexpr int kHalf = 8, kBfloat = 9;  // types of plain numbers
+constexpr int kNumTypes = 11, kMostRows = 16, kNumOutputs = 21;  // no multiple of any tile
+constexpr int kBfloat = 9, kFloat = 10;  // types of plain numbers
 
 struct Library {
   const char* (*table_name)(int);
@@ -81,7 +81,8 @@ std::vector<uint8_t> weights(int type, size_t num_blocks, size_t block_bytes,
   for (uint8_t& byte : result) byte = static_cast<uint8_t>(random());
   for (size_t b = 0; b < num_blocks; ++b) {
     uint8_t* block = result.data() + b * block_bytes;
-    const uint16_t first = type == kBfloat ? moderate_bfloat(random) : moderate_half(random);
+    if (type == kFloat) block += 2;  // its sign and exponent are those of a bfloat16
+    const uint16_t first = type >= kBfloat ? moderate_bfloat(random) : moderate_half(random);
     const uint16_t second = moderate_half(random);
     constexpr int q6_k = 7;
     std::memcpy(block + (type == q6_k ? 208 : 0), &first, 2);

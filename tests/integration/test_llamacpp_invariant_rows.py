@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Session
@@ -18,14 +20,16 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.exactness.sharing import SLICE_TOKENS, slices_alike
+from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint, shared_session, transfer
+from fixtures import family_gguf
 from fixtures.random_trees import random_path, random_tree
 from fixtures.silence import quiet
 
 CONTEXT = 512
-KINDS = ("Q4_1", "Q8_0")
+KINDS = ("Q4_1", "Q8_0", "experts")
 OpenLlama = Callable[..., LlamaCppModel]
 Tokens = Callable[..., list[int]]
 
@@ -35,13 +39,26 @@ def model(
     request: pytest.FixtureRequest, tiny: Any, tmp_path: Path, open_llama: OpenLlama
 ) -> Iterator[LlamaCppModel]:
     pytest.importorskip("llama_cpp")
-    built = tiny.build("llama", max_position_embeddings=CONTEXT)
-    path = tiny.write_gguf(built, tmp_path / "model.gguf", request.param)
+    path = tmp_path / "model.gguf"
+    if request.param == "experts":
+        write_experts(path)
+    else:
+        tiny.write_gguf(tiny.build("llama", max_position_embeddings=CONTEXT), path, request.param)
     model = open_llama("llamacpp", path, threads=2)
     if not model.capabilities.invariant_rows:
         pytest.skip("the kernels were not compiled here, or this llama.cpp does not take them")
     yield model
     model.close()
+
+
+def write_experts(path: Path) -> None:
+    """A mixture of experts as files have them: all is Q8_0 but the routers, which stay float32."""
+    whole = family_gguf.write_gguf(
+        "qwen3moe", path.with_name("float32.gguf"), max_position_embeddings=CONTEXT
+    )
+    quantize(whole, path, LlamaFileType.MOSTLY_Q8_0, quiet)
+    routers = {each.tensor_type for each in GGUFReader(path).tensors if "_inp" in each.name}
+    assert routers == {GGMLQuantizationType.F32}
 
 
 def scored_at_once(model: LlamaCppModel, text: Sequence[int], tree: TokenTree) -> np.ndarray:

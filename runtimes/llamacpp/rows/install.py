@@ -167,5 +167,5 @@ class Loading:
 
 
 def _by_name(left: Any) -> dict[str, int]:
-    names = {number: name for name, number in library.TYPES.items()} | {0: "F32"}
+    names = {number: name for name, number in library.TYPES.items()}
     return {names.get(i, f"type {i}"): count for i, count in enumerate(left) if count}

@@ -11,8 +11,8 @@
 namespace rows {
 
 // Weights as GGUF files store them.
-enum class Type : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16 };
-constexpr int kNumTypes = 10;
+enum class Type : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32 };
+constexpr int kNumTypes = 11;
 constexpr int kPanelRows = 8;  // activation rows that one call multiplies
 constexpr int kMaxHeadSize = 512;
 

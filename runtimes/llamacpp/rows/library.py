@@ -25,6 +25,7 @@ TYPES = {
     "Q6_K": 14,
     "F16": 1,
     "BF16": 30,
+    "F32": 0,
 }
 _NUM_TYPES = 64  # of ggml, as far as they are counted
 _PATHS_BYTES = 16_384

@@ -13,7 +13,7 @@
 //                      pairs (those of groups 0 and 1 of each lane, then 2 and 3), d and dmin as
 //                      kLanes float16.
 //   other quantized    each two blocks: their groups, d of each, m of each
-//   F16, BF16          kLanes numbers for each value
+//   F16, BF16, F32     kLanes numbers for each value
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,7 @@ constexpr Format format_of(Type type) {
     case Type::Q4_K: return {256, 144, 4, true};
     case Type::Q5_K: return {256, 176, 5, true};
     case Type::Q6_K: return {256, 210, 6, false};
+    case Type::F32: return {1, 4, 32, false};
     case Type::F16:
     case Type::BF16: break;
   }
@@ -60,7 +61,7 @@ inline size_t packed_bytes(int lanes, Type type, int64_t num_blocks) {
   const size_t blocks = static_cast<size_t>(num_blocks);
   size_t bytes;
   switch (format_of(type).values) {
-    case 1: bytes = blocks * 2 * lanes; break;
+    case 1: bytes = blocks * format_of(type).bytes * lanes; break;
     case 32: bytes = (blocks + 1) / 2 * unit_bytes(lanes, type); break;
     default: bytes = blocks * unit_bytes(lanes, type);
   }
@@ -211,12 +212,13 @@ void pack_k(Type type, const Block* blocks, uint8_t* out) {
 }
 
 template <int kLanes>
-void pack_numbers(const uint8_t* source, size_t row_bytes, int num_rows, int64_t num_values,
-                  uint8_t* tile) {
-  std::memset(tile, 0, packed_bytes(kLanes, Type::F16, num_values));
+void pack_numbers(Type type, const uint8_t* source, size_t row_bytes, int num_rows,
+                  int64_t num_values, uint8_t* tile) {
+  const size_t size = format_of(type).bytes;
+  std::memset(tile, 0, packed_bytes(kLanes, type, num_values));
   for (int64_t i = 0; i < num_values; ++i)
     for (int lane = 0; lane < num_rows; ++lane)
-      std::memcpy(tile + 2 * (i * kLanes + lane), source + lane * row_bytes + 2 * i, 2);
+      std::memcpy(tile + size * (i * kLanes + lane), source + lane * row_bytes + size * i, size);
 }
 
 // Writes a whole tile. `bias` is added to each weight of Q8_0.
@@ -225,7 +227,7 @@ void pack_tile(Type type, const uint8_t* source, size_t row_bytes, int num_rows,
                int64_t num_blocks, uint8_t bias, uint8_t* tile) {
   const Format format = format_of(type);
   if (format.values == 1)
-    return pack_numbers<kLanes>(source, row_bytes, num_rows, num_blocks, tile);
+    return pack_numbers<kLanes>(type, source, row_bytes, num_rows, num_blocks, tile);
   const int unit = unit_bytes(kLanes, type), group = group_bytes(kLanes, format.bits);
   Block blocks[kLanes] = {};
   if (format.values == 32 && num_blocks % 2) std::memset(tile + num_blocks / 2 * unit, 0, unit);

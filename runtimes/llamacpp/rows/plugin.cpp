@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "plugin_memory.h"
 
@@ -157,11 +158,34 @@ class Rows final : public ggml::ExtraBufferType {
   }
 
  private:
+  // llama.cpp asks for products of every tensor whose name may be that of a matrix, but adds, scales
+  // or reshapes some that are float32, and ends the process where it finds these in tiles. Those
+  // that conversions leave in float32 it multiplies alone.
+  static bool is_only_multiplied(const Tensor* weight) {
+    if (weight->type != ggml::kTypeF32) return true;
+    const std::string_view name = name_of(weight);
+    return is_matrix(weight) && (name.find(".ffn_gate_inp") != name.npos ||
+                                 name.find("per_layer_model_proj") != name.npos);
+  }
+
+  static std::string_view name_of(const Tensor* tensor) {
+    return {tensor->name, strnlen(tensor->name, sizeof tensor->name)};
+  }
+
+  // It asks so for scales of matrices, too.
+  static bool is_matrix(const Tensor* weight) {
+    constexpr std::string_view end = ".weight";
+    const std::string_view name = name_of(weight);
+    return name.size() > end.size() && name.substr(name.size() - end.size()) == end;
+  }
+
   // Whether a model that is being loaded gives us this weight: it asks with an empty buffer.
   static bool chooses(const Tensor* op) {
     if (load.wants_stock) return false;
-    if (takes_product(op) || takes_expert_product(op)) return true;
-    const bool is_product = op->op == plugin.mul_mat || op->op == plugin.mul_mat_id;
+    if (is_only_multiplied(op->src[0]) && (takes_product(op) || takes_expert_product(op)))
+      return true;
+    const bool is_product = (op->op == plugin.mul_mat || op->op == plugin.mul_mat_id) &&
+                            is_matrix(op->src[0]);
     const int type = op->src[0]->type;
     if (is_product && 0 <= type && type < kMostTypes) load.left[type]++;
     return false;
@@ -172,6 +196,7 @@ class Rows final : public ggml::ExtraBufferType {
 
 int type_of(int ggml_type) {
   switch (ggml_type) {
+    case 0: return static_cast<int>(Type::F32);
     case 1: return static_cast<int>(Type::F16);
     case 2: return static_cast<int>(Type::Q4_0);
     case 3: return static_cast<int>(Type::Q4_1);

@@ -1,4 +1,10 @@
 // Puts our buffer type into the list of llama.cpp's CPU backend, and finds what of ggml it needs.
+//
+// The list is no public interface. A backend without devices that `ggml_backend_load` opens was
+// tried (ggml 0.25.3): its `ggml_backend_init` can insert the type just as well, with one graph as
+// here, but needs the same list and declares one more internal structure (ggml_backend_reg), and
+// ggml compares API versions after it has run. Programs outside read GGML_BACKEND_PATH only where
+// their backends are libraries of their own. Nor does it help on Windows, which exports no list.
 #ifndef _WIN32
 #include <dlfcn.h>
 #endif

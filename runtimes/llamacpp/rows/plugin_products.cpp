@@ -53,31 +53,49 @@ void multiply_tile(const Weight& weight, const uint8_t* tile, int64_t tile_index
                    static_cast<int>(outputs));
 }
 
-class Products final : public ggml::Traits {
+size_t panel_bytes(const Weight& weight) {
+  return plugin.kernels->panel_bytes(weight.type, weight.num_blocks);
+}
+
+// What both operations have in common.
+class PackedProducts : public ggml::Traits {
  public:
-  bool work_size(int num_threads, const Tensor* op, size_t& size) override {
+  explicit PackedProducts(std::atomic<int64_t>& counter) : counter_(counter) {}
+
+  bool work_size(int num_threads, const Tensor* op, size_t& size) final {
     const Weight* weight = packed(op->src[0]);
     size = weight == nullptr ? 0 : Workspace::needed(bytes(*weight, op), num_threads);
     return true;
   }
 
-  bool compute_forward(ComputeParams* params, Tensor* op) override {
+  bool compute_forward(ComputeParams* params, Tensor* op) final {
     const Weight* weight = packed(op->src[0]);
     if (weight == nullptr || !weight->is_ready) return without_weight(params, op);
-    const Workspace space(params, bytes(*weight, op));
-    quantize(space, *weight, op->src[1]);
-    space.wait();
-    multiply(params, space, *weight, op);
-    if (params->ith == 0) counters.products.fetch_add(1, std::memory_order_relaxed);
+    compute(params, Workspace(params, bytes(*weight, op)), *weight, op);
+    if (params->ith == 0) counter_.fetch_add(1, std::memory_order_relaxed);
     return true;
   }
 
  private:
-  static size_t panel_bytes(const Weight& weight) {
-    return plugin.kernels->panel_bytes(weight.type, weight.num_blocks);
+  // Of the workspace.
+  virtual size_t bytes(const Weight&, const Tensor* op) const = 0;
+  virtual void compute(const ComputeParams*, const Workspace&, const Weight&,
+                       const Tensor* op) const = 0;
+
+  std::atomic<int64_t>& counter_;
+};
+
+class Products final : public PackedProducts {
+  using PackedProducts::PackedProducts;
+
+  void compute(const ComputeParams* params, const Workspace& space, const Weight& weight,
+               const Tensor* op) const override {
+    quantize(space, weight, op->src[1]);
+    space.wait();
+    multiply(params, space, weight, op);
   }
 
-  static size_t bytes(const Weight& weight, const Tensor* op) {
+  size_t bytes(const Weight& weight, const Tensor* op) const override {
     return (num_rows(op->src[1]) + kPanelRows - 1) / kPanelRows * panel_bytes(weight);
   }
 
@@ -138,37 +156,23 @@ struct Groups {
   }
 };
 
-class ExpertProducts final : public ggml::Traits {
- public:
-  bool work_size(int num_threads, const Tensor* op, size_t& size) override {
-    const Weight* weight = packed(op->src[0]);
-    size = weight == nullptr ? 0 : Workspace::needed(bytes(*weight, op), num_threads);
-    return true;
+class ExpertProducts final : public PackedProducts {
+  using PackedProducts::PackedProducts;
+
+  void compute(const ComputeParams* params, const Workspace& space, const Weight& weight,
+               const Tensor* op) const override {
+    Groups groups(space.base(), num_pairs(op), weight.num_matrices);
+    if (space.does_all()) group(weight, op, groups);
+    space.wait();
+    char* panels = space.base() + Groups::bytes(num_pairs(op), weight.num_matrices);
+    quantize(space, weight, op, groups, panels);
+    space.wait();
+    multiply(params, weight, op, groups, panels);
   }
 
-  bool compute_forward(ComputeParams* params, Tensor* op) override {
-    const Weight* weight = packed(op->src[0]);
-    if (weight == nullptr || !weight->is_ready) return without_weight(params, op);
-    const Workspace space(params, bytes(*weight, op));
-    Groups groups(space.base(), num_pairs(op), weight->num_matrices);
-    if (space.does_all()) group(*weight, op, groups);
-    space.wait();
-    char* panels = space.base() + Groups::bytes(num_pairs(op), weight->num_matrices);
-    quantize(space, *weight, op, groups, panels);
-    space.wait();
-    multiply(params, *weight, op, groups, panels);
-    if (params->ith == 0) counters.expert_products.fetch_add(1, std::memory_order_relaxed);
-    return true;
-  }
-
- private:
   static int64_t num_pairs(const Tensor* op) { return op->src[2]->ne[0] * op->src[2]->ne[1]; }
 
-  static size_t panel_bytes(const Weight& weight) {
-    return plugin.kernels->panel_bytes(weight.type, weight.num_blocks);
-  }
-
-  static size_t bytes(const Weight& weight, const Tensor* op) {
+  size_t bytes(const Weight& weight, const Tensor* op) const override {
     const int64_t pairs = num_pairs(op);
     const int64_t most_panels = std::min(pairs, pairs / kPanelRows + weight.num_matrices);
     return Groups::bytes(pairs, weight.num_matrices) + most_panels * panel_bytes(weight);
@@ -257,8 +261,8 @@ class ExpertProducts final : public ggml::Traits {
   }
 };
 
-Products products_traits;
-ExpertProducts expert_traits;
+Products products_traits(counters.products);
+ExpertProducts expert_traits(counters.expert_products);
 
 }  // namespace
 

@@ -1,96 +1,17 @@
 // A tile of weights times up to kPanelRows rows of activations, for each type of weights.
 //
-// Activations are int8 with a float factor for each block, amax / 127, as wide as the weights'
-// blocks. Within a block sums are integers; blocks are added one after the other, each with one
+// Within a block sums are integers; blocks are added one after the other, each with one
 // multiply-add. simd_portable.h describes the class of vectors `S`.
 #pragma once
 
 #include <utility>
 
-#include "kernels.h"
 #include "packing.h"
+#include "panels.h"
 #include "simd_portable.h"
 
 namespace rows {
 namespace {
-
-// One block of a panel: of each row its values, sums that offsets and minima need, and its factor.
-struct alignas(64) Panel256 {
-  int8_t values[kPanelRows][256];
-  int16_t sums_of_16[kPanelRows][16];
-  int16_t sums_of_32[kPanelRows][8];
-  float scales[kPanelRows];
-};
-struct alignas(32) Panel32 {
-  int8_t values[kPanelRows][32];
-  int32_t sums[kPanelRows];
-  float scales[kPanelRows];
-  float scaled_sums[kPanelRows];
-};
-
-inline size_t bytes_of_panel(Type type, int64_t num_blocks) {
-  const int values = format_of(type).values;
-  const size_t block = values == 1    ? sizeof(float) * kPanelRows
-                       : values == 32 ? sizeof(Panel32)
-                                      : sizeof(Panel256);
-  return (block * static_cast<size_t>(num_blocks) + 63) / 64 * 64;
-}
-
-// Rounds kCount values to int8 and returns their factor: NaN, with zeros, if one is not finite.
-template <int kCount>
-float quantize_block(const float* source, int8_t* values) {
-  int32_t largest = 0;  // of the magnitudes' bits, which are ordered as the magnitudes are
-  for (int i = 0; i < kCount; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, source + i, 4);
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  float magnitude;
-  std::memcpy(&magnitude, &largest, 4);
-  const float inverse = 127.0f / magnitude;
-  if (largest >= 0x7f800000 || !(inverse < 3e38f)) {  // not finite, or too small for an inverse
-    std::memset(values, 0, kCount);
-    return largest >= 0x7f800000 ? std::nanf("") : 0.0f;
-  }
-  for (int i = 0; i < kCount; ++i) {  // 1.5 * 2^23 has no digits for a fraction: adding it rounds
-    const float shifted = source[i] * inverse + 12582912.0f;
-    int32_t bits;
-    std::memcpy(&bits, &shifted, 4);
-    values[i] = static_cast<int8_t>(bits - 0x4b400000);
-  }
-  return magnitude / 127.0f;
-}
-
-inline void quantize_row(Type type, const float* source, int row, int64_t first, int64_t count,
-                         void* panel) {
-  const int size = format_of(type).values;
-  for (int64_t b = first; b < first + count; ++b) {
-    const float* from = source + b * size;
-    if (size == 1) {
-      static_cast<float*>(panel)[b * kPanelRows + row] = *from;
-    } else if (size == 32) {
-      Panel32& block = static_cast<Panel32*>(panel)[b];
-      const float scale = quantize_block<32>(from, block.values[row]);
-      int32_t sum = 0;
-      for (int i = 0; i < 32; ++i) sum += block.values[row][i];
-      block.sums[row] = sum;
-      block.scales[row] = scale;
-      block.scaled_sums[row] = scale * static_cast<float>(sum);
-    } else {
-      Panel256& block = static_cast<Panel256*>(panel)[b];
-      block.scales[row] = quantize_block<256>(from, block.values[row]);
-      for (int group = 0; group < 16; ++group) {
-        int32_t sum = 0;
-        for (int i = 0; i < 16; ++i) sum += block.values[row][16 * group + i];
-        block.sums_of_16[row][group] = static_cast<int16_t>(sum);
-      }
-      for (int group = 0; group < 8; ++group)
-        block.sums_of_32[row][group] = static_cast<int16_t>(block.sums_of_16[row][2 * group] +
-                                                            block.sums_of_16[row][2 * group + 1]);
-    }
-  }
-}
 
 constexpr int kPrefetchBytes = 8192;  // how far ahead of its use memory is asked for
 
@@ -270,33 +191,42 @@ void multiply_32(const uint8_t* tile, int64_t num_blocks, const void* panel, int
   write<S, kRows>(sums, out, num_outputs);
 }
 
-// F16 and BF16: products of floats, in two chains (even and odd values) that are added at the end.
-// Registers hold the chains of half as many rows as of other types.
-template <class S, bool kHalf, int kRows>
+// kLanes weights of F16, BF16 or F32.
+template <class S, Type type>
+ROWS_INLINE typename S::Float load_numbers(const uint8_t* p) {
+  if constexpr (type == Type::F32) return S::load(reinterpret_cast<const float*>(p));
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(p);
+  if constexpr (type == Type::F16) return S::load_half(halves);
+  return S::load_bfloat(halves);
+}
+
+// F16, BF16 and F32: products of floats, in two chains (even and odd values) that are added at the
+// end. Registers hold the chains of half as many rows as of other types.
+template <class S, Type type, int kRows>
 void multiply_numbers(const uint8_t* tile, int64_t num_values, const void* panel, int row,
                       float* const* out, int num_outputs) {
   if constexpr (2 * kRows > S::kRowsAtOnce && kRows > 1) {
     constexpr int half = kRows / 2, rest = kRows - half;
-    multiply_numbers<S, kHalf, half>(tile, num_values, panel, row, out, num_outputs);
-    multiply_numbers<S, kHalf, rest>(tile, num_values, panel, row + half, out + half, num_outputs);
+    multiply_numbers<S, type, half>(tile, num_values, panel, row, out, num_outputs);
+    multiply_numbers<S, type, rest>(tile, num_values, panel, row + half, out + half, num_outputs);
     return;
   }
+  constexpr int size = format_of(type).bytes * S::kLanes;
   typename S::Float sums[2][kRows];
   for (int m = 0; m < kRows; ++m) sums[0][m] = sums[1][m] = S::all(0.0f);
   const float* a = static_cast<const float*>(panel);
-  const uint16_t* weights = reinterpret_cast<const uint16_t*>(tile);
-  const auto load = [](const uint16_t* p) { return kHalf ? S::load_half(p) : S::load_bfloat(p); };
   int64_t i = 0;
-  for (; i + 2 <= num_values; i += 2, a += 2 * kPanelRows, weights += 2 * S::kLanes) {
-    prefetch<4 * S::kLanes>(reinterpret_cast<const uint8_t*>(weights));
-    const auto even = load(weights), odd = load(weights + S::kLanes);
+  for (; i + 2 <= num_values; i += 2, a += 2 * kPanelRows, tile += 2 * size) {
+    prefetch<2 * size>(tile);
+    const auto even = load_numbers<S, type>(tile), odd = load_numbers<S, type>(tile + size);
     for (int m = 0; m < kRows; ++m) {
       sums[0][m] = S::fma(even, S::all(a[row + m]), sums[0][m]);
       sums[1][m] = S::fma(odd, S::all(a[kPanelRows + row + m]), sums[1][m]);
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    if (i < num_values) sums[0][m] = S::fma(load(weights), S::all(a[row + m]), sums[0][m]);
+    if (i < num_values)
+      sums[0][m] = S::fma(load_numbers<S, type>(tile), S::all(a[row + m]), sums[0][m]);
     sums[0][m] = S::add(sums[0][m], sums[1][m]);
   }
   write<S, kRows>(sums[0], out, num_outputs);
@@ -316,8 +246,9 @@ void multiply_rows(Type type, const uint8_t* tile, int64_t num_blocks, const voi
     ROWS_CASE(Q4_K, multiply_4k_5k<S, 4, kRows>);
     ROWS_CASE(Q5_K, multiply_4k_5k<S, 5, kRows>);
     ROWS_CASE(Q6_K, multiply_6k<S, kRows>);
-    ROWS_CASE(F16, multiply_numbers<S, true, kRows>);
-    ROWS_CASE(BF16, multiply_numbers<S, false, kRows>);
+    ROWS_CASE(F16, multiply_numbers<S, Type::F16, kRows>);
+    ROWS_CASE(BF16, multiply_numbers<S, Type::BF16, kRows>);
+    ROWS_CASE(F32, multiply_numbers<S, Type::F32, kRows>);
 #undef ROWS_CASE
   }
 }

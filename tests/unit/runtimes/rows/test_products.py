@@ -21,6 +21,8 @@ def weights(kind: str, outputs: int, values: int, seed: int = 1) -> NDArray[np.u
     scale = generator.standard_normal((outputs, values)).astype(np.float32)
     if kind == "F16":
         return scale.astype(np.float16).view(np.uint8)
+    if kind == "F32":
+        return scale.view(np.uint8)
     if kind == "BF16":
         return (scale.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     size = library().edge_spec_rows_block_bytes(TYPES.index(kind))
@@ -38,8 +40,8 @@ def activations(rows: int, values: int, seed: int = 2) -> Floats:
 
 
 def dequantized(kind: str, source: NDArray[np.uint8]) -> NDArray[np.float64]:
-    if kind == "F16":
-        return source.view(np.float16).astype(np.float64)
+    if kind in ("F16", "F32"):
+        return source.view(np.float16 if kind == "F16" else np.float32).astype(np.float64)
     return gguf.dequantize(source, gguf.GGMLQuantizationType[kind]).astype(np.float64)
 
 
