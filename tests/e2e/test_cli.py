@@ -20,7 +20,7 @@ FAR = ["--max-tokens", "24"]
 
 
 def test_generate_answers_on_stdout_alone(edge_spec):
-    done = edge_spec("generate", "What is the capital of France?", *FAR)
+    done = edge_spec("generate", "Name the capital of France.", *FAR)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Paris" in done.stdout
 
@@ -30,7 +30,7 @@ def test_the_version_is_that_of_the_package(edge_spec):
 
 
 def test_the_prompt_can_come_through_a_pipe(edge_spec):
-    done = edge_spec("generate", "-", *FAR, text="What is the capital of France?")
+    done = edge_spec("generate", "-", *FAR, text="Name the capital of France.")
     assert "Paris" in done.stdout
 
 
@@ -52,7 +52,7 @@ def test_an_answer_fits_its_schema(edge_spec, tmp_path, capfd):
         '{"type": "object", "properties": {"capital": {"type": "string"}}, '
         '"required": ["capital"], "additionalProperties": false}'
     )
-    done = edge_spec("generate", "What is the capital of France?", "--schema", str(schema), *FAR)
+    done = edge_spec("generate", "Name the capital of France.", "--schema", str(schema), *FAR)
     assert done.returncode == 0 and json.loads(done.stdout) == {"capital": "Paris"}
     broken = {"[]": "is no JSON object", "{": "cannot read", '{"enum": []}': "can have this form"}
     for text, fault in broken.items():
@@ -65,7 +65,9 @@ def test_an_answer_fits_its_schema(edge_spec, tmp_path, capfd):
 def test_chat_remembers_and_reuses_the_cache(edge_spec):
     # Greedy: a drawn answer need not say the name.
     done = edge_spec(
-        "chat", "--temperature", "0", "--json", *FAR, text="My name is Anna.\nWhat is my name?\n"
+        *("chat", "--runtime", "ort", "--temperature", "0", "--json"),
+        *FAR,
+        text="My name is Anna.\nWhat is my name?\n",
     )
     first, second = json.loads(done.stdout)["turns"]
     assert "Anna" in second["text"]
@@ -209,7 +211,7 @@ def test_a_corrupted_bundle_is_refused_by_its_hash(edge_spec, tmp_path):
 def test_without_onnxruntime_the_install_command_is_named(edge_spec, tmp_path):
     # A module of that name that cannot be imported stands for a missing package.
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
-    done = edge_spec("generate", "x", PYTHONPATH=str(tmp_path))
+    done = edge_spec("generate", "x", "--runtime", "ort", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert 'pip install "edge-spec[cpu]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1

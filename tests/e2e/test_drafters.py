@@ -52,7 +52,7 @@ def answer_files():
 @pytest.mark.parametrize("chosen", [[",".join(FREE)], FREE])
 def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monkeypatch, chosen):
     # One thread waits for no other: another worker shares the cores.
-    options = LoadOptions(quantization="fp32", corpora=(corpus,), threads=1)
+    options = LoadOptions(runtime="ort", quantization="fp32", corpora=(corpus,), threads=1)
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
         monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))  # its own answers
         texts = {}
@@ -70,7 +70,7 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
 @pytest.mark.slow  # by default tests/e2e/test_lossless.py has drafters that are chosen
 def test_drafting_is_bit_identical_although_branches_are_not(demo_gguf):
     """None of them is accepted."""
-    options = LoadOptions(drafter="suffix,recycling,lookahead", lossless="always")
+    options = LoadOptions(runtime="ort", drafter="suffix,recycling,lookahead", lossless="always")
     with load_engine("smollm2", options, lambda what, fraction: None) as engine:
         assert engine.parts.speculation_factory.lossless.promise is Promise.BIT_IDENTICAL
         # The second time the cache holds the first.
@@ -102,7 +102,8 @@ def test_each_token_tells_who_drafted_it(edge_spec, names):
 
 
 def test_a_corpus_is_quoted(edge_spec, corpus):
-    command = ["generate", "--raw", "The capital of France is", "--drafter", "corpus", "--json"]
+    model = ["generate", "--runtime", "ort", "--raw", "The capital of France is", "--json"]
+    command = [*model, "--drafter", "corpus"]
     told = edge_spec(*command, "--corpus", str(corpus), *FAR).stderr
     assert "corpus" in told  # the first use builds its index and says so
     done = edge_spec(*command, "--corpus", str(corpus), *FAR)
@@ -110,7 +111,7 @@ def test_a_corpus_is_quoted(edge_spec, corpus):
     document = json.loads(done.stdout)
     first = document["tokens"][0]
     assert (first["text"], first["drafter"]) == (" Paris", "corpus")
-    assert document["text"] == json.loads(edge_spec(*command[:3], "--json", *FAR).stdout)["text"]
+    assert document["text"] == json.loads(edge_spec(*model, *FAR).stdout)["text"]
 
 
 @pytest.mark.slow  # tests/unit has each refusal
@@ -147,7 +148,7 @@ def test_draft_tokens_never_change_the_logits_of_the_next_turn(demo_gguf):
     """Branches that were committed and cut leave the cache as plain steps do, in float32."""
     logits = []
     for names in ("none", "recycling,lookahead,suffix"):
-        options = LoadOptions(quantization="fp32", drafter=names, threads=1)
+        options = LoadOptions(runtime="ort", quantization="fp32", drafter=names, threads=1)
         with load_engine("smollm2", options, lambda what, fraction: None) as engine:
             result = engine.chat(SOME[0], max_tokens=30)
             prompt = engine.chat_prompt(SOME[0]) + [token.id for token in result.tokens]

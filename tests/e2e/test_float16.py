@@ -31,7 +31,7 @@ PROMPTS = [
 # 2e-5 was seen.
 @pytest.mark.parametrize("quantization", ["int4", "fp32"])
 def test_float16_is_near_float32(demo_gguf: Path, quantization: str) -> None:
-    options = LoadOptions(quantization=quantization)
+    options = LoadOptions(runtime="ort", quantization=quantization)
     resolved = resolve_model(Source("smollm2", quiet), "ort", options, quiet)
     tokens = resolved.text.tokenizer.encode(parity_text())[:64]
     assert isinstance(resolved.source, Bundle)
@@ -61,7 +61,7 @@ def test_drafting_in_float16_changes_no_token(
 
 
 def texts(drafter: str) -> list[list[int]]:
-    options = LoadOptions(drafter=drafter, lossless="always")
+    options = LoadOptions(runtime="ort", drafter=drafter, lossless="always")
     with load_engine("smollm2", options, quiet) as engine:
         results = [engine.chat(prompt, max_tokens=24) for prompt in PROMPTS]
     if drafter != "none":  # otherwise the comparison would prove nothing

@@ -31,10 +31,10 @@ def padding_is_cheap(monkeypatch):
     monkeypatch.setattr("edge_spec.exactness.lossless.MOST_PADDING", 10.0)
 
 
-def answers(count: int, **options) -> dict[str, list[list[int]]]:
+def answers(count: int, runtime: str = "ort", **options) -> dict[str, list[list[int]]]:
     """Plain and drafted answers of one engine."""
     found = {}
-    loaded = LoadOptions(drafter="none", **options)
+    loaded = LoadOptions(runtime=runtime, drafter="none", **options)
     with load_engine("smollm2", loaded, lambda what, fraction: None) as engine:
         for drafter in ("none", "suffix"):
             engine.set_drafter(drafter)
@@ -47,7 +47,7 @@ def answers(count: int, **options) -> dict[str, list[list[int]]]:
 
 def test_int4_rows_are_bit_identical_from_the_plain_width_on(demo_gguf):
     """On every processor; which width that is depends on its kernels."""
-    with edge_spec.load() as engine:
+    with edge_spec.load(runtime="ort") as engine:
         found = engine.parts.batch_invariance
         lossless = engine.parts.speculation_factory.lossless
     assert lossless.promise is Promise.BIT_IDENTICAL, cpu_name()
@@ -66,6 +66,12 @@ def test_drafting_changes_no_token(demo_gguf, lossless):
 
 
 @pytest.mark.slow
+def test_drafting_changes_no_token_where_the_file_runs_as_it_is(demo_gguf):
+    found = answers(48, runtime="auto")
+    assert found["suffix"] == found["none"]
+
+
+@pytest.mark.slow
 def test_fp32_text_is_equal(demo_gguf):
     found = answers(48, quantization="fp32")
     assert found["suffix"] == found["none"]
@@ -74,7 +80,7 @@ def test_fp32_text_is_equal(demo_gguf):
 @pytest.mark.slow
 def test_where_ties_are_allowed_texts_part_at_near_ties_only(demo_gguf):
     found = answers(64, lossless="ties")
-    with edge_spec.load(drafter="none", lossless="ties") as engine:
+    with edge_spec.load(runtime="ort", drafter="none", lossless="ties") as engine:
         noise = engine.parts.batch_invariance.tie_margin
         for prompt, plain, other in zip(SOME, found["none"], found["suffix"], strict=True):
             if plain == other:
@@ -91,7 +97,7 @@ def test_where_ties_are_allowed_texts_part_at_near_ties_only(demo_gguf):
 def test_sampled_text_is_the_same_with_and_without_speculation(demo_gguf):
     sampling = edge_spec.SamplingParams(temperature=0.8, top_p=0.95, seed=7)
     texts = []
-    with edge_spec.load(exact=True) as engine:
+    with edge_spec.load(runtime="ort", exact=True) as engine:
         for drafter in ("none", "suffix"):
             engine.set_drafter(drafter)
             results = [engine.chat(p, max_tokens=32, sampling=sampling) for p in SOME[-2:]]

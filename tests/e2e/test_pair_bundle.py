@@ -54,7 +54,7 @@ def test_its_draft_is_opened_unless_it_is_turned_off(edge_spec, pair: Path) -> N
     for options, is_open in (([], True), (["--draft", "none"], False)):
         done = edge_spec("generate", str(pair), "Hi", "--max-tokens", "4", *options)
         assert done.returncode == 0
-        assert ("draft smollm2-1-layers on ort" in done.stderr) == is_open
+        assert ("draft smollm2-1-layers on llamacpp" in done.stderr) == is_open
 
 
 @pytest.mark.parametrize(
