@@ -22,8 +22,9 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
-from edge_spec.loader.open import check_capabilities, open_models
-from edge_spec.loader.place import PlacedModels, place_models, resolve_options
+from edge_spec.loader.open import OpenModels, check_capabilities, open_models
+from edge_spec.loader.opening import TargetRefusedError
+from edge_spec.loader.place import PlacedModels, place_models, place_on_next, resolve_options
 from edge_spec.models.asked_options import (
     MODEL_ALSO,
     MODEL_HELP,
@@ -91,10 +92,25 @@ def _load(
         placed = place_models(source, options, needs_chat, makes_room=screen is not None)
         if screen is not None:
             screen(placed)
-        models = open_models(placed, opened)
+        placed, models = _opened(placed, opened, makes_room=screen is not None)
         engine = compose_engine(placed, models, opened, measure_when_idle, learning)
         opened.pop_all()
     return engine
+
+
+def _opened(
+    placed: PlacedModels, opened: ExitStack, makes_room: bool
+) -> tuple[PlacedModels, OpenModels]:
+    """Opens the models, the target on the first runtime that does not fail."""
+    while True:
+        with ExitStack() as tried:
+            try:
+                models = open_models(placed, tried)
+            except TargetRefusedError as refused:
+                placed = place_on_next(placed, refused.error, makes_room)
+            else:
+                opened.enter_context(tried.pop_all())
+                return placed, models
 
 
 def _with_arguments(

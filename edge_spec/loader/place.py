@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
-from edge_spec.errors import UsageError
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.fitting.fit import require_fit, require_room_to_convert
 from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
@@ -22,7 +22,12 @@ from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, prepare_model
-from edge_spec.models.runtime_choice import Resolution, RuntimeCandidates, candidates_for
+from edge_spec.models.runtime_choice import (
+    Refusal,
+    Resolution,
+    RuntimeCandidates,
+    candidates_for,
+)
 from edge_spec.models.source import Source
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
@@ -74,6 +79,8 @@ class PlacedModels:
     target: ResolvedModel
     draft_sources: tuple[Source, ...]
     drafts: tuple[ResolvedModel, ...]  # of each source one
+    identity: str  # of the target's files, as a runtime was chosen for them
+    others: RuntimeCandidates | None  # that are asked for the target if its runtime fails
 
     @property
     def context_length(self) -> int:
@@ -96,10 +103,64 @@ def place_models(
     candidates = candidates_for(source, options.runtime, options, options.providers)
     if needs_chat and _reads_header(source, candidates):
         _require_chat(source.header)
+    identity = source.identity
     order = runtime_order(candidates, options.runtime_options)
     if order.seconds:
         progress(f"{order.reason}{'; ' if order.better else ''}{order.better}", 0.0)
-    chosen = order.candidates.choose()
+    return _place_first(source, options, order.candidates, identity, needs_chat, makes_room)
+
+
+def place_on_next(placed: PlacedModels, error: EdgeSpecError, makes_room: bool) -> PlacedModels:
+    """Places the target on the next runtime, since its own has failed, which one line says. Raises
+    that error where there is none."""
+    others = _next(placed.others, placed.target.runtime.name, error)
+    if others is None:
+        raise error
+    return _place_first(placed.source, placed.options, others, placed.identity, False, makes_room)
+
+
+def _next(
+    others: RuntimeCandidates | None, refused: str, error: EdgeSpecError
+) -> RuntimeCandidates | None:
+    """Returns who is asked after a runtime that failed. One whose models are smaller is no reason
+    to convert a model."""
+    if others is not None and isinstance(error, DeviceMemoryError):
+        others = others.without_conversion()
+    if others is None:
+        return None
+    return replace(others, refusals=(*others.refusals, Refusal(refused, error)))
+
+
+def _place_first(
+    source: Source,
+    options: LoadOptions,
+    candidates: RuntimeCandidates,
+    identity: str,
+    needs_chat: bool,
+    makes_room: bool,
+) -> PlacedModels:
+    """Places the target on the first runtime that can run it and has the memory."""
+    while True:
+        chosen = candidates.choose()
+        others = None if candidates.is_bound else candidates.after(chosen)
+        try:
+            placed = _placed(source, options, chosen, needs_chat)
+            require_fit(placed.target, placed.drafts, options, makes_room)
+        except DeviceMemoryError as error:
+            left = _next(others, chosen.runtime.name, error)
+            if left is None:
+                raise
+            candidates = left
+            continue
+        if placed.drafts:
+            _tell_memory(placed.target, placed.drafts, options, source.progress)
+        return replace(placed, identity=identity, others=others)
+
+
+def _placed(
+    source: Source, options: LoadOptions, chosen: Resolution, needs_chat: bool
+) -> PlacedModels:
+    progress = source.progress
     sources = tuple(Source(name, progress) for name in options.drafts)
     # Chosen before the target is converted, which takes longer than to read a header.
     chosen_drafts = [_chosen_for_draft(draft, options) for draft in sources]
@@ -112,10 +173,7 @@ def place_models(
         target.text.template()
     target = _translating(target, options)
     drafts = tuple(_prepared_drafts(target, chosen_drafts, progress))
-    require_fit(target, drafts, options, makes_room)
-    if drafts:
-        _tell_memory(target, drafts, options, progress)
-    return PlacedModels(options, source, target, sources, drafts)
+    return PlacedModels(options, source, target, sources, drafts, source.identity, None)
 
 
 def _chosen_for_draft(draft: Source, options: LoadOptions) -> Resolution:

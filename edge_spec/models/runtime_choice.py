@@ -125,6 +125,7 @@ class RuntimeCandidates:
 
     Each is loaded when it is looked at first, and once: a library may take long to import.
     is_bound: there is one alone, which was asked for by name or is bound by the model's format.
+    refusals: why others cannot run the model, which were asked before.
     """
 
     source: Source
@@ -132,6 +133,7 @@ class RuntimeCandidates:
     options: ConversionOptions
     providers: tuple[str, ...] = ()
     is_bound: bool = False
+    refusals: tuple[Refusal, ...] = ()
     _loaded: dict[str, Resolution] = field(default_factory=dict, repr=False, compare=False)
 
     def resolution(self, name: str) -> Resolution:
@@ -150,13 +152,23 @@ class RuntimeCandidates:
         """
         if self.is_bound:
             return self.resolution(self.names[0])
-        refusals: list[Refusal] = []
+        refusals = list(self.refusals)
         for name in self.names:
             try:
                 return replace(self.resolution(name).screened(), refusals=tuple(refusals))
             except (UnsupportedModelError, MissingDependencyError) as error:
                 refusals.append(Refusal(name, error))
         raise _refused(self.source, refusals)
+
+    def after(self, chosen: Resolution) -> RuntimeCandidates | None:
+        """Returns those that were to be asked after this one; None where there are none."""
+        left = self.names[self.names.index(chosen.runtime.name) + 1 :]
+        return replace(self, names=left, refusals=chosen.refusals) if left else None
+
+    def without_conversion(self) -> RuntimeCandidates | None:
+        """Returns those for which nothing has to be converted; None where there are none."""
+        left = tuple(name for name in self.names if self.resolution(name).stored.is_there)
+        return replace(self, names=left) if left else None
 
 
 def candidates_for(
