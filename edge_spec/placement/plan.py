@@ -72,8 +72,6 @@ class Placement:
     draft: Place | None
     drafter: str
     tokens_per_s: _Rate | None = None
-    is_measured: bool = False
-    step_s: _Rate | None = None
     speedup: _Rate | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None  # of verified draft tokens
     row_share: _Share | None = None  # what one row more costs of a step
@@ -86,6 +84,8 @@ class Placement:
     on_devices: Mapping[str, int] = field(default_factory=dict)
     draft_tokens: int | None = None
     overlapped: bool = False
+    is_measured: bool = False
+    step_s: _Rate | None = None
 
     def shortage(self, free: FreeMemory) -> str | None:
         """Says where what is free does not do: "500 MB of 400 MB free", with the device if it is

@@ -182,7 +182,11 @@ def test_a_plan_of_gguf_converts_and_hashes_nothing(
 ) -> None:
     pytest.importorskip("llama_cpp")
     source = Source(str(hf()), quiet)
-    place = Place("llamacpp", "cpu", None, "Q4_0", runtimes.library_version("llamacpp"))
+    library, kernels = (
+        runtimes.library_version("llamacpp"),
+        runtimes.own_kernels("llamacpp"),
+    )
+    place = Place("llamacpp", "cpu", None, "Q4_0", library, kernels=kernels)
     placement = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
     plan = Plan(1, source.model, source.identity, None, None, (placement,))
     save_plan(plan, plan_path(source, None))
