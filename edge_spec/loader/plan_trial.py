@@ -20,11 +20,12 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.placement.pinning import applied
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Placement
-from edge_spec.placement.trial import Prompts
+from edge_spec.placement.trial import TRIAL_S, Prompts
 
 _DOMAIN = "plan"  # keeps these answers out of what a pair's acceptance is known by
 _TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 4
+_BUSY = 2  # times as long as forecast, after which a machine is too busy for the rest
 
 _PLACEMENTS = TypeAdapter(tuple[Placement, ...])
 
@@ -78,18 +79,16 @@ def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
     opened = next((each for each in placements if each.draft is not None), placements[0])
     options = applied(LoadOptions(keeps_answers=False), opened, request["draft"])
     tokens, seconds = [0] * len(placements), [0.0] * len(placements)
-    turns = [
-        (prompt, i)
-        for at, prompt in enumerate(request["prompts"])
-        for i in _rotated(range(len(placements)), at)
-    ]
     with load_engine(request["model"], options, lambda what, fraction: None) as engine:
         _write(engine, "none", request["prompts"][0], _WARM_UP_TOKENS)
-        for done, (prompt, i) in enumerate(turns):
-            on_step(done / len(turns))
-            stats = _write(engine, placements[i].drafter, prompt, request["num_tokens"])
-            tokens[i] += stats.predicted_n
-            seconds[i] += stats.predicted_ms / 1e3
+        for at, prompt in enumerate(request["prompts"]):
+            for turn, i in enumerate(_rotated(range(len(placements)), at)):
+                on_step((at + turn / len(placements)) / len(request["prompts"]))
+                stats = _write(engine, placements[i].drafter, prompt, request["num_tokens"])
+                tokens[i] += stats.predicted_n
+                seconds[i] += stats.predicted_ms / 1e3
+            if sum(seconds) > _BUSY * TRIAL_S:
+                break
     return [count / taken_s for count, taken_s in zip(tokens, seconds, strict=True)]
 
 

@@ -21,7 +21,7 @@ from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import Profile, ProfileKey, load_profile
 from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key
 
-MEASURE_S = 20.0  # for all places of a model together that the cache does not know
+MEASURE_S = 15.0  # for all places of a model together that the cache does not know
 _MOST_S, _LEAST_S = 8.0, 3.0  # for one of them
 
 _Found = TypeVar("_Found")
