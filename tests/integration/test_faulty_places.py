@@ -71,6 +71,7 @@ def test_what_goes_wrong_is_a_line_and_the_best_of_the_rest_is_chosen(
     assert all(f"note: {line}" in err for line in plan["notes"])
     first, *others = plan["placements"]
     assert (first["target"]["device"], first["on_devices"]) == ("fast", {"rig fast": rig.NEEDED})
+    assert first["is_measured"]  # in a process of its own, too
     assert {each["target"]["device"] for each in others} == {"cpu", "fast", "slow", "small"}
     (small,) = [each for each in others if each["target"]["device"] == "small"]
     assert small["reason"] == "does not fit: 100 MB of 100 MB free on rig small"
