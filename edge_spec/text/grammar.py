@@ -104,6 +104,11 @@ class GrammarCompiler:
         codec, size = self._codec, self._vocab_size
         if isinstance(codec, Tokenizer):
             source: Any = codec.to_json()
+            added = codec.added_text()
+            if added:
+                library = LLTokenizer(source, n_vocab=size)
+                pieces = _Pieces(_AddedText(library, added), size, self._stop_ids)
+                source = TokenizerWrapper(pieces)
         elif isinstance(codec, PiecewiseCodec):
             source = TokenizerWrapper(_Pieces(codec, size, self._stop_ids))
         else:
@@ -115,10 +120,30 @@ class GrammarCompiler:
         return LLTokenizer(source, n_vocab=size, eos_token=list(self._stop_ids))
 
 
+class _AddedText:
+    """A tokenizer whose added tokens are text where the model's own are: llguidance takes all of
+    them for special ones, and then refuses the tag of a call that it demands of the model."""
+
+    def __init__(self, library: Any, added: Mapping[int, str]) -> None:
+        self._library = library
+        self._added = {token: text.encode() for token, text in added.items()}
+
+    def piece(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token]
+        is_special = self._library.is_special_token(token)
+        return b"" if is_special else bytes(self._library.decode_bytes([token]))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._library.tokenize_str(text))
+
+
 class _Pieces:
     """A tokenizer as llguidance's TokenizerWrapper reads it."""
 
-    def __init__(self, codec: PiecewiseCodec, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, codec: PiecewiseCodec | _AddedText, vocab_size: int, stop_ids: Sequence[int]
+    ) -> None:
         self._codec = codec
         self.tokens = [codec.piece(token) for token in range(vocab_size)]
         self.special_token_ids = [token for token, piece in enumerate(self.tokens) if not piece]

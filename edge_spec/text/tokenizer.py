@@ -199,6 +199,12 @@ class Tokenizer:
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
 
+    def added_text(self) -> dict[int, str]:
+        """Added tokens that are text, such as a tag, by id: `decode` shows them, unlike special
+        ones."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token: one.content for token, one in added if not one.special}
+
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""
         return self._tokenizer.id_to_token(token) or ""

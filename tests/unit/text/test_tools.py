@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import fitted
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
-from edge_spec.text.template_traits import TemplateTraits, ToolForm
+from edge_spec.text.template_traits import END_TAG, TAG, TemplateTraits, ToolForm
+from edge_spec.text.tokenizer import Tokenizer
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
 
@@ -196,3 +198,27 @@ def test_a_keyword_that_grammars_do_not_know_is_passed_over(byte_tokenizer: Any)
 def test_a_description_has_every_tool() -> None:
     text = ToolForm().described([F, G])
     assert json.dumps(F["function"]) in text and '{"name": "g"}' in text
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_tag_that_is_one_token_begins_a_call(byte_tokenizer_json: str, required: bool) -> None:
+    """As in most vocabularies of models that call tools. The token is text, no special one; its
+    letters fit as well, and within a string it is text, too."""
+    tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_json)
+    tokenizer.add_tokens([TAG, END_TAG])
+    codec = Tokenizer(tokenizer.to_str())
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = ToolForm().grammar([tool], required=required, several=False)
+    compiler = GrammarCompiler(codec, VOCAB + 2, (EOS,))
+    call = f'{TAG}\n{{"name": "f", "arguments": {{"a": "{TAG}"}}}}\n{END_TAG}'
+    tokens = codec.encode(call)
+    assert tokens.count(codec.vocabulary()[TAG]) == 2
+    constraint = compiler.compile(grammar)
+    for end, token in enumerate(tokens):
+        assert constraint.allowed(tokens[:end])[token], end
+    for written in (tokens, list(call.encode())):
+        constraint = compiler.compile(grammar)
+        assert constraint.num_allowed([*written, EOS]) == len(written) + 1
+        constraint.observe(written)
+    assert compiler.compile(grammar).num_allowed([*tokens[:-1], EOS]) == len(tokens) - 1
