@@ -2,9 +2,10 @@
 
 Measured with onnxruntime 1.31 and 1.32 on x86-64: every integer matrix is copied in its kernel's
 own order and its packed original unmapped, while scales and zero points stay mapped beside copies
-of the scales and the sums of blocks. A tied embedding stays beside the copy that the head reads.
-Float16 is widened to float32 once; the embedding, from which rows are taken, is not. Each segment
-of a large model has an arena of its own for the activations of a prefill.
+of the scales and the sums of blocks. Our own kernels for few rows take a little less: their copy
+has the scales in it, once for all graphs of a model. A tied embedding stays beside the copy that
+the head reads. Float16 is widened to float32 once; the embedding, from which rows are taken, is
+not. Each segment of a large model has an arena of its own for the activations of a prefill.
 
 What a GPU's own memory will hold was not measured on one: it is added up from what is copied there
 (graph_forms.py, device_cache.py), and CUDA's own part is an assumption.
