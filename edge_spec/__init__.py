@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         Token,
     )
     from edge_spec.errors import EdgeSpecError
-    from edge_spec.loader import load, load_async
+    from edge_spec.loader import load
+    from edge_spec.loader.asynchronous import load_async
     from edge_spec.text.grammar import Grammar
 
 # Imported when first used, so that `import edge_spec` costs nothing.
@@ -47,7 +48,7 @@ _HOMES = {
     "Stats": "core.metrics",
     "Token": "engine.results",
     "load": "loader",
-    "load_async": "loader",
+    "load_async": "loader.asynchronous",
 }
 
 __all__ = [

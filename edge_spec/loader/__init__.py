@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import ParamSpec
 
 from edge_spec.core.model import Progress
-from edge_spec.engine.async_engine import awaited
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import UsageError
@@ -43,7 +42,6 @@ __all__ = [
     "check_capabilities",
     "load",
     "load_asked",
-    "load_async",
     "load_engine",
 ]
 
@@ -188,7 +186,3 @@ def load(asked: LoadArguments) -> Engine:
     """
     progress = asked.progress or (lambda what, fraction: None)
     return load_asked(str(asked.model), asked, progress, measure_when_idle=True)
-
-
-load_async = awaited(load)
-load_async.__name__ = load_async.__qualname__ = "load_async"

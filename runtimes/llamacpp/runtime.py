@@ -49,11 +49,12 @@ class LlamaCppRuntime:
 
         Raises MissingDependencyError, UnsupportedModelError.
         """
-        library = self._library()
         if source is self._screened:
             return
-        if not is_plain(source):
-            _require_plain_decoder(library, source)
+        if is_plain(source):
+            upstream.load_ahead()
+        else:
+            _require_plain_decoder(self._library(), source)
         self._screened = source
 
     def require_devices(self, providers: Sequence[str]) -> None:

@@ -6,14 +6,16 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.errors import MissingDependencyError
+from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.runtimes.llamacpp.compute_thread import in_compute_thread
 from edge_spec.runtimes.llamacpp.ggml_devices import NAME, bind_devices, devices, load_backend
 from edge_spec.runtimes.llamacpp.guard import DeviceGuard
@@ -30,14 +32,27 @@ from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, inst
 from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
+_loading = Lock()  # of the library, which two threads may want first
 # Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
 _BUNDLED = Path(__file__).with_name("bundled")
 
 
-def _loaded() -> tuple[Any, Any, LibraryLog]:
-    """Returns llama.cpp's functions, ggml's, and what both log. Raises MissingDependencyError where
-    llama-cpp-python is not installed or not for this processor, DeviceError for a backend that does
-    not load."""
+def load_ahead() -> None:
+    """Begins to load the library, in a thread of its own: kernels are tried in another process
+    before their first use, and there is enough to do meanwhile. Raises MissingDependencyError."""
+    _imported()
+
+    def load() -> None:
+        with suppress(EdgeSpecError):  # whoever needs the library is told
+            library()
+
+    if not _library.cache_info().currsize:
+        Thread(target=load, name="edge-spec-library", daemon=True).start()
+
+
+def _imported() -> tuple[Any, Any]:
+    """Returns llama.cpp's functions and ggml's. Raises MissingDependencyError where
+    llama-cpp-python is not installed or not for this processor."""
     _check_processor()
     try:
         import llama_cpp
@@ -48,7 +63,12 @@ def _loaded() -> tuple[Any, Any, LibraryLog]:
             remedy='Run: pip install "edge-spec[llamacpp]" (it is compiled, which needs a C++ '
             "compiler and takes minutes; wheels of a release have it inside).",
         ) from error
-    api: Any = llama_cpp
+    return llama_cpp, libggml
+
+
+def _loaded() -> tuple[Any, Any, LibraryLog]:
+    """Returns llama.cpp's functions, ggml's, and what both log. Raises as `library` does."""
+    api, libggml = _imported()
     bind_devices(libggml)
     log = LibraryLog(NAME)
     api.llama_log_set(log.callback, None)
@@ -77,10 +97,15 @@ def _has_avx2() -> bool:
     return bool(_multiarray_umath.__cpu_features__.get("AVX2", False))
 
 
-@cache
 def library() -> Library:
     """Raises MissingDependencyError where llama-cpp-python is not installed, DeviceError for a
     backend that does not load."""
+    with _loading:
+        return _library()
+
+
+@cache
+def _library() -> Library:
     api, ggml, log = _loaded()
     rows = install(ggml)
     packed: dict[bytes, Packed] = {}  # what the last load of each file gave to the kernels
