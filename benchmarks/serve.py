@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py alone
     python benchmarks/serve.py table --model FILE --peer "llama-server -m {model} --port {port}"
+    python benchmarks/serve.py stall --peer "llama-server -m {model} -t 2 -np 8 --port {port}"
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
 
 Servers run in processes of their own and are asked greedily; clients share the machine's cores with
@@ -18,6 +19,9 @@ asked once of each, so that no cache knows it; those of kind `alike` are the sam
 sentence. Prints the table as Markdown, and how many times as fast ours is. Rows that are chosen by
 --clients, --long-clients and --kinds can be measured by themselves; --quick leaves out what takes
 longest, about 6 minutes with --repeats 2.
+
+`stall`: what --writers wait for their next text, and write, while a prompt of --long-tokens that
+came in between is read.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import real_models
+import serve_stall
 import serve_table
 from common import open_engine, report
 from serve_clients import (
@@ -107,6 +112,17 @@ def table(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"table": found}
 
 
+def stall(arguments: argparse.Namespace) -> dict[str, Any]:
+    arms: dict[str, serve_stall.Opens] = {"ours": partial(own, arguments, "auto")}
+    arms |= peers(arguments)
+    plan = serve_stall.Plan(
+        arguments.writers, arguments.tokens, arguments.long_tokens, arguments.after
+    )
+    found = serve_stall.measure(arms, plan)
+    print(serve_stall.markdown(found), flush=True)
+    return {"stall": found}
+
+
 def counts(text: str) -> list[int]:
     return sorted(int(count) for count in text.split(","))
 
@@ -138,19 +154,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for run, parallel in ((alone, 4), (table, 8)):
+    for run, parallel, tokens in ((alone, 4, 64), (table, 8, 64), (stall, 8, 384)):
         command = commands.add_parser(run.__name__)
         command.add_argument("--model", default="smollm2")
         command.add_argument("--runtime")
         command.add_argument("--threads", type=int)
         command.add_argument("--parallel", type=int, default=parallel, help="slots of our servers")
-        command.add_argument("--tokens", type=int, default=64, help="of an answer")
+        command.add_argument("--tokens", type=int, default=tokens, help="of an answer")
         command.add_argument("--json", type=Path)
         command.set_defaults(run=run)
-        if run is not table:
-            command.add_argument("--drafter", default="auto")
-            command.add_argument("--num-prompts", type=int, default=12)
-    of_alone, of_table = (commands.choices[name] for name in commands.choices)
+        if run is not alone:
+            command.add_argument("--long-tokens", type=int, default=1500)
+            command.add_argument(
+                "--peer", action="append", default=[], help="a command with {port} and {model}"
+            )
+            command.add_argument("--peer-url", action="append", default=[], help="of one that runs")
+    of_alone, of_table, of_stall = commands.choices.values()
+    of_alone.add_argument("--drafter", default="auto")
+    of_alone.add_argument("--num-prompts", type=int, default=12)
+    of_stall.add_argument("--writers", type=int, default=3)
+    of_stall.add_argument("--after", type=float, default=3.0, help="seconds, the long prompt comes")
     of_alone.add_argument("--rounds", type=int, default=3)
     of_table.add_argument("--clients", default="1,2,4,8")
     of_table.add_argument("--long-clients", help="as --clients, of long prompts")
@@ -160,11 +183,6 @@ def main() -> None:
     of_table.add_argument("--kinds", default=",".join(serve_table.KINDS))
     of_table.add_argument("--repeats", type=int, default=1, help="of rows of short prompts")
     of_table.add_argument("--answers", type=int, default=16, help="short ones of all clients")
-    of_table.add_argument("--long-tokens", type=int, default=1500)
-    of_table.add_argument(
-        "--peer", action="append", default=[], help="a command with {port} and {model}"
-    )
-    of_table.add_argument("--peer-url", action="append", default=[], help="of one that runs")
     arguments = parser.parse_args()
     report(arguments.run(arguments), arguments.json)
 
