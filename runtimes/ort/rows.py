@@ -6,43 +6,28 @@ Whatever stands in the way leaves onnxruntime as it is, and one line says what.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from edge_spec.runtimes.llamacpp.rows import library
-from edge_spec.runtimes.llamacpp.rows.install import TABLE_VARIABLE, VARIABLE
-from edge_spec.storage.atomic import sha256_file
-
-_PORTABLE = "portable"  # kernels that are slower than onnxruntime's own
+from edge_spec.runtimes.llamacpp.rows import install, library
 
 _log = logging.getLogger(__name__)
 
 
 def wanted() -> str:
-    """Names the kernels that bundles get here, and their own build; "" for none."""
-    try:
-        if refusal() is None:
-            return f"{library.table()} {sha256_file(library.path())[:16]}"
-    except (OSError, AttributeError):
-        pass
-    return ""
+    """Names the kernels that bundles get here, and their own build; "" for none. Raises UsageError
+    as `refusal` does."""
+    return library.build_name() if refusal() is None else ""
 
 
 def refusal() -> str | None:
-    """Why bundles get none here; None where they do."""
-    if os.environ.get(VARIABLE, "").lower() in ("off", "0"):
-        return f"{VARIABLE}=off"
-    if not library.path().is_file():
-        return "this installation was built without a C++ compiler"
+    """Why bundles get none here; None where they do. Raises UsageError for a variable of the
+    environment that names what is not."""
     try:
-        table = library.table()
+        return install.refusal()
     except (OSError, AttributeError) as error:
         return " ".join(str(error).split())
-    if table == _PORTABLE and os.environ.get(TABLE_VARIABLE) != _PORTABLE:
-        return "there are none for this processor's instructions"
-    return None
 
 
 def description() -> str:

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.llamacpp.rows import install, library
 from edge_spec.runtimes.ort import OrtRuntime, rows
 from edge_spec.runtimes.ort.growing import GrowingModel
 from edge_spec.runtimes.ort.rows_graph import OPERATOR, rows_graph
@@ -27,7 +28,7 @@ _OUTPUTS, _VALUES = 40, 384  # no multiple of a tile's rows; an odd number of bl
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(rows.VARIABLE, raising=False)
+    monkeypatch.delenv(install.VARIABLE, raising=False)
     reason = rows.refusal()
     if reason is not None:
         pytest.skip(f"{reason}: there is nothing to test")
@@ -246,9 +247,9 @@ def test_a_bundle_gets_them_and_stays_as_it_is(
     bundle = exported("llama", "int4")
     before = {file: file.read_bytes() for file in bundle.path.iterdir()}
     ours, line = scores(bundle)
-    assert line is not None and line.startswith(f"rows: {rows.library.table()}, ")
+    assert line is not None and line.startswith(f"rows: {library.table()}, ")
     assert before == {file: file.read_bytes() for file in bundle.path.iterdir()}
-    monkeypatch.setenv(rows.VARIABLE, "off")
+    monkeypatch.setenv(install.VARIABLE, "off")
     stock, line = scores(bundle)
     assert line == "rows: off, EDGE_SPEC_ROWS=off"
     # Activations are rounded in both, where one may fall the other way and change later ones.
@@ -270,14 +271,14 @@ def test_what_does_not_load_leaves_onnxruntime_as_it_is(
     monkeypatch.setattr(rows.OwnProducts, "register", register)
     found, line = scores(bundle)
     assert line == "rows: off, undefined symbol: no_such_function"
-    monkeypatch.setenv(rows.VARIABLE, "off")
+    monkeypatch.setenv(install.VARIABLE, "off")
     np.testing.assert_array_equal(found, scores(bundle)[0])
 
 
 def test_profiles_are_of_the_kernels_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = OrtRuntime()
-    assert runtime.kernels().startswith(rows.library.table())
-    monkeypatch.setenv(rows.VARIABLE, "off")
+    assert runtime.kernels().startswith(library.table())
+    monkeypatch.setenv(install.VARIABLE, "off")
     assert runtime.kernels() == ""
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.llamacpp.rows import findings, library
-from edge_spec.storage.atomic import sha256_file
 
 VARIABLE = "EDGE_SPEC_ROWS"  # of the environment: "off" leaves llama.cpp as it is, "on" does not
 TABLE_VARIABLE = "EDGE_SPEC_ROWS_KERNELS"  # the kernels of an instruction set, by their name
@@ -88,15 +87,15 @@ def wanted() -> str:
     for none. llama.cpp is not opened for it. Raises UsageError as `install` does."""
     try:
         if _refusal() is None:
-            return f"{library.table()} {sha256_file(library.path())[:16]}"
+            return library.build_name()
     except (OSError, AttributeError):
         pass
     return ""
 
 
-def _refusal() -> str | None:
-    """Why no build of llama.cpp gets any here; None where it may. Raises OSError, AttributeError
-    for a library that does not load, UsageError for a variable that names what is not."""
+def refusal() -> str | None:
+    """Why nothing gets the kernels here; None where it may. Raises OSError, AttributeError for a
+    library that does not load, UsageError for a variable that names what is not."""
     switch = os.environ.get(VARIABLE, "")
     if switch not in ("", "on", "off"):
         raise UsageError(
@@ -104,8 +103,6 @@ def _refusal() -> str | None:
         )
     if switch == "off":
         return f"{VARIABLE}=off"
-    if sys.platform == "win32":
-        return "llama.cpp's libraries for Windows do not export what they take"
     if not library.path().is_file():
         return "this installation was built without a C++ compiler"
     name, names = os.environ.get(TABLE_VARIABLE, ""), library.tables()
@@ -117,6 +114,13 @@ def _refusal() -> str | None:
     if library.table() == _PORTABLE and name != _PORTABLE:
         return "there are none for this processor's instructions"
     return None
+
+
+def _refusal() -> str | None:
+    """The same of builds of llama.cpp."""
+    if sys.platform == "win32":
+        return "llama.cpp's libraries for Windows do not export what they take"
+    return refusal()
 
 
 def _installed(ggml: Any, table: str) -> Rows:

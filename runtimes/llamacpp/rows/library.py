@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.runtimes.llamacpp.rows import build
+from edge_spec.storage.atomic import sha256_file
 
 # Types of weights that there are kernels for, in the order of rows::Type; ggml's number of each.
 TYPES = {
@@ -109,6 +110,11 @@ def tables() -> list[str]:
     names = iter(partial(next, map(function("table_name"), count())), None)
     runs = function("table_is_supported")
     return [name.decode() for index, name in enumerate(names) if runs(index)]
+
+
+def build_name() -> str:
+    """Returns the name of the kernels in force and of their build. Raises as `library` does."""
+    return f"{table()} {sha256_file(path())[:16]}"
 
 
 def ggml_libraries(ggml: Any) -> list[Path]:
