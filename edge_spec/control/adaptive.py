@@ -105,6 +105,8 @@ class AdaptivePolicy:
             return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
             return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
+        if not self.costs.is_scaled:  # what a step takes, the first ones tell
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
         if self._baseline.is_due:
             limits = self._within_plain_step(limits)
             if limits.num_draft_tokens <= 0:
@@ -149,8 +151,12 @@ class AdaptivePolicy:
 
     def observe(self, round_stats: RoundStats) -> None:
         self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
-        self._baseline.observe(round_stats, self.costs.at(1))
-        self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+        if self.costs.is_scaled:
+            self._baseline.observe(round_stats, self.costs.at(1))
+            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+        else:
+            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+            self._seconds = self.costs.at(1)
         # What drafters learn afterwards is left out: it costs the same in every round.
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
         usual_s = self.costs.at(round_stats.num_rows) + self._around_s

@@ -20,6 +20,29 @@ _OUTDATED = 0.75  # times the measured duration, from which on the machine was b
 _SETTLED = 26  # passes, of which the first have little weight by now
 _HOPED = 0.25  # of what further rows would cost then, by what the first row tells
 _TABLE_ROWS = 64  # that are asked for in every round
+_FIRST_PASSES = 4  # of which the fastest tells what a step takes: the very first one binds buffers
+_LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+
+
+class Scale:
+    """The seconds of a unit of costs that are proportions until passes tell. Copies of costs have
+    it in common."""
+
+    def __init__(self, is_known: bool = True) -> None:
+        self.unit_s = 1.0
+        self.is_known = is_known
+        self._left = 0 if is_known else _FIRST_PASSES
+
+    def __deepcopy__(self, memo: object) -> Scale:
+        return self
+
+    def observe(self, units: float, seconds: float) -> None:
+        """Counts a pass that takes so many units."""
+        if self._left:
+            unit_s = max(_LEAST_S, seconds / units)
+            self.unit_s = min(self.unit_s, unit_s) if self.is_known else unit_s
+            self.is_known = True
+            self._left -= 1
 
 
 class RowCosts:
@@ -38,12 +61,12 @@ class RowCosts:
         num_experts: int = 0,
         experts_used: int = 0,
         plain_rows: int = 1,
-        on_outdated: Callable[[], None] | None = None,
+        scale: Scale | None = None,
     ) -> None:
-        """plain_rows: of a plain step's pass, which may be widened. on_outdated: is called once
-        where passes turn out much faster than they were measured."""
+        """plain_rows: of a plain step's pass, which may be widened. scale: of seconds that are
+        proportions; without it they are seconds."""
         self.plain_rows = plain_rows
-        self._on_outdated = on_outdated
+        self._scale = scale or Scale()
         self._passes = 0  # observed
         self._is_shared = False
         self.drift = Drift()
@@ -58,14 +81,15 @@ class RowCosts:
     def at(self, rows: float) -> float:
         is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
         measured = self._known[int(rows)] if is_known else self._measured(rows)
-        return self.drift.first * self._first_s + self._dearer * (measured - self._first_s)
+        units = self.drift.first * self._first_s + self._dearer * (measured - self._first_s)
+        return self._scale.unit_s * units
 
     def further(self, rows: int) -> list[float]:
         """Returns what passes of 1, 2, ... `rows` rows take on top of one row's."""
         known, first_s = self._known, self._first_s
         if rows > _TABLE_ROWS:
             known = [self._measured(each) for each in range(rows + 1)]
-        dearer = self._dearer
+        dearer = self._dearer * self._scale.unit_s
         return [dearer * (seconds - first_s) for seconds in known[1 : rows + 1]]
 
     @property
@@ -87,7 +111,13 @@ class RowCosts:
     @property
     def measured(self) -> dict[int, float]:
         """Returns what it was made of, seconds by rows, without what was observed later."""
-        return dict(zip(self._rows, self._seconds, strict=True))
+        unit_s = self._scale.unit_s
+        return {rows: unit_s * each for rows, each in zip(self._rows, self._seconds, strict=True)}
+
+    @property
+    def is_scaled(self) -> bool:
+        """Says whether these are seconds, as measured or after a first pass."""
+        return self._scale.is_known
 
     @property
     def slope(self) -> float:
@@ -107,10 +137,10 @@ class RowCosts:
     def padded(self, widths: Sequence[int]) -> RowCosts:
         """Returns the costs of passes that are widened to the next of these ascending widths."""
         wider = {
-            rows: self.at(next(width for width in widths if width >= rows))
+            rows: self.at(next(width for width in widths if width >= rows)) / self._scale.unit_s
             for rows in range(1, widths[-1] + 1)
         }
-        return RowCosts(wider, plain_rows=widths[0], on_outdated=self._on_outdated)
+        return RowCosts(wider, plain_rows=widths[0], scale=self._scale)
 
     def widest_free(self, more: float = 0.25) -> int:
         """Returns the widest measured pass that takes at most `more` of one row's time on top of
@@ -118,14 +148,12 @@ class RowCosts:
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
     def observe(self, rows: int, seconds: float) -> None:
+        self._scale.observe(self._measured(rows), seconds)
         expected = self.at(rows)
         seconds = min(max(seconds, expected / _MAX_DRIFT), expected * _MAX_DRIFT)
         further = (self._measured(rows) - self._first_s) / self._first_s
-        self.drift.observe(further, seconds / self._first_s)
+        self.drift.observe(further, seconds / (self._scale.unit_s * self._first_s))
         self._passes += 1
-        if self._on_outdated is not None and self._passes >= 2 * _SETTLED and self.is_outdated:
-            self._on_outdated()
-            self._on_outdated = None
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -167,10 +195,9 @@ class Drift:
 def costs_of(
     config: ModelConfig,
     seconds: Mapping[int, float],
-    on_outdated: Callable[[], None] | None = None,
+    scale: Scale | None = None,
 ) -> RowCosts:
-    experts = config.num_experts, config.experts_used
-    return RowCosts(seconds, *experts, on_outdated=on_outdated)
+    return RowCosts(seconds, config.num_experts, config.experts_used, scale=scale)
 
 
 def experts_touched(rows: float, num_experts: int, experts_used: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
+from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.learner_hooks import TakesAnswers
@@ -30,6 +31,16 @@ class IdleWork(Protocol):
 
     def close(self) -> None:
         """Returns when nothing uses the model any more."""
+
+
+class RoundTimes(Protocol):
+    """Learns from answers what passes of the model take. Any thread may call."""
+
+    def observe(self, round_stats: RoundStats) -> None:
+        """Counts a round of a conversation that had the model to itself."""
+
+    def end(self, num_tokens: int) -> None:
+        """Counts an answer as ended, with this many tokens of text; may keep what is new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,7 @@ class Upkeep:
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
+    round_times: RoundTimes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

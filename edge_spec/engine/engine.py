@@ -232,6 +232,7 @@ class Engine(Answering):
                 self._on_end, prompt, options.get("domain", "any"), self._drafting.text_counts
             ),
             changed_decoder=partial(self._changed_decoder, constrained),
+            round_times=self.parts.round_times,
         )
         _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
         generation.result.stats.kernels = self.parts.model.capabilities.kernels
@@ -263,6 +264,8 @@ class Engine(Answering):
         counts = self._drafting.text_counts
         stats.draft_characters = counts.proposed_characters - before.proposed_characters
         stats.draft_characters_accepted = counts.accepted_characters - before.accepted_characters
+        if self.parts.round_times is not None:
+            self.parts.round_times.end(stats.prompt_n + stats.predicted_n)
         history = self.parts.history
         if history is not None:
             history.observe(domain, self._drafting.paired_rounds(stats))

@@ -13,6 +13,7 @@ from edge_spec.core.metrics import PlainReason, RoundStats, Stats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.engine.components import RoundTimes
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
@@ -58,8 +59,10 @@ class Generation(Iterator[Chunk]):
         tokenizer: TextCodec,
         on_end: Callable[[Stats], None] = lambda stats: None,
         changed_decoder: Callable[[], Decoder | None] = lambda: None,
+        round_times: RoundTimes | None = None,
     ) -> None:
-        """changed_decoder: asked between rounds for one that goes on in the place of the last."""
+        """changed_decoder: asked between rounds for one that goes on in the place of the last.
+        round_times: learns from each round during which no other conversation wrote."""
         self.result = GenerationResult(seed=None if sampler.params.greedy else sampler.seed)
         self.progress: Progress | None = None
         self._conversation = conversation
@@ -70,6 +73,7 @@ class Generation(Iterator[Chunk]):
         self._cutter = StopCutter(request.stops)
         self._on_end = on_end
         self._changed_decoder = changed_decoder
+        self._round_times = round_times
         self._cancelled = False
         self._started = time.perf_counter()
         self._chunks = self._generate()
@@ -210,6 +214,8 @@ class Generation(Iterator[Chunk]):
     def _on_round(self, round_stats: RoundStats) -> None:
         self.result.stats.observe(round_stats)
         self._conversation.plain_rate.observe(round_stats)
+        if self._round_times is not None and self._conversation.load.active <= 1:
+            self._round_times.observe(round_stats)
 
     def _chunk(self, decoded: list[DecodedToken]) -> Chunk:
         text, tokens = "", []

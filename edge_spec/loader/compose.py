@@ -27,7 +27,8 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
-from edge_spec.placement.row_findings import rows_key, settle_rows
+from edge_spec.placement.round_times import RoundTimes
+from edge_spec.placement.row_findings import rows_key, settle_rows, usual_shares
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -76,6 +77,11 @@ def compose_engine(
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
         computing=_computing(key, models.target),
+        round_times=RoundTimes(
+            rows_key(key, models.target.config),
+            usual_shares(models.target),
+            factory.lossless.widths,
+        ),
     )
     parts = replace(parts, prompts=PromptCache(_prompt_files(placed, parts)))
     works: list[IdleWork] = []

@@ -21,7 +21,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.errors import DeviceError, SessionError, UnsupportedModelError, UsageError
+from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.opening import open_target
 from edge_spec.loader.place import PlacedModels
@@ -40,7 +40,7 @@ from edge_spec.placement.profile import (
     load_profile,
     profile_key,
 )
-from edge_spec.placement.row_findings import row_costs, rows_key
+from edge_spec.placement.row_findings import begun_costs, row_costs, rows_key
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import same_vocabulary
 
@@ -80,7 +80,11 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     def costs() -> RowCosts:
         return _costs(loaded, key, profile)
 
-    context = _drafter_context(placed, drafts, costs, options)
+    @cache
+    def measured() -> RowCosts:
+        return row_costs(loaded, rows_key(key, loaded.config)) if profile is None else costs()
+
+    context = _drafter_context(placed, drafts, costs, measured, options)
     is_measured = options.drafter == "auto"  # which the costs of rows decide, and refuses nothing
     drafters = [] if is_measured else factory.load_drafters(options.drafter, context)
     loaded = open_target(placed)
@@ -88,7 +92,7 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     if is_measured:
         drafters = factory.load_drafters(options.drafter, context)
     check_capabilities(target.name, target.runtime.name, loaded, options)
-    if drafts:
+    if drafts and drafts[0].step_s and costs().is_scaled:
         _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
     return OpenModels(loaded, drafts, drafters, context, costs, key, begins, history)
@@ -121,12 +125,13 @@ def _open_drafts(
         model = draft.open(options.draft_runtime_options)
         key = profile_key(source, draft, options.draft_runtime_options)
         profile = load_profile(key, draft.profiles)
-        costs = _draft_costs(model, draft.name, key, profile)
-        width, level, step_s = 1, None, 0.0  # of a draft that could not be measured
-        if costs is not None:
-            width = costs.widest_free() if model.capabilities.trees else 1
-            level = partial(stage_of, model, costs)
-            step_s = draft_token_s(costs, profile, findings if above is placed.target else None)
+        costs = _costs(model, key, profile)
+        width = costs.widest_free() if model.capabilities.trees else 1
+        level = partial(stage_of, model, costs)
+        paired = findings if above is placed.target else None
+        step_s = 0.0  # not known: its first draft tokens tell
+        if costs.is_scaled or (paired is not None and paired.draft_token_s is not None):
+            step_s = draft_token_s(costs, profile, paired)
         anticipates = options.anticipates and above is placed.target and translated is None
         yield Draft(
             model,
@@ -142,30 +147,21 @@ def _open_drafts(
         above = draft
 
 
-def _draft_costs(
-    model: Model, name: str, key: ProfileKey, profile: Profile | None
-) -> RowCosts | None:
-    """Returns None if the draft's device fails while it is measured, as one that is lost: answers
-    then go on without it, and try it again as any drafter that failed."""
-    try:
-        return _costs(model, key, profile)
-    except (DeviceError, SessionError) as error:
-        _log.warning("the draft %s could not be measured: %s", name, error)
-        return None
-
-
 def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
     if profile is not None:
         return profile.costs(TYPICAL_TOKENS)
-    return row_costs(model, rows_key(key, model.config))
+    return begun_costs(model, rows_key(key, model.config))
 
 
 def _drafter_context(
     placed: PlacedModels,
     drafts: Sequence[Draft],
     costs: Callable[[], RowCosts],
+    measured: Callable[[], RowCosts],
     options: DraftingOptions,
 ) -> DrafterContext:
+    """costs, measured: of the target's rows; the second in seconds, for searches that were asked
+    for and are themselves measurements."""
     source, target = placed.source, placed.target
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
@@ -183,7 +179,7 @@ def _drafter_context(
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,
-        searches={"early-exit": ExitSearch(costs), "layer-skip": SkipSearch(costs)},
+        searches={"early-exit": ExitSearch(measured), "layer-skip": SkipSearch(measured)},
         parts=parts,
         drafts=drafts,
         cheap_rows=lambda: cheap_rows(costs()),

@@ -4,29 +4,25 @@ costs, and of a model that has no profile yet what passes of some rows cost.
 All follow from a library's build, the processor, the form of the weights and a model's shapes, not
 from its values: they are kept in the cache under these and shared by all models of one shape.
 
-Policies correct the costs by every pass, and a profile takes their place. Where passes turn out
-much faster, the machine was busy when they were measured: they are removed then, and the next
-process measures them again. Much slower passes say less: the context may be long, or the machine
-busy now.
+Policies correct the costs by every pass, and a profile takes their place. Before anything is known,
+usual proportions do; what answers' own rounds take is kept after them (`round_times.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edge_spec.control.cost import RowCosts, costs_of
+from edge_spec.control.cost import RowCosts, Scale, costs_of
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import HasWays, Model, RuntimeOptions
 from edge_spec.exactness.batch_invariance import (
@@ -49,8 +45,11 @@ from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, re
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
 _SHORT_CONTEXT = 1024  # tokens: a shorter one may leave out what was to be looked at
-
-_log = logging.getLogger(__name__)
+# Usual passes over one of a single row, before any was seen: of int4 on onnxruntime and of
+# llama.cpp's own kernels they were 1.1 to 1.8, 1.5 to 3.3 and 2.5 to 7.5 with 2, 4 and 8 rows, of
+# our kernels for few rows 1.0 to 1.1, 1.1 to 1.3 and 1.2 to 2.2. Dearer ones would never be tried.
+_SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8, 16: 5.0}
+_OWN_SHARES = {1: 1.0, 2: 1.08, 4: 1.22, 8: 1.7, 16: 3.2}
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -255,22 +254,34 @@ def row_costs(
         passes = quick_passes(model, clock=clock)
         seconds = median_seconds(passes)
         if max(map(uncertainty, passes.values())) <= MOST_SPREAD:
-            found = seconds
-            KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), seconds=found))
-    return costs_of(model.config, seconds, partial(_discard, key, seconds))
+            keep_seconds(key, seconds)
+    return costs_of(model.config, seconds)
 
 
-def _discard(key: RowsKey, seconds: Mapping[int, float]) -> None:
-    """Removes what was measured on a busy machine, where no other process has replaced it. What it
-    costs not to is time, so nothing is raised."""
+def begun_costs(model: Model, key: RowsKey) -> RowCosts:
+    """Returns what the cache knows of such a model; else proportions that are usual, which its
+    first passes make seconds of. No pass is made for it."""
+    seconds = _kept(key).seconds
+    if seconds:
+        return costs_of(model.config, seconds)
+    return costs_of(model.config, usual_shares(model), Scale(is_known=False))
 
-    def without(old: _File | None) -> _File:
-        file = _known(key, old)
-        return replace(file, seconds=None) if file.seconds == seconds else file
 
-    if _kept(key).seconds == seconds:
-        _log.info("the costs in %s are of a busy machine: they are measured again", key.path)
-        KeptFile(key.path, _FILE).keep(without)
+def usual_shares(model: Model) -> Mapping[int, float]:
+    """Returns what passes of some rows usually take over one of a single row."""
+    return _OWN_SHARES if model.capabilities.invariant_rows else _SHARES
+
+
+def known_seconds(key: RowsKey) -> Mapping[int, float]:
+    """Returns t(k) that the cache knows; empty where it knows nothing."""
+    return _kept(key).seconds or {}
+
+
+def keep_seconds(key: RowsKey, seconds: Mapping[int, float]) -> None:
+    """Keeps t(k) in place of what the cache knows. What it costs if it cannot be kept is time, so
+    nothing is raised."""
+    found = dict(seconds)
+    KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), seconds=found))
 
 
 def kept_costs() -> Iterator[tuple[RowsKey, Mapping[int, float]]]:

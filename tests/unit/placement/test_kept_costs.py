@@ -14,11 +14,13 @@ from edge_spec.errors import ModelFileError
 from edge_spec.placement.measure import QUICK_WIDTHS
 from edge_spec.placement.row_findings import (
     RowsKey,
+    begun_costs,
     find_rows,
     kept_costs,
     known_rows,
     read_rows,
     row_costs,
+    usual_shares,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
@@ -98,37 +100,28 @@ def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
     assert again.num_passes == 16 and read_rows(KEY.path) == KEY
 
 
-@pytest.mark.parametrize(("now", "is_kept"), [(0.5, False), (0.9, True), (2.0, True)])
-def test_what_was_measured_on_a_busy_machine_is_measured_again(now: float, is_kept: bool) -> None:
-    """now: times the kept duration that passes take; slower ones may have a longer context."""
-    costs_of(Clocked(1.0))
-    costs = row_costs(Clocked(1.0), KEY)
-    for number in range(60):
-        rows = 1 + number % 2
-        costs.observe(rows, now * SECONDS[rows])
-    assert bool(list(kept_costs())) == is_kept
-    again = Clocked(now)
-    found = costs_of(again)
-    assert found[2] == pytest.approx(SECONDS[2] * (1 if is_kept else now))
-
-
-def test_what_another_process_has_measured_meanwhile_stays() -> None:
-    costs_of(Clocked(1.0))
-    costs = row_costs(Clocked(1.0), KEY)
-    KEY.path.unlink()
-    costs_of(Clocked(0.5))
-    for _ in range(60):
-        costs.observe(1, 0.5 * SECONDS[1])
-    assert costs_of(Clocked(1.0))[1] == pytest.approx(0.5 * SECONDS[1])
-
-
-def test_passes_that_others_share_say_nothing_of_it() -> None:
+def test_passes_that_others_share_say_nothing_of_a_busy_machine() -> None:
     """Each is charged its part."""
-    costs_of(Clocked(1.0))
     costs = row_costs(Clocked(1.0), KEY).shared()
     for _ in range(60):
         costs.observe(1, 0.3 * SECONDS[1])
-    assert bool(list(kept_costs())) and not costs.is_outdated
+    assert not costs.is_outdated
+
+
+def test_costs_begin_without_a_pass_and_the_first_ones_make_seconds_of_them() -> None:
+    model = Clocked(1.0)
+    costs = begun_costs(model, KEY)
+    assert model.num_passes == 0 and not costs.is_scaled
+    padded = costs.padded((2, 4, 8))
+    costs.observe(1, 0.030)  # it binds buffers
+    costs.observe(1, 0.010)
+    assert costs.is_scaled and padded.is_scaled
+    shares = usual_shares(model)
+    assert padded.at(1) == pytest.approx(0.010 * shares[2])
+    assert list(kept_costs()) == []
+    costs_of(model)
+    known = begun_costs(Clocked(1.0), KEY)
+    assert known.is_scaled and known.at(8) == pytest.approx(SECONDS[8])
 
 
 def test_costs_and_findings_share_a_file_and_neither_loses_the_other() -> None:

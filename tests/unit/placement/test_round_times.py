@@ -1,0 +1,126 @@
+"""What passes take is learnt from the rounds of answers: kept where nothing was known, and in place
+of what many rounds contradict. All times here are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_spec.core.metrics import RoundStats
+from edge_spec.placement.round_times import RoundTimes, fitted
+from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
+
+KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8}
+SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
+
+
+def round_of(rows: int, seconds: float, num_sharing: int = 1) -> RoundStats:
+    return RoundStats(
+        num_rows=rows,
+        num_draft_tokens=rows - 1,
+        num_accepted=0,
+        num_tokens=1,
+        plain_reason=None,
+        near_ties=0,
+        draft_s=0.0,
+        forward_s=seconds,
+        total_s=seconds,
+        num_sharing=num_sharing,
+    )
+
+
+def answer(times: RoundTimes, num_rounds: int, factor: float, tokens: int = 100) -> None:
+    """Rounds of one and of four rows, in turns."""
+    for number in range(num_rounds):
+        rows = (1, 4)[number % 2]
+        times.observe(round_of(rows, factor * SECONDS[rows]))
+    times.end(tokens)
+
+
+def test_where_nothing_is_known_a_first_answer_tells() -> None:
+    times = RoundTimes(KEY, SHARES)
+    answer(times, 10, 1.0)
+    assert known_seconds(KEY) == {}  # a few passes are none to keep
+    answer(times, 10, 1.0)
+    found = known_seconds(KEY)
+    assert found[1] == pytest.approx(SECONDS[1]) and found[4] == pytest.approx(SECONDS[4])
+    assert found[2] == pytest.approx(SHARES[2] * SECONDS[1])  # as usual beside the nearest width
+    assert found[8] == pytest.approx(SHARES[8] / SHARES[4] * SECONDS[4])
+
+
+@pytest.mark.parametrize(
+    ("factor", "num_rounds", "is_replaced"),
+    [
+        (0.5, 64, True),  # it was measured beside something else
+        (0.5, 20, False),  # of which a few rounds say nothing
+        (0.9, 512, False),
+        (1.3, 512, False),  # a text is longer than that of the measurement
+        (2.0, 128, False),  # the machine may be busy now
+        (2.0, 520, True),  # it is not that machine any more
+    ],
+)
+def test_what_many_rounds_contradict_is_replaced(
+    factor: float, num_rounds: int, is_replaced: bool
+) -> None:
+    keep_seconds(KEY, SECONDS)
+    answer(RoundTimes(KEY, SHARES), num_rounds, factor)
+    expected = {rows: seconds * (factor if is_replaced else 1) for rows, seconds in SECONDS.items()}
+    assert known_seconds(KEY) == pytest.approx(expected)
+
+
+def test_one_width_that_was_disturbed_is_put_right() -> None:
+    keep_seconds(KEY, {**SECONDS, 4: 0.2})
+    answer(RoundTimes(KEY, SHARES), 64, 1.0)
+    assert known_seconds(KEY)[4] == pytest.approx(SECONDS[4])
+    assert known_seconds(KEY)[1] == pytest.approx(SECONDS[1])
+
+
+def test_slow_passes_among_usual_ones_replace_nothing() -> None:
+    keep_seconds(KEY, SECONDS)
+    times = RoundTimes(KEY, SHARES)
+    for number in range(600):  # a third of them had to wait long
+        times.observe(round_of(1, SECONDS[1] * (9 if number % 3 else 1)))
+    times.end(100)
+    assert known_seconds(KEY) == pytest.approx(SECONDS)
+
+
+def test_long_texts_and_shared_passes_say_nothing() -> None:
+    times = RoundTimes(KEY, SHARES)
+    answer(times, 64, 1.0, tokens=4096)
+    for _ in range(64):
+        times.observe(round_of(1, 0.001, num_sharing=2))
+    times.end(100)
+    assert known_seconds(KEY) == {}
+
+
+def test_passes_that_are_widened_count_for_the_width_that_they_have() -> None:
+    times = RoundTimes(KEY, SHARES, widths=(2, 8))
+    for _ in range(16):
+        times.observe(round_of(1, SECONDS[2]))
+        times.observe(round_of(3, SECONDS[8]))
+    times.end(100)
+    assert known_seconds(KEY)[2] == pytest.approx(SECONDS[2])
+    assert known_seconds(KEY)[8] == pytest.approx(SECONDS[8])
+
+
+def test_what_another_process_has_kept_meanwhile_stays() -> None:
+    keep_seconds(KEY, SECONDS)
+    times = RoundTimes(KEY, SHARES)
+    answer(times, 2, 0.5)
+    other = {rows: 0.5 * seconds for rows, seconds in SECONDS.items()}
+    keep_seconds(KEY, other)
+    answer(times, 64, 0.4)  # contradicts what this process knew, but not what is kept now
+    assert known_seconds(KEY) == other
+    answer(times, 64, 0.5)
+    assert known_seconds(KEY) == other
+
+
+def test_nothing_follows_from_nothing() -> None:
+    assert fitted(SHARES, {}) == {}
