@@ -395,7 +395,7 @@ def gate(monkeypatch: pytest.MonkeyPatch, serve: Any) -> Iterator[Any]:
     """Before each round of an answer on the numpy runtime. What passes cost is not measured when a
     model is opened: that would wait at the gate, where nothing of it was kept before."""
     costs = RowCosts({1: 1e-3, 2: 1.1e-3, 8: 2e-3})
-    monkeypatch.setattr("edge_spec.loader.open.row_costs", lambda *measured: costs)
+    monkeypatch.setattr("edge_spec.loader.open.begun_costs", lambda *measured: costs)
     held, forward = Gate(), ReferenceSession.forward
 
     def gated(session: ReferenceSession, tree: TokenTree) -> Any:

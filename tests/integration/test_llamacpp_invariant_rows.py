@@ -216,7 +216,7 @@ def test_auto_chooses_by_what_rows_cost_here(
 ) -> None:
     pytest.importorskip("llama_cpp")
     costs = RowCosts({1: 0.01, 8: eighth_s})
-    monkeypatch.setattr("edge_spec.loader.open.row_costs", lambda model, key: costs)
+    monkeypatch.setattr("edge_spec.loader.open.begun_costs", lambda model, key: costs)
     with load_engine(str(gguf()), LoadOptions(runtime="llamacpp", threads=1), quiet) as engine:
         assert engine.parts.speculation.drafters[0].name == name
         engine.set_drafter("auto")
