@@ -106,3 +106,30 @@ def test_it_goes_no_further_down_than_it_may(steps: int | None, least: int) -> N
         seen.add(governor.threads)
         governor.observe(1, float(governor.threads**3))
     assert min(seen) == least
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_beside_a_process_that_was_there_before_one_thread_is_found_within_a_first_answer(
+    seed: int,
+) -> None:
+    """Passes of two threads took 100 ms to 8 s, those of one thread 100 ms."""
+    rng = np.random.default_rng(seed)
+    governor = ThreadGovernor(2)
+    found = []
+    for _ in range(48):
+        found.append(governor.threads)
+        seconds = 0.1 if governor.threads == 1 else float(np.exp(rng.uniform(-1.0, 2.0)))
+        governor.observe(int(rng.choice([1, 1, 2, 3])), seconds)
+    assert share(found[24:], 1) > 0.8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_first_passes_that_bind_buffers_and_one_that_waits_long_are_no_busy_machine(
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    governor = ThreadGovernor(2)
+    for done in range(200):
+        rows = int(rng.choice([1, 1, 2, 3]))
+        taken = (1 + rows / 10) * rng.uniform(0.95, 1.1)
+        assert governor.observe(rows, taken * (6 if done < 4 or done == 12 else 1)) == 2
