@@ -15,6 +15,8 @@ import numpy as np
 
 from edge_spec.core.metrics import RoundStats
 from edge_spec.exactness.sharing import wider
+from edge_spec.placement.measure import uncertainty
+from edge_spec.placement.profile import MOST_SPREAD
 from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
 
 _SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these
@@ -73,13 +75,13 @@ class RoundTimes:
         return self._contradicted() if self._kept else self._first()
 
     def _first(self) -> dict[int, float]:
-        """Returns t(k) where enough was seen."""
+        """Returns t(k) where enough was seen, on a machine that was free enough."""
         if sum(map(len, self._passes.values())) < _FIRST:
             return {}
         observed = {
             rows: median(seconds)
             for rows, seconds in self._passes.items()
-            if len(seconds) >= _FEWEST
+            if len(seconds) >= _FEWEST and uncertainty(seconds) <= MOST_SPREAD
         }
         return fitted(self._shares, observed)
 

@@ -55,6 +55,14 @@ def test_where_nothing_is_known_a_first_answer_tells() -> None:
     assert found[8] == pytest.approx(SHARES[8] / SHARES[4] * SECONDS[4])
 
 
+def test_a_first_answer_beside_much_else_tells_nothing() -> None:
+    times = RoundTimes(KEY, SHARES)
+    for number in range(24):
+        times.observe(round_of(1, SECONDS[1] * (1 + 20 * (number % 3))))
+    times.end(100)
+    assert known_seconds(KEY) == {}
+
+
 @pytest.mark.parametrize(
     ("factor", "num_rounds", "is_replaced"),
     [
