@@ -148,7 +148,7 @@ def _unknown(name: str) -> UsageError:
     others |= dict.fromkeys(MODEL_ALSO, "model") | flags | OTHER_ANSWER_NAMES
     found = meant(name, [*options, "model", "progress", *ANSWER_NAMES], others)
     remedy = "help(edge_spec.load) lists its options."
-    if found in options:
+    if found is not None and found in options:
         remedy = f"Did you mean {found}, which is {options[found].flag} on the command line?"
     elif found in ANSWER_NAMES:
         remedy = how_to_give(found)
