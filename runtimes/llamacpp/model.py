@@ -7,6 +7,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.shared_pass import PassPart
@@ -79,7 +80,8 @@ class LlamaCppModel:
         if moved and library.for_devices:
             calls = library.for_devices(not options.rpc_servers)  # which end the process
         self._weights = GgufWeights(calls, source.path, self.config, how)
-        is_invariant = is_flash and not on_device and library.has_invariant_rows(source)
+        is_ours = library.has_invariant_rows(source) and _has_known_heads(self.config)
+        is_invariant = is_flash and not on_device and is_ours
         self._choices = replace(self._choices, invariant_rows=is_invariant)
         is_left = options.kv_type is None and options.flash_attention is None and not on_device
         is_tried = is_left and not is_invariant
@@ -178,6 +180,13 @@ class LlamaCppModel:
     def close(self) -> None:
         """Closes its sessions, too."""
         self._weights.close()
+
+
+def _has_known_heads(config: ModelConfig) -> bool:
+    """Whether attention has kernels for all heads (kMaxHeadSize of rows/kernels.h; where a cache is
+    quantized, the library itself refuses sizes that its blocks do not divide)."""
+    sizes = {config.heads(layer).head_dim for layer in config.attending}
+    return all(size % 8 == 0 and size <= 512 for size in sizes)
 
 
 def _kv_type(library: Library, options: RuntimeOptions) -> str:

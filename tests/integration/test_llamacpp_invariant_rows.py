@@ -106,6 +106,23 @@ class Told:
             self.read(70)
 
 
+def test_heads_that_our_attention_does_not_take_are_measured(
+    tiny: Any, tmp_path: Path, open_llama: OpenLlama
+) -> None:
+    """All matrices are in tiles, and rows of attention still depend on their pass."""
+    pytest.importorskip("llama_cpp")
+    for head_dim, is_known in ((12, False), (8, True)):
+        built = tiny.build("qwen3", num_attention_heads=8, head_dim=head_dim)
+        path = tiny.write_gguf(built, tmp_path / f"{head_dim}.gguf", "Q8_0")
+        model = open_llama("llamacpp", path)
+        kernels = model.capabilities.kernels
+        if kernels is None or kernels.startswith("rows: off"):
+            pytest.skip("there are no kernels to test")
+        assert ", not" not in kernels
+        assert model.capabilities.invariant_rows == is_known
+        model.close()
+
+
 def test_nothing_that_is_measured_of_the_rows_says_otherwise(model: LlamaCppModel) -> None:
     """It holds also where the library says that it cannot be measured: one way, all widths."""
     found = measure_batch_invariance(model, USUAL_WIDTHS)
