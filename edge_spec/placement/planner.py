@@ -59,10 +59,11 @@ class Planner:
         self.progress = self._schedule = Schedule(self.progress, self._stages())
         self._surveyor = Surveyor(self.devices, self.progress, self.refresh)
         self.notes = self._surveyor.notes
+        self._tried_well = True
 
     @property
     def is_certain(self) -> bool:
-        return self._surveyor.is_certain
+        return self._surveyor.is_certain and self._tried_well
 
     def make(self) -> Plan:
         """Raises an EdgeSpecError where nothing can run or nothing fits, OSError."""
@@ -83,13 +84,15 @@ class Planner:
         free = self._surveyor.room.free
         trials = Trials(self.trial, free, defaults, recordings, self.progress, self.notes)
         self._schedule.enter("trial")
+        settled = trials.settle(found)
+        self._tried_well = trials.is_certain
         return Plan(
             version=1,
             model=self.source.model,
             identity=self.source.identity,
             draft=self.draft.model if self.draft else None,
             draft_identity=self.draft.identity if self.draft else None,
-            placements=trials.settle(found),
+            placements=settled,
             notes=tuple(self.notes),
             places=tuple(self._surveyor.places),
             made_by=_own_version(),

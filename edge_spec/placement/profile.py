@@ -35,6 +35,11 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+def was_busy(spread: float) -> bool:
+    """Says whether times that are off by this share of them are of a machine that was too busy."""
+    return spread > MOST_SPREAD
+
+
 @dataclass(frozen=True)
 class ProfileKey:
     """All that a profile depends on. The file's name follows from all of it but the library's
@@ -91,7 +96,7 @@ class Profile:
     @property
     def is_certain(self) -> bool:
         """Says whether the machine was free enough for it to be used again."""
-        return self.spread <= MOST_SPREAD
+        return not was_busy(self.spread)
 
     def seconds(self, context_tokens: int) -> dict[int, float]:
         """Returns t(k) between the measured contexts, and beyond the longest as it grew between

@@ -17,6 +17,7 @@ from edge_spec.drafters import factory
 from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
+from edge_spec.placement.profile import was_busy
 from edge_spec.placement.ranking import ranked
 from edge_spec.placement.replay import Recording
 
@@ -39,7 +40,8 @@ class Trials:
     """Those of one plan.
 
     defaults: who would draft without a plan and without a draft, by the target's place. notes: a
-    line for each forecast that was not kept.
+    line for each forecast that was not kept. is_certain: whether plain decoding took about as long
+    as its passes did when they were measured; on a machine that is busy nothing can be compared.
     """
 
     trial: Trial
@@ -48,6 +50,7 @@ class Trials:
     recordings: Sequence[Recording]
     progress: Progress
     notes: list[str] = field(default_factory=list)
+    is_certain: bool = True
 
     def settle(self, found: Sequence[Placement]) -> tuple[Placement, ...]:
         """Ranks them; the first one was tried, if anything was."""
@@ -68,7 +71,14 @@ class Trials:
                     return ranking
                 ranking = ranked(left, self.free)
                 continue
-            ranking = ranked(list(_corrected(ranking, chosen, rates)), self.free)
+            share = _plain_share(chosen, rates)
+            if was_busy(1 / share - 1):
+                self.is_certain = False
+                self.notes.append(
+                    f"{first.target}: plain decoding took {1 / share:.1f} times as long as its "
+                    "passes before, the machine was busy: plan again when it is free"
+                )
+            ranking = ranked(list(_corrected(ranking, chosen, rates, share)), self.free)
             self._tell(first, ranking)
         return self._tried_first(ranking)
 
@@ -113,21 +123,24 @@ def num_tokens(chosen: Sequence[Placement], num_prompts: int) -> int:
     return max(_LEAST_TOKENS, min(_MOST_TOKENS, int(TRIAL_S / (token_s * num_prompts))))
 
 
+def _plain_share(chosen: Sequence[Placement], rates: Sequence[float]) -> float:
+    """Returns what plain decoding wrote, over what was forecast for it."""
+    for each, rate in zip(chosen, rates, strict=True):
+        if each.drafter == "none" and each.tokens_per_s:
+            return rate / each.tokens_per_s
+    return 1.0
+
+
 def _corrected(
-    ranking: Sequence[Placement], chosen: Sequence[Placement], rates: Sequence[float]
+    ranking: Sequence[Placement],
+    chosen: Sequence[Placement],
+    rates: Sequence[float],
+    share: float,
 ) -> Iterator[Placement]:
-    """Gives them with what was written; other forecasts for the same place are changed by as much
-    as plain decoding there turned out to be faster or slower."""
+    """Gives them with what was written; other forecasts for the same place are changed by `share`,
+    by which plain decoding there turned out to be faster or slower."""
     wrote = {_identity(each): rate for each, rate in zip(chosen, rates, strict=True)}
     target = chosen[0].target
-    share = next(
-        (
-            rate / each.tokens_per_s
-            for each, rate in zip(chosen, rates, strict=True)
-            if each.drafter == "none" and each.tokens_per_s
-        ),
-        1.0,
-    )
     for each in ranking:
         if each.target != target or each.tokens_per_s is None:
             yield each

@@ -143,6 +143,16 @@ def test_what_a_trial_may_take_is_counted_in_tokens() -> None:
     assert [len(each) for each in machine.prompts] == [10, 20, 30]
 
 
+@pytest.mark.parametrize(("plain", "is_certain"), [(50.0, True), (35.0, True), (30.0, False)])
+def test_what_was_tried_on_a_busy_machine_is_not_certain(plain: float, is_certain: bool) -> None:
+    """Plain decoding has no reason to be much slower than its passes but other processes."""
+    machine = Machine({(HERE, "suffix"): plain + 3, (HERE, "none"): plain})
+    trials = Trials(machine, FREE, {HERE: "suffix"}, [recorded(10)], quiet)
+    trials.settle([forecast("suffix", 55.0), PLAIN])
+    assert trials.is_certain is is_certain
+    assert any("the machine was busy" in line for line in trials.notes) is not is_certain
+
+
 def test_what_cannot_run_now_is_not_tried() -> None:
     large = forecast("suffix", 90.0, memory_bytes=600 * MB)
     machine = Machine({})
