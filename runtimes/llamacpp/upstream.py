@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
+
+import numpy as np
 
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
@@ -91,10 +93,10 @@ def _check_processor() -> None:
 
 
 def _has_avx2() -> bool:
-    """As numpy has asked the processor."""
-    from numpy._core import _multiarray_umath
-
-    return bool(_multiarray_umath.__cpu_features__.get("AVX2", False))
+    """As numpy says, which names it alone or with what comes along."""
+    found: Mapping[str, Any] = np.show_config(mode="dicts").get("SIMD Extensions", {})
+    names = {*found.get("baseline", ()), *found.get("found", ())}
+    return not names.isdisjoint(("AVX2", "X86_V3"))
 
 
 def library() -> Library:

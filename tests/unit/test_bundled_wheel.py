@@ -182,9 +182,19 @@ def test_a_processor_without_avx2_is_told_before_it_would_crash(
         upstream._check_processor()
 
 
-def test_numpy_says_whether_a_processor_has_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
-    from numpy._core import _multiarray_umath
-
-    for has in (True, False):
-        monkeypatch.setattr(_multiarray_umath, "__cpu_features__", {"AVX2": has})
-        assert upstream._has_avx2() is has
+@pytest.mark.parametrize(
+    ("found", "has"),
+    [
+        ({"baseline": ["X86_V2"], "found": ["X86_V3", "X86_V4"]}, True),  # numpy 2.4
+        ({"baseline": ["SSE", "SSE2"], "found": ["SSSE3", "AVX", "FMA3", "AVX2"]}, True),  # 2.3
+        ({"baseline": ["SSE", "SSE2"], "found": ["SSSE3", "AVX"], "not found": ["AVX2"]}, False),
+        ({}, False),
+    ],
+)
+def test_numpy_says_whether_a_processor_has_avx2(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, list[str]], has: bool
+) -> None:
+    monkeypatch.setattr(
+        "numpy.show_config", lambda mode: {"SIMD Extensions": found} if found else {}
+    )
+    assert upstream._has_avx2() is has
