@@ -1,8 +1,12 @@
 """Threads that wait for their turn on what others use, which is no time of their own: whoever
-looks for passes that hang leaves it out."""
+looks for passes that hang, or have become slow, leaves it out."""
 
 from __future__ import annotations
 
+import time
+from threading import local
+
+_own = local()  # .waited_s: what this thread has waited, all in all
 _waiting: set[int] = set()  # threads, by their numbers
 
 
@@ -16,3 +20,13 @@ def end_waiting(thread: int) -> None:
 
 def is_waiting(thread: int | None) -> bool:
     return thread in _waiting
+
+
+def add_wait(seconds: float) -> None:
+    """Counts what this thread has waited."""
+    _own.waited_s = getattr(_own, "waited_s", 0.0) + seconds
+
+
+def own_clock() -> float:
+    """Returns seconds of a clock that stands still while this thread waits for its turn."""
+    return time.perf_counter() - float(getattr(_own, "waited_s", 0.0))

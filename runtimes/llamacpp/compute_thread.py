@@ -9,6 +9,7 @@ again. On a processor that two passes would have to share nothing is lost by tak
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import wraps
 from queue import SimpleQueue
@@ -37,6 +38,7 @@ class _Call:
         self.function = function
         self.arguments = arguments
         self.caller = get_ident()
+        self.asked_s = self.begun_s = time.perf_counter()
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
@@ -77,6 +79,7 @@ class Worker:
                 if asked.begin():
                     turns.end_waiting(asked.caller)
                     raise
+        turns.add_wait(asked.begun_s - asked.asked_s)
         error = interrupt or asked.error
         if error is not None:
             try:
@@ -97,6 +100,7 @@ class Worker:
         while True:
             asked = self._asked.get()
             if asked.begin():
+                asked.begun_s = time.perf_counter()
                 turns.end_waiting(asked.caller)
                 self._current = asked
                 try:

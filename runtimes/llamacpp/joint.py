@@ -11,7 +11,6 @@ between cells of others, stays in a sequence that nobody reads, HELD.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
+from edge_spec.core.turns import own_clock
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
@@ -86,11 +86,11 @@ class JointCache:
             self._require_all([member for member, _ in parts])
             rows = max(num_rows, sum(len(tree) for _, tree in parts))
             self._reserve(rows)
-            started_s = time.perf_counter()
+            started_s = own_clock()
             self._is_broken = True  # until all is noted
             at = self._score(parts, rows)
             self._is_broken = False
-            self._share_out(rows, time.perf_counter() - started_s)
+            self._share_out(rows, own_clock() - started_s)
             return self._outputs(at, rows)
 
     def prefill(self, member: Member, tokens: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from edge_spec.core.features import OnPrefilled, require_layers
 from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.core.tree import TokenTree
+from edge_spec.core.turns import own_clock
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
@@ -66,13 +66,13 @@ class LlamaCppSession:
             raise ValueError(f"{rows} rows in one pass; at most {MAX_ROWS}")
         self._reserve(rows)
         self._outputs.want_hidden(True)
-        started_s = time.perf_counter()
+        started_s = own_clock()
         self._outputs.want_steady(rows == 1)
         if tree.is_chain:
             self._decode(self._batch.chain(tree.tokens, self.length))
         else:
             self._decode(self._branched(tree))
-        self._share_out(rows, time.perf_counter() - started_s)
+        self._share_out(rows, own_clock() - started_s)
         out = self._outputs.scores(rows)
         if self._features is None:
             return out

@@ -22,6 +22,7 @@ from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import compute_thread
 from edge_spec.runtimes.llamacpp.compute_thread import Worker, in_compute_thread
 
+_WAITED_S = 0.05  # longer than it takes to look at two clocks
 _MOST_S = 60.0  # for what takes milliseconds, on a machine that is busy
 
 
@@ -164,6 +165,35 @@ def test_a_pass_that_waits_for_its_turn_is_given_up_by_an_interrupt() -> None:
     other.join()
     assert in_compute_thread(lambda: 5)() == 5
     assert not begun
+
+
+def test_the_time_of_a_pass_leaves_out_what_it_waited_for_its_turn() -> None:
+    """Or sessions would try fewer threads because others compute."""
+    runs, free = Event(), Event()
+    main = threading.main_thread().ident
+
+    def first() -> None:
+        runs.set()
+        assert free.wait(_MOST_S)
+
+    def release() -> None:
+        while not turns.is_waiting(main):
+            pass
+        until_s = time.perf_counter() + _WAITED_S
+        while time.perf_counter() < until_s:
+            pass
+        free.set()
+
+    others = [Thread(target=in_compute_thread(first)), Thread(target=release)]
+    others[0].start()
+    assert runs.wait(_MOST_S)
+    others[1].start()
+    started_s, own_started_s = time.perf_counter(), turns.own_clock()
+    in_compute_thread(lambda: None)()
+    own_s, all_s = turns.own_clock() - own_started_s, time.perf_counter() - started_s
+    for other in others:
+        other.join()
+    assert all_s - own_s >= _WAITED_S
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
