@@ -40,6 +40,7 @@ def plan(
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
+    from edge_spec.placement.runtime_order import missing_reader
 
     with ProgressBar() as progress:
         target = Source(model, progress)
@@ -51,7 +52,7 @@ def plan(
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
         known = cached_plan(kept)
         made = known if known is not None and planner.still_holds(known) else planner.make()
-    notes = list(made.notes)
+    notes = [*made.notes, *filter(None, [missing_reader(target)])]
     if made is known:
         notes.append("nothing has changed since this plan was made: --refresh measures again")
     elif planner.is_certain:

@@ -52,7 +52,7 @@ def runtime_order(candidates: RuntimeCandidates, asked: RuntimeOptions) -> Runti
     read."""
     if candidates.is_bound:
         return RuntimeOrder(candidates, {})
-    missing = _missing(candidates)
+    missing = missing_reader(candidates.source)
     if len(candidates.names) == 1:
         return RuntimeOrder(candidates, {}, better=missing)
     usual = candidates.names
@@ -122,9 +122,10 @@ def _conversion(other: str, first: str, seconds: Mapping[str, float]) -> str:
     )
 
 
-def _missing(candidates: RuntimeCandidates) -> str:
-    """Names the runtime that would read the file as it is, where it is not installed."""
-    if _READS_FILES in candidates.names or not candidates.source.path.is_file():
+def missing_reader(source: Source) -> str:
+    """Names the runtime that would read the file as it is, where it is not installed; "" where it
+    is, or there is no such file. Raises as `Source.path` does."""
+    if _READS_FILES in runtimes.installed_runtimes() or not source.path.is_file():
         return ""
     return (
         f"{_READS_FILES}, which reads the file as it is and is usually faster, is not installed: "

@@ -18,6 +18,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.diagnostics.bench.measuring import make_plan
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.errors import (
     DeviceMemoryError,
     EdgeSpecError,
@@ -36,7 +37,7 @@ from edge_spec.placement.candidates import candidates
 from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_profile
 from edge_spec.placement.row_findings import rows_key
-from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
+from edge_spec.placement.runtime_order import RuntimeOrder, missing_reader, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.storage.json_store import KeptFile
@@ -474,3 +475,24 @@ def test_a_profile_of_the_model_says_more_than_costs_of_its_shapes(
     assert order_of(source).names == ("ort", "llamacpp")
     assert not order_of(source, quantization="int8").seconds
     assert not order_of(source, kv_type="f16").seconds
+
+
+def test_doctor_says_who_is_chosen_and_why(gguf: Callable[..., Path]) -> None:
+    source = Source(str(gguf()), quiet)
+    costs_of(source, "ort", "int4 block 32", 0.1)
+    costs_of(source, "llamacpp", "F32", 0.2)
+    report = diagnose(DiagnosisRequest(source.model), quiet, devices=list)
+    reason, better = (each for each in report.grouped["target"] if each.check == "runtime")
+    assert reason.found.startswith("llamacpp reads the file as it is and takes 200.0 ms")
+    assert better.found.startswith("ort would be 100% faster here than llamacpp (100.0 for 200.0")
+
+
+def test_doctor_names_a_better_runtime_that_is_not_installed(
+    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = runtimes.AUTO_RUNTIMES[1:]
+    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", installed)
+    report = diagnose(DiagnosisRequest(str(gguf())), quiet, devices=list)
+    found = [each.found for each in report.grouped["target"] if each.check == "runtime"]
+    assert found == [missing_reader(Source(str(gguf()), quiet))]
+    assert "is not installed" in found[0]
