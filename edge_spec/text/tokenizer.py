@@ -6,11 +6,13 @@ sources, or after their end, as the tokenizer's own template has it, and one beg
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from weakref import WeakValueDictionary
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -122,15 +124,29 @@ class SourceEnd:
         return ", ".join(sorted(names[:_LISTED]))
 
 
+_open: WeakValueDictionary[bytes, tokenizers.Tokenizer] = WeakValueDictionary()
+
+
+def _opened(json: str) -> tokenizers.Tokenizer:
+    """Returns the library's tokenizer, which nobody changes: one for all that are open with this
+    text, such as a model's and its draft's. A large vocabulary takes a third of a second."""
+    digest = hashlib.sha256(json.encode("utf-8", "surrogatepass")).digest()
+    found = _open.get(digest)
+    if found is None:
+        found = tokenizers.Tokenizer.from_str(json)
+        found.no_truncation()
+        found.no_padding()
+        _open[digest] = found
+    return found
+
+
 class Tokenizer:
     """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
 
     def __init__(self, json: str, bos_id: int | None = None, end: SourceEnd | None = None) -> None:
         """end: of every source of an encoder-decoder."""
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(json)
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
+            self._tokenizer = _opened(json)
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
         except BaseException as error:
             if isinstance(error, Exception) or _is_given_up(error):

@@ -14,7 +14,7 @@ import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.backoff import WITH_FREE, Backoff
-from edge_spec.control.cost import RowCosts
+from edge_spec.control.cost import RowCosts, Scale
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
@@ -700,3 +700,16 @@ def test_costs_that_were_measured_on_a_quiet_machine_are_found_out(right: float)
     quiet = looked_up(Clock(), {rows: pass_s(rows) for rows in (1, 2, 4, 8)}, right)
     busy = looked_up(Clock(), {1: 0.5, 2: 0.51, 4: 0.53, 8: 0.6}, right)
     assert PLAIN_S - busy.token_s > 0.75 * (PLAIN_S - quiet.token_s)
+
+
+def test_where_no_pass_was_timed_the_first_round_is_plain_and_tells_what_the_others_take() -> None:
+    """Only the proportions of passes are known then."""
+    clock = Clock()
+    costs = RowCosts({1: 1.0, 2: 1.1, 8: 1.7}, scale=Scale(is_known=False))
+    policy = AdaptivePolicy(costs, {}, clock=lambda: clock.now)
+    drafter = DraftingAtCost(clock, 0.02, 0.8)
+    result = simulate(clock, policy, [drafter])
+    assert result.plans[0] == 1 and result.reasons[PlainReason.BASELINE] >= 1
+    assert costs.at(1) == pytest.approx(pass_s(1), rel=0.3)
+    known = simulate(clock, policy_of(clock), [DraftingAtCost(clock, 0.02, 0.8)])
+    assert result.token_s < 1.05 * known.token_s
