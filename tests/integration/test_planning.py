@@ -248,6 +248,7 @@ def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profile_module, "MOST_SPREAD", -1.0)
+    monkeypatch.setattr("edge_spec.fitting.devices.list_devices", one_device)
     out = tmp_path / "plan.json"
     assert run(["plan", model, "--out", str(out)]) == 0
     notes = capsys.readouterr().err
