@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -39,15 +40,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def num_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many tokenizers were made of metadata so far."""
+    """How many tokenizers were made of metadata so far. None is shared with a file that is open."""
     made: list[Path] = []
     make = gguf_tokenizer.tokenizer_from_gguf
 
-    def counted(metadata: object, path: Path) -> object:
+    def counted(metadata: Any, path: Path) -> Any:
         made.append(path)
         return make(metadata, path)
 
-    monkeypatch.setattr("edge_spec.exporters.gguf_source.tokenizer_from_gguf", counted)
+    monkeypatch.setattr(
+        "edge_spec.exporters.gguf_source._tokenizer_json",
+        lambda file: str(counted(file.metadata, file.path).to_str()),
+    )
     return lambda: len(made)
 
 
