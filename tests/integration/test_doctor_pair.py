@@ -288,7 +288,8 @@ def test_a_command_that_is_suggested_can_be_copied(bundle: Callable[..., Path]) 
 
 def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -> None:
     target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
-    place = Place("ort", "cpu", None, "fp32", runtimes.library_version("ort"))
+    library, kernels = runtimes.library_version("ort"), runtimes.own_kernels("ort")
+    place = Place("ort", "cpu", None, "fp32", library, kernels=kernels)
     alone = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
     paired = Placement(place, place, "draft-model", 90.0, 1.1, 0.7)
     plan = Plan(1, target.model, target.identity, draft.model, draft.identity, (alone, paired))
@@ -306,7 +307,8 @@ def test_only_what_is_used_of_a_plan_says_whether_speculation_pays(
     target = Source(str(bundle("target")), quiet)
 
     def keep(library: str, *placements: tuple[str, float, int]) -> Report:
-        place = Place("ort", "cpu", None, "fp32", library)
+        kernels = runtimes.own_kernels("ort")
+        place = Place("ort", "cpu", None, "fp32", library, kernels=kernels)
         made = tuple(
             Placement(place, None, drafter, 100.0, speedup, memory_bytes=num_bytes)
             for drafter, speedup, num_bytes in placements
