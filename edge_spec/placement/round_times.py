@@ -8,13 +8,14 @@ is another one now: then what they take is kept instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf, log
 from statistics import median
 from threading import Lock
 
 import numpy as np
 
 from edge_spec.core.metrics import RoundStats
-from edge_spec.exactness.sharing import wider
+from edge_spec.exactness.sharing import wider as widened
 from edge_spec.placement.measure import uncertainty
 from edge_spec.placement.profile import MOST_SPREAD
 from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
@@ -48,7 +49,7 @@ class RoundTimes:
     def observe(self, round_stats: RoundStats) -> None:
         """Counts the pass of a round that no other conversation had a part in or was waiting
         for."""
-        rows = wider(round_stats.num_rows, self._widths)
+        rows = widened(round_stats.num_rows, self._widths)
         if rows is not None and round_stats.num_sharing == 1 and round_stats.forward_s > 0:
             with self._lock:
                 self._current.setdefault(rows, []).append(round_stats.forward_s)
@@ -83,7 +84,7 @@ class RoundTimes:
             for rows, seconds in self._passes.items()
             if len(seconds) >= _FEWEST and uncertainty(seconds) <= MOST_SPREAD
         }
-        return fitted(self._shares, observed)
+        return rising(observed, in_proportion(self._shares, observed))
 
     def _contradicted(self) -> dict[int, float]:
         """Returns t(k) in place of what is kept, where passes of a width contradict that."""
@@ -98,23 +99,40 @@ class RoundTimes:
             slower = least_s > _SLOWER * self._kept[rows]
             is_contradicted |= faster and len(seconds) >= _FASTER_PASSES
             is_contradicted |= slower and len(seconds) >= _SLOWER_PASSES
-        return fitted(self._kept, observed) if is_contradicted else {}
+        if not is_contradicted:
+            return {}
+        # What all widths have in common is the machine; what one has beside it is its own.
+        changes = [seconds / self._kept[rows] for rows, seconds in observed.items()]
+        least = min(changes, key=lambda change: abs(log(change)))
+        return rising(observed, {rows: least * each for rows, each in self._kept.items()})
 
 
-def fitted(before: Mapping[int, float], observed: Mapping[int, float]) -> dict[int, float]:
-    """Returns t(k): what was observed, and between and beyond these widths what was known before,
-    in proportion to the nearest one. Empty where nothing was observed."""
+def in_proportion(shares: Mapping[int, float], observed: Mapping[int, float]) -> dict[int, float]:
+    """Returns t(k) at the widths of `shares`, each from the nearest one that was observed."""
     if not observed:
         return {}
-    found = dict(observed)
-    known = sorted(before)
-    at = np.interp(sorted(observed), known, [before[rows] for rows in known])
-    ratios = {
-        rows: observed[rows] / float(usual)
-        for rows, usual in zip(sorted(observed), at, strict=True)
+    known = sorted(shares)
+    usual = np.interp(sorted(observed), known, [shares[rows] for rows in known])
+    units = {
+        rows: observed[rows] / share for rows, share in zip(sorted(observed), usual, strict=True)
     }
-    for rows in known:
-        if rows not in found:
-            nearest = min(ratios, key=lambda each: (abs(each - rows), each))
-            found[rows] = before[rows] * ratios[nearest]
+    nearest = {rows: min(units, key=lambda each: (abs(each - rows), each)) for rows in known}
+    return {rows: float(shares[rows] * units[nearest[rows]]) for rows in known}
+
+
+def rising(observed: Mapping[int, float], estimates: Mapping[int, float]) -> dict[int, float]:
+    """Returns t(k): what was observed, and estimates at other widths.
+
+    No pass takes longer than one of more rows. What else the machine does makes some look as if
+    they did, and none look faster than it is: so the time of the wider one holds.
+    """
+    found: dict[int, float] = {}
+    least_s = inf
+    for rows in sorted(observed, reverse=True):
+        found[rows] = least_s = min(least_s, observed[rows])
+    at_least_s = 0.0
+    for rows in sorted({*observed, *estimates}):
+        most_s = min((found[each] for each in observed if each >= rows), default=inf)
+        at_least_s = max(at_least_s, found.get(rows, min(most_s, estimates.get(rows, 0.0))))
+        found[rows] = at_least_s
     return dict(sorted(found.items()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import RoundStats
-from edge_spec.placement.round_times import RoundTimes, fitted
+from edge_spec.placement.round_times import RoundTimes, in_proportion, rising
 from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
 
 KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
@@ -86,8 +86,7 @@ def test_what_many_rounds_contradict_is_replaced(
 def test_one_width_that_was_disturbed_is_put_right() -> None:
     keep_seconds(KEY, {**SECONDS, 4: 0.2})
     answer(RoundTimes(KEY, SHARES), 64, 1.0)
-    assert known_seconds(KEY)[4] == pytest.approx(SECONDS[4])
-    assert known_seconds(KEY)[1] == pytest.approx(SECONDS[1])
+    assert known_seconds(KEY) == pytest.approx(SECONDS)  # the others were right
 
 
 def test_slow_passes_among_usual_ones_replace_nothing() -> None:
@@ -131,4 +130,10 @@ def test_what_another_process_has_kept_meanwhile_stays() -> None:
 
 
 def test_nothing_follows_from_nothing() -> None:
-    assert fitted(SHARES, {}) == {}
+    assert rising({}, in_proportion(SHARES, {})) == {}
+
+
+def test_no_pass_takes_longer_than_one_of_more_rows() -> None:
+    observed = {1: 0.016, 2: 0.032, 4: 0.018}  # two rows had to wait for something else
+    found = rising(observed, {3: 0.02, 8: 0.002, 16: 0.05})
+    assert found == {1: 0.016, 2: 0.018, 3: 0.018, 4: 0.018, 8: 0.018, 16: 0.05}
