@@ -26,6 +26,9 @@ _MOST_TRIALS = 3
 _PROMPTS = 3  # the shortest
 _LEAST_TOKENS, _MOST_TOKENS = 16, 64  # of an answer
 _WHAT = "Trying the best of them"
+# Over the default, from which on another way is a clear winner: on texts of other
+# kinds another drafter may be the best, while plain decoding is the same on all.
+_CLEARLY, _NOISE = 1.1, 1.03
 _TRIED = 3  # placements, beside plain decoding and the default
 
 Prompts = Sequence[Sequence[int]]
@@ -53,7 +56,11 @@ class Trials:
     is_certain: bool = True
 
     def settle(self, found: Sequence[Placement]) -> tuple[Placement, ...]:
-        """Ranks them; the first one was tried, if anything was."""
+        """Ranks them; the first one was tried, if anything was, and where it is no clear winner,
+        it is what drafts without a plan."""
+        return self._usual_first(self._tried_ranking(found))
+
+    def _tried_ranking(self, found: Sequence[Placement]) -> tuple[Placement, ...]:
         prompts = sorted((each.prompt for each in self.recordings), key=len)[:_PROMPTS]
         ranking = ranked(found, self.free)
         for _ in range(_MOST_TRIALS):
@@ -110,11 +117,39 @@ class Trials:
         best = next((each for each in ranking if each.is_measured), None)
         if best is None or best is ranking[0]:
             return tuple(ranking)
-        others = [each for each in ranking if each is not best]
-        for i, each in enumerate(others):
-            if (each.tokens_per_s or 0.0) > (best.tokens_per_s or 0.0) and not each.is_measured:
-                others[i] = replace(each, reason="a forecast that was not tried")
-        return replace(best, reason=""), *others
+        return _moved_first(best, ranking, "a forecast that was not tried")
+
+    def _usual_first(self, ranking: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        first = ranking[0]
+        names = self.defaults.get(first.target)
+        usual = next(
+            (
+                each
+                for each in ranking
+                if (each.target, each.draft, each.drafter) == (first.target, None, names)
+            ),
+            first,
+        )
+        if usual is first or not usual.is_measured:
+            return ranking
+        gain = (first.tokens_per_s or 0.0) / (usual.tokens_per_s or 1.0)
+        if gain >= (_NOISE if first.drafter == "none" else _CLEARLY):
+            return ranking
+        return _moved_first(
+            usual, ranking, "no faster than other texts may turn it: the default stays"
+        )
+
+
+def _moved_first(
+    best: Placement, ranking: Sequence[Placement], reason: str
+) -> tuple[Placement, ...]:
+    """reason: why those do not come first that are faster."""
+    others = [each for each in ranking if each is not best]
+    for i, each in enumerate(others):
+        is_faster = (each.tokens_per_s or 0.0) > (best.tokens_per_s or 0.0)
+        if is_faster and i < ranking.index(best) and not factory.remembers(each.drafter):
+            others[i] = replace(each, reason=reason)
+    return replace(best, reason=""), *others
 
 
 def num_tokens(chosen: Sequence[Placement], num_prompts: int) -> int:

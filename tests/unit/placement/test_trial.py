@@ -92,6 +92,22 @@ def test_a_forecast_that_comes_true_is_the_first_and_nothing_is_said() -> None:
     assert len(machine.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("drafter", "rate", "first"),
+    [("b", 58.0, "suffix"), ("b", 61.0, "b"), ("none", 56.0, "suffix"), ("none", 57.0, "none")],
+)
+def test_the_default_stays_unless_another_is_clearly_faster(
+    drafter: str, rate: float, first: str
+) -> None:
+    """A few short texts of one kind say little of others."""
+    rates = {(HERE, "suffix"): 55.0, (HERE, "b"): 50.0, (HERE, "none"): 50.0}
+    found = [forecast("b", 60.0), forecast("suffix", 55.0), PLAIN]
+    (best, *others), _ = settled(Machine({**rates, (HERE, drafter): rate}), *found)
+    assert best.drafter == first and best.reason == ""
+    if first == "suffix":
+        assert others[0].reason == "no faster than other texts may turn it: the default stays"
+
+
 def test_what_drafts_without_a_plan_is_always_tried_beside_the_first() -> None:
     rates = {(HERE, name): 1.0 for name in ("a", "b", "c", "d", "suffix", "none")}
     machine = Machine(rates | {(HERE, "suffix"): 70.0})
