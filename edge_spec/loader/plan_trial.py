@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,6 +26,7 @@ from edge_spec.placement.trial import TRIAL_S, Prompts
 _DOMAIN = "plan"  # keeps these answers out of what a pair's acceptance is known by
 _TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 4
+_LEAST_MS = 1e-3  # of an answer, where a coarse clock sees no time go by
 _BUSY = 2  # times as long as forecast, after which a machine is too busy for the rest
 
 _PLACEMENTS = TypeAdapter(tuple[Placement, ...])
@@ -74,22 +76,32 @@ def do_request(file: str) -> list[float]:
 
 def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
     """Returns the tokens a second of each placement. Its drafters are new for each answer, so that
-    none knows a text that it has written before."""
+    none knows a text that it has written before.
+
+    What counts is the median of its answers' shares of plain decoding's beside them: a single one
+    that had to wait for something else decides nothing.
+    """
     placements = _PLACEMENTS.validate_python(request["placements"])
     opened = next((each for each in placements if each.draft is not None), placements[0])
     options = applied(LoadOptions(keeps_answers=False), opened, request["draft"])
-    tokens, seconds = [0] * len(placements), [0.0] * len(placements)
+    rates: list[list[float]] = [[] for _ in placements]
+    seconds = 0.0
     with load_engine(request["model"], options, lambda what, fraction: None) as engine:
         _write(engine, "none", request["prompts"][0], _WARM_UP_TOKENS)
         for at, prompt in enumerate(request["prompts"]):
             for turn, i in enumerate(_rotated(range(len(placements)), at)):
                 on_step((at + turn / len(placements)) / len(request["prompts"]))
                 stats = _write(engine, placements[i].drafter, prompt, request["num_tokens"])
-                tokens[i] += stats.predicted_n
-                seconds[i] += stats.predicted_ms / 1e3
-            if sum(seconds) > _BUSY * TRIAL_S:
+                seconds += stats.predicted_ms / 1e3
+                rates[i].append(1e3 * stats.predicted_n / max(stats.predicted_ms, _LEAST_MS))
+            if seconds > _BUSY * TRIAL_S:
                 break
-    return [count / taken_s for count, taken_s in zip(tokens, seconds, strict=True)]
+    names = [each.drafter for each in placements]
+    plain = rates[names.index("none") if "none" in names else 0]
+    return [
+        median(plain) * median(rate / beside for rate, beside in zip(each, plain, strict=True))
+        for each in rates
+    ]
 
 
 def _rotated(order: Sequence[int], by: int) -> list[int]:
