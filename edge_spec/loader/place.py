@@ -105,8 +105,9 @@ def place_models(
         _require_chat(source.header)
     identity = source.identity
     order = runtime_order(candidates, options.runtime_options)
-    if order.seconds:
-        progress(f"{order.reason}{'; ' if order.better else ''}{order.better}", 0.0)
+    told = [order.reason] if order.names[0] != candidates.names[0] else []
+    if order.seconds and (told or order.better):
+        progress("; ".join([*told, *filter(None, [order.better])]), 0.0)
     return _place_first(source, options, order.candidates, identity, needs_chat, makes_room)
 
 

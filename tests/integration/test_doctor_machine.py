@@ -14,14 +14,18 @@ from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diag
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, note, ok, warning
 from edge_spec.fitting.devices import Device
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.options import LoadOptions
 from edge_spec.storage.resumable import DIRECTORY
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
 
 
-def examined(devices: tuple[Device, ...] = (CPU,), model: str = "nowhere") -> Report:
+def examined(
+    devices: tuple[Device, ...] = (CPU,), model: str = "nowhere", **options: str
+) -> Report:
     """By itself of a model that is not there, so that only the machine is looked at."""
-    return diagnose(DiagnosisRequest(model), lambda what, fraction: None, lambda: list(devices))
+    request = DiagnosisRequest(model, places=LoadOptions(**options))  # type: ignore[arg-type]
+    return diagnose(request, lambda what, fraction: None, lambda: list(devices))
 
 
 def found(report: Report, group: str, check: str) -> Finding:
@@ -60,7 +64,7 @@ def test_a_cache_that_is_no_directory_is_told(
     """A model that has to be converted first cannot be used."""
     cache.write_text("a file")
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(cache.parent / place))
-    report = examined(model=str(gguf()))
+    report = examined(model=str(gguf()), runtime="ort")
     disk = found(report, "machine", "disk")
     assert disk.level is Severity.WARNING and disk.found.startswith(f"{cache} is no directory")
     conversion = found(report, "target", "conversion")

@@ -4,6 +4,7 @@ a file that has changed since is read again."""
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ def test_a_file_that_is_open_is_not_read_again(demo_gguf: Path) -> None:
     assert list(first.metadata) == list(GgufFile(demo_gguf).metadata)
 
 
-def test_nothing_of_a_file_is_kept_that_nobody_has_open(demo_gguf: Path) -> None:
-    model = open_model_info(demo_gguf)
+def test_nothing_of_a_file_is_kept_that_nobody_has_open(demo_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"  # which no other test has open
+    path.write_bytes(demo_gguf.read_bytes())
+    model = open_model_info(path)
+    header = weakref.ref(open_gguf_file(path))
     model.tokenizer_json()
     del model
     gc.collect()
-    assert not gguf_reader._open_files and not gguf_source._by_digest
+    assert header() is None
 
 
 def test_a_changed_header_is_read_again_even_within_the_clock_of_the_file_system(

@@ -19,7 +19,7 @@ from edge_spec.core import turns
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.models import runtimes
-from edge_spec.runtimes.llamacpp import compute_thread
+from edge_spec.runtimes.llamacpp import compute_thread, upstream
 from edge_spec.runtimes.llamacpp.compute_thread import Worker, in_compute_thread
 
 _WAITED_S = 0.05  # longer than it takes to look at two clocks
@@ -234,3 +234,17 @@ def test_a_worker_that_is_lost_frees_its_caller() -> None:
     assert worker.call(fault, ()) is None
     assert worker.is_lost
     stays.set()
+
+
+def test_threads_wait_shortly_only_where_the_user_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    with upstream._short_spins():
+        assert int(os.environ["GOMP_SPINCOUNT"]) < 10_000
+    assert "GOMP_SPINCOUNT" not in os.environ  # other processes get what the user has
+    for name, value in (("GOMP_SPINCOUNT", "77"), ("OMP_WAIT_POLICY", "active")):
+        with monkeypatch.context() as chosen:
+            chosen.setenv(name, value)
+            with upstream._short_spins():
+                assert os.environ.get("GOMP_SPINCOUNT") == ("77" if name[0] == "G" else None)
+            assert os.environ[name] == value
