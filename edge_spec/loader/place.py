@@ -103,6 +103,8 @@ def place_models(
     candidates = candidates_for(source, options.runtime, options, options.providers)
     if needs_chat and _reads_header(source, candidates):
         _require_chat(source.header)
+    if candidates.is_bound:
+        candidates.resolution(candidates.names[0])  # nothing is fetched for one that is missing
     identity = source.identity
     order = runtime_order(candidates, options.runtime_options)
     told = [order.reason] if order.names[0] != candidates.names[0] else []

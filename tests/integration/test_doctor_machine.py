@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from edge_spec.cli.doctor import lines
+from edge_spec.diagnostics.doctor.caches import _num_bytes
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity, fault, note, ok, warning
 from edge_spec.fitting.devices import Device
@@ -110,6 +111,7 @@ def test_what_a_kill_left_is_noted(cache: Path) -> None:
     (cache / "bundles").mkdir(parents=True)
     (cache / "bundles/.x.gguf.abc.part").write_bytes(bytes(2_000_000))
     assert "1 of work that was interrupted" in found(examined(), "caches", "leftovers").found
+    assert _num_bytes(cache / "bundles/.y.part") == 0  # whose work has ended meanwhile
 
 
 def test_conversions_that_can_go_on_are_noted(cache: Path) -> None:

@@ -209,7 +209,7 @@ def test_an_answer_goes_on_without_a_draft_whose_npu_is_gone(
 
 
 @pytest.mark.usefixtures("fixed_policy")
-def test_a_draft_whose_npu_is_gone_while_it_is_measured_does_not_end_the_command(
+def test_a_draft_whose_npu_is_gone_before_its_first_pass_does_not_end_the_command(
     hf: Callable[..., Path],
     bundle: Bundle,
     tmp_path: Path,
@@ -226,7 +226,7 @@ def test_a_draft_whose_npu_is_gone_while_it_is_measured_does_not_end_the_command
     with load(str(hf()), drafter="draft-model", **draft, **options) as llm:
         there = llm.generate("the", max_tokens=60)
     assert ids(there) == ids(plain)
-    assert "could not be measured: the NPU failed to run" in caplog.text
+    assert "the NPU failed to run" in caplog.text
 
 
 def doctors_faults(model: object, **places: Any) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,5 +108,8 @@ def _problem(kind: Kind, path: Path) -> str | None:
 
 
 def _num_bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files)
+    size = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # whose work has ended meanwhile
+            size += file.lstat().st_size
+    return size
