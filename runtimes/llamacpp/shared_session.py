@@ -46,9 +46,10 @@ class SharedSession(LlamaCppSession):
     def prefill(self, tokens: Sequence[int]) -> None:
         if self._member is not None and self._choices.invariant_rows:
             tokens = tokens[self._read_beside(self._member, tokens) :]
-        if tokens:
-            self._return()
-            super().prefill(tokens)
+            if not tokens:
+                return
+        self._return()
+        super().prefill(tokens)
 
     def forward(self, tree: TokenTree) -> Forward:
         self.has_rows = True
