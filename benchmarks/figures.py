@@ -164,7 +164,7 @@ def _known(report: Report) -> str:
         )
     if sampled:
         said.append(
-            f"Sampled at temperature {sampled['sampling']['temperature']:g} it is "
+            f"Sampled ({sampled['sampling']}) it is "
             f"{interval(sampled['total'], 'speedup')} over {sampled['total']['prompts']} prompts."
         )
     return " ".join(said)
