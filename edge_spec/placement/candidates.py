@@ -73,6 +73,15 @@ def candidate_of(found: Any) -> Candidate:
 def _quiet(what: str, fraction: float) -> None: ...
 
 
+def _is_there(source: Source, options: LoadOptions, device: Device) -> bool:
+    """Says whether nothing has to be converted for a device that can be used."""
+    if device.name is None or device.fault is not None:
+        return False
+    with suppress(EdgeSpecError):  # which is met again where the model is prepared
+        return resolution_on(source, device.runtime, options, (device.name,)).stored.is_there
+    return False
+
+
 def candidates(
     source: Source,
     options: LoadOptions,
@@ -95,12 +104,7 @@ def candidates(
     usual = runtimes.auto_runtime(source.formats)
 
     def order(device: Device) -> tuple[bool, bool]:
-        is_there = False
-        if device.name is not None and device.fault is None:
-            with suppress(EdgeSpecError):  # which the loop meets again
-                resolution = resolution_on(source, device.runtime, options, (device.name,))
-                is_there = resolution.stored.is_there
-        return not is_there, device.runtime != usual
+        return not _is_there(source, options, device), device.runtime != usual
 
     for device in sorted(devices, key=order):
         if device.runtime in _FOR_CHECKS:

@@ -37,7 +37,8 @@ from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 # Turns of a waiting thread at a barrier before it sleeps, some 0.1 ms. GNU's OpenMP has 300,000, in
 # which it keeps a processor from the thread that it waits for where others want one, too. A step of
-# a 1.5B beside one busy process took 33 to 50 ms for 79, and as long as before with none.
+# a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
+# Zen 5; benchmarks/results/2026-11-26-engines.md).
 _SPINS = "4000"
 _loading = Lock()  # of the library, which two threads may want first
 # Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.

@@ -89,12 +89,9 @@ class GraphLoader:
         longest = bundle.config.context_length - (0 if is_growing else 1)
         length = min(options.context_length or longest, longest)
         self.config = replace(bundle.config, context_length=length)
-        compiled = _compiled(bundle)
-
-        def providers(settings: Any) -> Any:
-            return devices.add_providers(settings, self._devices, compiled)
-
-        self._providers = providers
+        self._providers = partial(
+            devices.add_providers, chosen=self._devices, compiled=_compiled(bundle)
+        )
         self._load = partial(
             onnxruntime.InferenceSession,
             providers=self._providers(self._options),

@@ -52,8 +52,6 @@ pytest.importorskip("llama_cpp")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    installed = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
-    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", installed)
     return tmp_path / "cache"
 
 

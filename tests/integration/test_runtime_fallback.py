@@ -15,7 +15,6 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import DeviceError, DeviceMemoryError, ModelFileError
 from edge_spec.loader import load_engine, opening, place
-from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -31,8 +30,6 @@ OPTIONS = LoadOptions(threads=1, drafter="none")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    installed = (("llamacpp", "llama_cpp"), ("ort", "onnxruntime"))
-    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", installed)
     return tmp_path / "cache"
 
 

@@ -2,9 +2,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "export.h"
 #include "kernels.h"
-
-#define ROWS_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -31,29 +30,29 @@ struct Matrix {
 }  // namespace
 
 // Name of a table, the fastest first; null after the last one.
-ROWS_EXPORT const char* edge_spec_rows_table_name(int index) {
+EDGE_SPEC_EXPORT const char* edge_spec_rows_table_name(int index) {
   const Kernels* table = table_of(index);
   return table ? table->name : nullptr;
 }
 
-ROWS_EXPORT int edge_spec_rows_table_is_supported(int index) {
+EDGE_SPEC_EXPORT int edge_spec_rows_table_is_supported(int index) {
   return table_of(index)->is_supported();
 }
 
-ROWS_EXPORT const char* edge_spec_rows_best_table() { return rows::best_kernels().name; }
+EDGE_SPEC_EXPORT const char* edge_spec_rows_best_table() { return rows::best_kernels().name; }
 
-ROWS_EXPORT int edge_spec_rows_tile_rows(int index) { return table_of(index)->tile_rows; }
+EDGE_SPEC_EXPORT int edge_spec_rows_tile_rows(int index) { return table_of(index)->tile_rows; }
 
-ROWS_EXPORT int edge_spec_rows_block_values(int type) {
+EDGE_SPEC_EXPORT int edge_spec_rows_block_values(int type) {
   return rows::block_values(static_cast<Type>(type));
 }
 
-ROWS_EXPORT size_t edge_spec_rows_block_bytes(int type) {
+EDGE_SPEC_EXPORT size_t edge_spec_rows_block_bytes(int type) {
   return rows::block_bytes(static_cast<Type>(type));
 }
 
 // A matrix of `num_outputs` rows of `num_values` in a file's form, packed for a table.
-ROWS_EXPORT void* edge_spec_rows_pack(int index, int type, const uint8_t* source,
+EDGE_SPEC_EXPORT void* edge_spec_rows_pack(int index, int type, const uint8_t* source,
                                       int64_t num_outputs, int64_t num_values) {
   const Kernels* kernels = table_of(index);
   const Type as = static_cast<Type>(type);
@@ -72,13 +71,13 @@ ROWS_EXPORT void* edge_spec_rows_pack(int index, int type, const uint8_t* source
   return new Matrix{kernels, as, num_outputs, num_blocks, tile_bytes, tiles};
 }
 
-ROWS_EXPORT size_t edge_spec_rows_packed_bytes(const void* handle) {
+EDGE_SPEC_EXPORT size_t edge_spec_rows_packed_bytes(const void* handle) {
   const Matrix& matrix = *static_cast<const Matrix*>(handle);
   const int64_t lanes = matrix.kernels->tile_rows;
   return matrix.tile_bytes * static_cast<size_t>((matrix.num_outputs + lanes - 1) / lanes);
 }
 
-ROWS_EXPORT void edge_spec_rows_free(void* handle) {
+EDGE_SPEC_EXPORT void edge_spec_rows_free(void* handle) {
   Matrix* matrix = static_cast<Matrix*>(handle);
   std::free(matrix->tiles);
   delete matrix;
@@ -86,7 +85,7 @@ ROWS_EXPORT void edge_spec_rows_free(void* handle) {
 
 // `num_rows` rows of float activations times a part of the tiles, `repeats` times over:
 // out[row][output] for the outputs of tiles number [first, last). Returns 0, or 1 without memory.
-ROWS_EXPORT int edge_spec_rows_multiply(const void* handle, const float* activations,
+EDGE_SPEC_EXPORT int edge_spec_rows_multiply(const void* handle, const float* activations,
                                         int64_t num_rows, int64_t first, int64_t last,
                                         int repeats, float* out) {
   const Matrix& matrix = *static_cast<const Matrix*>(handle);

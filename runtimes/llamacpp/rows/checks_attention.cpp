@@ -1,12 +1,11 @@
 // What tests call through ctypes: attention with any table of this build.
 #include <cstdlib>
 
+#include "export.h"
 #include "kernels.h"
 
-#define ROWS_EXPORT extern "C" __attribute__((visibility("default")))
-
 // The call as C has it, but for the scratch, of which the call below takes care.
-ROWS_EXPORT int edge_spec_rows_attend(int index, const rows::Attention* call, int repeats) {
+EDGE_SPEC_EXPORT int edge_spec_rows_attend(int index, const rows::Attention* call, int repeats) {
   const rows::Kernels& kernels = *rows::all_kernels()[index];
   const size_t bytes = kernels.attention_scratch(call->num_cells) * sizeof(float);
   rows::Attention complete = *call;

@@ -11,14 +11,9 @@
 #include <exception>
 #include <mutex>
 
+#include "export.h"
 #include "ort_api.h"
 #include "ort_weights.h"
-
-#ifdef _WIN32
-#define EDGE_SPEC_EXPORT extern "C" __declspec(dllexport)
-#else
-#define EDGE_SPEC_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace rows {
 namespace {

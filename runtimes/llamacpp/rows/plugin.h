@@ -4,14 +4,9 @@
 #include <atomic>
 #include <cstdint>
 
+#include "export.h"
 #include "ggml_abi.h"
 #include "kernels.h"
-
-#ifdef _WIN32
-#define EDGE_SPEC_EXPORT extern "C" __declspec(dllexport)
-#else
-#define EDGE_SPEC_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace rows {
 
