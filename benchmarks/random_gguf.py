@@ -51,6 +51,7 @@ def write_random(path: Path, shape: Shape, type_name: str, layers: int | None = 
     layers = min(layers or shape.layers, shape.layers)
     writer = gguf.GGUFWriter(path, "llama")
     _write_metadata(writer, shape, layers)
+    _write_vocabulary(writer, shape.vocab)
     random = np.random.default_rng(0)
     kind = gguf.GGMLQuantizationType[type_name]
 
@@ -93,7 +94,21 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, layers: int) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.head_size)
     writer.add_vocab_size(shape.vocab)
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _write_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Writes a SentencePiece vocabulary of bytes, which reads any text, and of words."""
+    kinds = gguf.TokenType
+    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+    tokens += [("\u2581", kinds.NORMAL)]
+    tokens += [(f"\u2581word{number}", kinds.NORMAL) for number in range(size - len(tokens))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_scores([0.0] * size)
+    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def _random_rows(

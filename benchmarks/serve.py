@@ -154,7 +154,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for run, parallel, tokens in ((alone, 4, 64), (table, 8, 64), (stall, 8, 384)):
+    for run, parallel, tokens in ((alone, 4, 64), (table, 8, 64), (stall, 8, 256)):
         command = commands.add_parser(run.__name__)
         command.add_argument("--model", default="smollm2")
         command.add_argument("--runtime")

@@ -28,8 +28,8 @@ class Stall(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """writers: that ask at once for so many `tokens`, which have to last longer than it takes to
-    read a prompt of `length` tokens that is sent `after_s` later."""
+    """writers: that ask for answers of `tokens` one after the other until a prompt of `length`
+    tokens, which is sent `after_s` later, was read."""
 
     writers: int
     tokens: int
@@ -48,20 +48,28 @@ def measure(opens: dict[str, Opens], plan: Plan) -> dict[str, Any]:
 
 
 async def _stall(server: Server, plan: Plan) -> Stall:
-    async def comes_later() -> Answer:
-        await asyncio.sleep(plan.after_s)
-        return await ask(server, long_prompt(0, plan.length), _LAST_TOKENS)
+    was_read = asyncio.Event()
 
-    writing = [ask(server, prompt, plan.tokens) for prompt in short_prompts(plan.writers)]
-    reader, *writers = await asyncio.gather(comes_later(), *writing)
+    async def reads() -> Answer:
+        await asyncio.sleep(plan.after_s)
+        answer = await ask(server, long_prompt(0, plan.length), _LAST_TOKENS)
+        was_read.set()
+        return answer
+
+    async def writes(prompt: str) -> list[float]:
+        times: list[float] = []
+        while not was_read.is_set():
+            times += (await ask(server, prompt, plan.tokens)).times
+        return times
+
+    writing = [writes(prompt) for prompt in short_prompts(plan.writers)]
+    reader, *writers = await asyncio.gather(reads(), *writing)
     began, first = reader.began, reader.times[0]
-    if max(writer.times[0] for writer in writers) > began:
+    if max(times[0] for times in writers) > began:
         raise SystemExit("not all wrote when the long prompt came: give a longer --after")
-    if min(writer.times[-1] for writer in writers) < first:
-        raise SystemExit("an answer ended before the long prompt was read: give more --tokens")
-    meanwhile = [_within(writer, began, first) for writer in writers]
+    meanwhile = [_within(times, began, first) for times in writers]
     pauses = [after - before for times in meanwhile for before, after in pairwise(times)]
-    earlier = [at for writer in writers for at in writer.times if at < began]
+    earlier = [at for times in writers for at in times if at < began]
     return Stall(
         reader.first_s,
         1e3 * max(pauses),
@@ -71,12 +79,11 @@ async def _stall(server: Server, plan: Plan) -> Stall:
     )
 
 
-def _within(writer: Answer, began: float, first: float) -> list[float]:
-    """Returns when its texts came between the two, with the one before and the one after."""
-    times = writer.times
+def _within(times: list[float], began: float, first: float) -> list[float]:
+    """Returns when texts came between the two, with the one before and the one after."""
     start = max(at for at, time in enumerate(times) if time <= began)
-    end = min(at for at, time in enumerate(times) if time >= first)
-    return list(times[start : end + 1])
+    end = min((at for at, time in enumerate(times) if time >= first), default=len(times) - 1)
+    return times[start : end + 1]
 
 
 def markdown(found: dict[str, Any]) -> str:

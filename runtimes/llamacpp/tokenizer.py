@@ -40,9 +40,13 @@ class LibraryTokenizer:
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none."""
         raw = text.encode("utf-8", "replace")
-        size = len(raw) + 8  # a token has a byte or more, but for a space that may come before
-        ids = (ctypes.c_int32 * size)()
-        count = self._library.tokenize(self._vocabulary, raw, len(raw), ids, size, False, True)
+        size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
+        while True:
+            ids = (ctypes.c_int32 * size)()
+            count = self._library.tokenize(self._vocabulary, raw, len(raw), ids, size, False, True)
+            if count >= 0:
+                break
+            size = -count  # such as where a space is written as three bytes
         tokens = list(ids[:count])
         if self._bos_id is not None and tokens[:1] != [self._bos_id]:
             tokens.insert(0, self._bos_id)

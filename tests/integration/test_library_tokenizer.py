@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 
 from edge_spec.errors import UnsupportedModelError
@@ -64,6 +65,28 @@ def test_bos_comes_first_and_only_once(
     tokenizer = runtimes.load_runtime(runtime).open_tokenizer(beginning)
     assert tokenizer.encode("a") == [bos, tiny.TOKENS.index("a")]
     assert tokenizer.encode("<|endoftext|>a") == [bos, tiny.TOKENS.index("a")]
+
+
+def test_a_text_may_have_more_tokens_than_bytes(runtime: str, tmp_path: Path) -> None:
+    """A vocabulary of bytes alone spells each space in three: a buffer for one token a byte gave
+    no token at all."""
+    path = tmp_path / "bytes.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for add in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+        getattr(writer, f"add_{add}")(64)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{each:02X}>" for each in range(256))])
+    writer.add_token_scores([0.0] * 259)
+    writer.add_token_types([2, 3, 3, *[6] * 256])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    file: Any = SimpleNamespace(path=path, bos_id=None, adds_bos=False)
+    tokenizer = runtimes.load_runtime(runtime).open_tokenizer(file)
+    ids = tokenizer.encode("a " * 100)  # and one space before all
+    assert len(ids) == 3 + 100 + 300
 
 
 def test_a_file_with_an_unproved_vocabulary_runs(
