@@ -18,7 +18,8 @@ from edge_spec.cli.main import app, run
 from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.text.tokenizer import SourceEnd, Tokenizer
+from edge_spec.text.source_end import SourceEnd
+from edge_spec.text.tokenizer import Tokenizer
 from fixtures import families, t5_models
 from fixtures import tiny_models as tiny
 
