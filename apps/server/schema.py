@@ -5,17 +5,16 @@ Fields that would change the answer and are not supported are refused, never pas
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from edge_spec.apps.server.body import Body, JsonObject
+from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Message, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
-from edge_spec.errors import UsageError
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
-MAX_TOOLS = 128
 _SEEDS = 2**64
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -23,25 +22,20 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-JsonObject = dict[str, JsonValue]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-
-class Speculative(_Body):
+class Speculative(Body):
     """drafter: None is the server's own. tokens: tell where each token came from."""
 
     drafter: Annotated[str, Field(max_length=200)] | None = None
     tokens: bool = False
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = False
 
 
-class _AnswerRequest(_Body):
+class _AnswerRequest(Body):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -73,100 +67,16 @@ class _AnswerRequest(_Body):
         return None if self.seed is None else (self.seed + choice) % _SEEDS
 
 
-class TextPart(_Body):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(_Body):
-    """A text that declines."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class FunctionCall(_Body):
-    name: str
-    arguments: str
-
-
-class ToolCall(_Body):
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(_Body):
-    """Parts of a content are joined; developer is another name of system. refusal: goes before a
-    content that is missing."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | RefusalPart] | None = None
-    refusal: str | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _is_text(cls, content: Any) -> Any:
-        parts = content if isinstance(content, list) else []
-        kinds = {str(part.get("type"))[:40] for part in parts if isinstance(part, dict)}
-        if others := ", ".join(sorted(kinds - {"text", "refusal"})):
-            raise ValueError(f"the model reads text: send parts of type text, not {others}")
-        return content
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        says = self.role == "assistant" and (self.tool_calls or self.refusal is not None)
-        if self.content is None and not says:
-            raise ValueError(f"a message of the role {self.role} needs content")
-        return self
-
-
-class Function(_Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: JsonObject | None = None
-
-
-class Tool(_Body):
-    type: Literal["function"]
-    function: Function
-
-
-class FunctionName(_Body):
-    name: str
-
-
-class NamedTool(_Body):
-    type: Literal["function"]
-    function: FunctionName
-
-
-class AllowedTools(_Body):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class AllowedChoice(_Body):
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
-Choice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None
-
-
-class TextFormat(_Body):
+class TextFormat(Body):
     type: Literal["text", "json_object"]
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     name: str | None = None
     json_schema: Annotated[JsonObject, Field(alias="schema")]
 
 
-class SchemaFormat(_Body):
+class SchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -209,35 +119,3 @@ class CompletionRequest(_AnswerRequest):
         if self.best_of is not None and self.best_of != self.num_choices:
             raise ValueError("best_of other than n is not supported")
         return self
-
-
-def for_template(message: Message) -> dict[str, Any]:
-    """Returns the message as chat templates read it. Calls of tools have their arguments as a
-    mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
-    that are nested too deeply."""
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(
-            part.text if isinstance(part, TextPart) else part.refusal for part in content
-        )
-    elif content is None:
-        content = message.refusal
-    role = "system" if message.role == "developer" else message.role
-    given: dict[str, Any] = {"role": role, "content": content}
-    for name in ("name", "tool_call_id"):
-        if getattr(message, name) is not None:
-            given[name] = getattr(message, name)
-    if message.tool_calls:
-        calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
-        for call in calls:
-            try:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
-            except ValueError:
-                continue
-            except RecursionError:
-                raise UsageError(
-                    "the arguments of a call are nested too deeply",
-                    remedy="Give them fewer levels.",
-                ) from None
-        given["tool_calls"] = calls
-    return given

@@ -8,18 +8,10 @@ from typing import Any
 from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Tool, for_template
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope
-from edge_spec.apps.server.schema import (
-    AllowedChoice,
-    ChatRequest,
-    Choice,
-    CompletionRequest,
-    NamedTool,
-    SchemaFormat,
-    Tool,
-    for_template,
-)
+from edge_spec.apps.server.schema import ChatRequest, CompletionRequest, SchemaFormat
 from edge_spec.errors import UnsupportedModelError
 
 _SAMPLING = (
