@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, Unpack, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of
 from edge_spec.engine.results import GenerationResult
-from edge_spec.text.chat_template import Message, Tools
+from edge_spec.text.chat_template import Message, PromptOptions, Tools
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +50,27 @@ class Answering(ABC):
         *,
         stream: bool = False,
         tools: Tools = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
         """Returns the assistant's next message; a string is one message of the user. With `stream`,
         returns what is iterated for it piece by piece.
 
         options: `ChatOptions`; tools that the chat template does not know are described in a
-        message of the system. Raises UsageError for malformed messages, tools or options,
-        ContextFullError if the messages do not fit.
+        message of the system. template_kwargs: what else the template is given.
+        continue_final_message: the answer goes on with the last message. Raises UsageError for
+        malformed messages, tools or options, ContextFullError if the messages do not fit.
         """
-        generation = self._start(self.chat_prompt(messages, tools), **options)
+        prompt = self.chat_prompt(
+            messages,
+            tools,
+            template_kwargs=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        generation = self._start(prompt, **options)
         return generation if stream else generation.finish()
 
     def stream(
@@ -121,9 +132,15 @@ class Answering(ABC):
         """Returns the tokens of a text, without a chat template."""
         return self.parts.text.tokenizer.encode(text)
 
-    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Returns the tokens that ask for the assistant's next message."""
-        return self.parts.text.chat_prompt(messages, tools)
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Message],
+        tools: Tools = (),
+        **options: Unpack[PromptOptions],
+    ) -> list[int]:
+        """Returns the tokens that ask for the assistant's next message, or for the rest of the last
+        one. options: `PromptOptions`."""
+        return self.parts.text.chat_prompt(messages, tools, **options)
 
     def chat_sampling(self, **asked: float | None) -> SamplingParams:
         """Returns how the model's makers mean answers in a conversation to be drawn, else

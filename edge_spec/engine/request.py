@@ -13,6 +13,7 @@ from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option_values import meant, require_type
+from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar
 
 GREEDY = SamplingParams()
@@ -52,7 +53,7 @@ class AnswerOptions(TypedDict, total=False):
     domain: str  # of text, such as "code": what a draft is accepted in is counted for each
 
 
-class ChatOptions(AnswerOptions, total=False):
+class ChatOptions(AnswerOptions, PromptOptions, total=False):
     """Options of `chat` and `stream`."""
 
     tools: Sequence[Mapping[str, Any]]  # that the model may call, as OpenAI has them

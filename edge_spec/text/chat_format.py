@@ -7,12 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
-from edge_spec.text.chat_template import ChatTemplate, Message, Tools, check_messages
+from edge_spec.text.chat_template import (
+    ChatTemplate,
+    Message,
+    PromptOptions,
+    Tools,
+    check_messages,
+)
 from edge_spec.text.template_traits import NativeTools, TemplateTraits, ToolForm
 
 _GAP = "\n\n"  # between the contents of messages that become one
@@ -28,17 +34,25 @@ class ChatFormat:
     bos_id: int | None
     sampling: RecommendedSampling = NOTHING_STATED
 
-    def chat_prompt(self, messages: str | Sequence[Message], tools: Tools = ()) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Message],
+        tools: Tools = (),
+        **options: Unpack[PromptOptions],
+    ) -> list[int]:
         """The tokens that ask for the assistant's next message; a string is one of the user.
 
-        Messages and tools are fitted to the template (`fitted`). Raises UsageError for malformed
-        messages, UnsupportedModelError for those that the template refuses all the same.
+        Messages and tools are fitted to the template (`fitted`). options: `PromptOptions`. Raises
+        UsageError for malformed messages and options, UnsupportedModelError for messages that the
+        template refuses all the same.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.encode(self.rendered(messages, tools))
+        return self.tokenizer.encode(self.rendered(messages, tools, **options))
 
-    def rendered(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+    def rendered(
+        self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
+    ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
         template = self.template()
         check_messages(messages)
@@ -48,7 +62,7 @@ class ChatFormat:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."
             ) from None
-        return template.render(messages, tools)
+        return template.render(messages, tools, **options)
 
     def tool_form(self) -> ToolForm:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as

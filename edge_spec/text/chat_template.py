@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from edge_spec.errors import UnsupportedModelError, UsageError
 
@@ -17,13 +17,35 @@ Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
 _SHOWN = 500  # characters of a template's own error
 _MAX_PATTERN_CHARACTERS = 100
+# Ends the text of a message that is continued. A template that keeps its last space keeps all
+# spaces before it; no conversation has it by accident.
+_MARK = "<edge-spec goes on from here> "
 ROLES = ("system", "user", "assistant", "tool")
+_TAKEN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+
+
+class PromptOptions(TypedDict, total=False):
+    """Options of a prompt, as transformers' `apply_chat_template` has them."""
+
+    # By name, such as "enable_thinking": what else the template is given.
+    template_kwargs: Mapping[str, Any] | None
+    # Whether the prompt ends where the assistant begins; None: unless a message is continued.
+    add_generation_prompt: bool | None
+    continue_final_message: bool  # the prompt ends with the last message's text
 
 
 class ChatTemplate:
     """Raises UnsupportedModelError for a template that does not compile or run."""
 
-    def __init__(self, source: str | None, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self,
+        source: str | None,
+        bos_token: str = "",
+        eos_token: str = "",
+        **special_tokens: str | Sequence[str],
+    ) -> None:
+        """special_tokens: others by name, such as pad_token. One that is empty is not given to the
+        template at all."""
         from edge_spec.text.template_sandbox import TemplateSandbox
 
         if source is None:
@@ -34,7 +56,8 @@ class ChatTemplate:
         self._environment = environment = TemplateSandbox()
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        environment.globals |= {"bos_token": bos_token, "eos_token": eos_token}
+        tokens = {"bos_token": bos_token, "eos_token": eos_token, **special_tokens}
+        environment.globals |= {name: token for name, token in tokens.items() if token}
         try:
             self._template = environment.compiled(source)
         except Exception as error:  # of jinja2, of Python's compiler, or RecursionError
@@ -48,16 +71,50 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Tools = (),
         limits: TemplateLimits | None = None,
+        **options: Unpack[PromptOptions],
     ) -> str:
-        """Returns the prompt that asks for the assistant's next message.
+        """Returns the prompt that asks for the assistant's next message, or for the rest of the
+        last message.
 
-        limits: of time and memory; None: what fits the length of the messages and tools. Raises
-        UsageError for messages that are malformed or nested too deeply, and for tools that the
-        template does not mention.
+        limits: of time and memory; None: what fits the length of what the template is given.
+        Raises UsageError for messages and options that are malformed or nested too deeply, for
+        tools that the template does not mention, and for a last message that cannot be continued.
         """
         check_messages(messages)
-        prompt = self._rendered(messages, tools, limits)
-        if tools and prompt == self._rendered(messages, (), limits):
+        variables = _variables(options)
+        if not options.get("continue_final_message"):
+            return self._told(list(messages), tools, limits, variables)
+        if variables["add_generation_prompt"]:
+            raise UsageError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                remedy="Set one of them to false.",
+            )
+        text = messages[-1].get("content") if messages else None
+        if text is None:
+            raise UsageError(
+                "continue_final_message is set, and the last message has no content",
+                remedy="Give the last message the text to go on with, or leave the option out.",
+            )
+        marked = [*messages[:-1], {**messages[-1], "content": f"{text}{_MARK}"}]
+        prompt, mark, rest = self._told(marked, tools, limits, variables).rpartition(_MARK.strip())
+        if not mark or text.strip() not in prompt:
+            raise UsageError(
+                "the chat template does not show the last message as it is, so that it cannot be "
+                "continued",
+                remedy="Leave continue_final_message out.",
+            )
+        return prompt if rest.startswith(_MARK[-1]) else prompt.rstrip()
+
+    def _told(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        limits: TemplateLimits | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Renders, and raises UsageError for tools that the template does not mention."""
+        prompt = self._rendered(messages, tools, limits, variables)
+        if tools and prompt == self._rendered(messages, (), limits, variables):
             raise UsageError(
                 "this model's chat template knows no tools",
                 remedy="Use a model that was trained to call tools, or describe them in a message.",
@@ -65,25 +122,23 @@ class ChatTemplate:
         return prompt
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Tools, limits: TemplateLimits | None
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        limits: TemplateLimits | None,
+        variables: Mapping[str, Any],
     ) -> str:
         from edge_spec.text.template_budget import LimitError, TemplateLimits
 
-        named = {"tools": list(tools)} if tools else {}
         try:
-            usual = TemplateLimits.of(_num_characters((messages, tools)))
+            usual = TemplateLimits.of(_num_characters((messages, tools, variables)))
         except RecursionError:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."
             ) from None
+        given = {"messages": messages, "tools": list(tools) or None, **variables}
         try:
-            return self._environment.render(
-                self._template,
-                limits or usual,
-                messages=list(messages),
-                add_generation_prompt=True,
-                **named,
-            )
+            return self._environment.render(self._template, limits or usual, given)
         except LimitError as error:
             raise UnsupportedModelError(
                 f"the chat template {error}",
@@ -94,6 +149,24 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+
+def _variables(options: PromptOptions) -> dict[str, Any]:
+    """Returns what a template is given beside messages and tools. Raises UsageError."""
+    own = options.get("template_kwargs") or {}
+    if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
+        raise UsageError(
+            f"template_kwargs is a {type(own).__name__}",
+            remedy='It is a mapping of names to values: {"enable_thinking": false}.',
+        )
+    if taken := sorted(own.keys() & _TAKEN):
+        raise UsageError(
+            f"template_kwargs has {taken[0]}", remedy=f"Give {taken[0]} beside template_kwargs."
+        )
+    asked = options.get("add_generation_prompt")
+    if asked is None:
+        asked = not options.get("continue_final_message")
+    return {"documents": None, **own, "add_generation_prompt": asked}
 
 
 def _num_characters(value: Any) -> int:

@@ -13,8 +13,10 @@ from functools import update_wrapper
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import Template
+from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -59,6 +61,18 @@ _STRIPPING = frozenset({"lstrip", "rstrip", "strip"})
 _SHORTENING = _STRIPPING | {"endswith", "removeprefix", "removesuffix", "split", "startswith"}
 
 
+class AnswerMarks(Extension):
+    """Passes over the tags that tell a trainer which text the assistant wrote: what is between
+    `generation` and `endgeneration` is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """An environment whose templates raise LimitError where their Budget ends."""
 
@@ -69,7 +83,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", AnswerMarks],
             finalize=lambda value: value if type(value) is str else self._budget.text(value),
             optimized=False,  # it would compute before there is a budget
         )
@@ -98,12 +112,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         code = self.compile(Bounding().visit(self.parse(source)))
         return Template.from_code(self, code, self.make_globals(None))
 
-    def render(self, template: Template, limits: TemplateLimits, **variables: Any) -> str:
+    def render(
+        self, template: Template, limits: TemplateLimits, variables: Mapping[str, Any]
+    ) -> str:
         """The text. Raises LimitError, and whatever the template does."""
         self._running.budget = budget = TemplateBudget(limits)
         try:
             parts, size = [], 0
-            for part in template.generate(**variables):
+            for part in template.generate(variables):
                 size += len(part)
                 budget.require(size)
                 parts.append(part)
