@@ -91,7 +91,7 @@ class ServerAnswer:
         self._is_awaited = True  # whether the next round is to be told, not only the last
         self._begun = False
         self.ended = asyncio.Event()  # its slot is free
-        self.results: list[GenerationResult] = []  # of the choices that are complete
+        self.results: list[GenerationResult] = []  # of the choices that have ended, by an error too
         self.first_token_s: float | None = None  # since the answer was made
         self._error: Exception | None = None
         self._events: deque[Event] = deque()
@@ -186,7 +186,7 @@ class ServerAnswer:
                 slot.tokens = (*prompt, *(token.id for token in result.tokens))
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
-        self.results.append(result)
+            self.results.append(result)
         self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:

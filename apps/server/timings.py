@@ -17,6 +17,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
     prompt_n = sum(stats.prompt_n for stats in all_stats) - cache_n
     prompt_ms = sum(stats.prompt_ms for stats in all_stats)
     predicted_n = sum(stats.predicted_n for stats in all_stats)
+    written_n = predicted_n + sum(stats.stop_n for stats in all_stats)
     predicted_ms = sum(stats.predicted_ms for stats in all_stats)
     draft_n = sum(stats.draft_n for stats in all_stats)
     draft_n_accepted = sum(stats.draft_n_accepted for stats in all_stats)
@@ -29,8 +30,8 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
     predicted_per_second = _ratio(predicted_n * 1e3, predicted_ms)
     plain_per_second = next((s.plain_per_second for s in reversed(all_stats)), None)
     speedup = None
-    if predicted_per_second and plain_per_second:
-        speedup = predicted_per_second / plain_per_second
+    if predicted_ms and written_n and plain_per_second:
+        speedup = written_n / predicted_ms * 1e3 / plain_per_second
     return {
         "cache_n": cache_n,
         "prompt_n": prompt_n,
@@ -45,7 +46,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
         "draft_n_accepted": draft_n_accepted,
         "speedup": speedup,
         "acceptance_rate": draft_n_accepted / draft_n if draft_n else None,
-        "mean_accepted_length": predicted_n / rounds if rounds else None,
+        "mean_accepted_length": written_n / rounds if rounds else None,
         "acceptance_histogram": {str(n): histogram[n] for n in sorted(histogram)},
         "rounds": rounds,
         "plain_rounds": sum(stats.plain_rounds for stats in all_stats),

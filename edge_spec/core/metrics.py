@@ -73,6 +73,27 @@ class RoundStats:
     no_overlap: NoOverlap | None = None  # why not, where one could have
     charged_s: float | None = None  # of a pass that others had a part in, what its rows are worth
     num_sharing: int = 1  # conversations in that pass
+    accepted_by: tuple[str, ...] = ()  # of each accepted token: its drafters, joined by "+"
+
+    def first_tokens(self, count: int) -> RoundStats:
+        """Counts the round as if the text had ended after `count` of its tokens, which a stop
+        string within it has it do. Draft tokens after that are verified ones that were not
+        accepted, as they are where an end token or a limit cuts the round: what is accepted is in
+        the text."""
+        if count >= self.num_tokens:
+            return self
+        lost = Counter(name for names in self.accepted_by[count:] for name in names.split("+"))
+        return replace(
+            self,
+            num_tokens=count,
+            num_accepted=min(count, self.num_accepted),
+            by_drafter={
+                name: DraftCounts(counts.draft_n, counts.draft_n_accepted - lost[name])
+                for name, counts in self.by_drafter.items()
+            },
+            tokens=self.tokens[:count],
+            accepted_by=self.accepted_by[:count],
+        )
 
     def as_charged(self) -> RoundStats:
         """Charges as if the pass had been this conversation's alone: what one more row takes is
@@ -122,14 +143,18 @@ class PlainRate:
 
 @dataclass
 class Stats:
-    """Sums over the rounds of one generation.
+    """Sums over the rounds of one generation, the same with drafting as without it where they are
+    of the text: `predicted_n` is the number of its tokens. An end token is one of them, what spelt
+    a stop string or came after it is not (`stop_n` of them plain decoding writes as well).
 
     `lossless` says what holds for the text. `plain_width` is the number of rows of a plain step's
     pass, and `plain_cost` what one takes over the fastest there is, of one row.
 
-    `acceptance_rate` is accepted / verified rows; `mean_accepted_length` is tokens a round,
-    the recovered or bonus token included; `speedup` is the measured rate over the measured rate
-    of plain rounds in the same session (None where too few of them were run).
+    `acceptance_rate` is accepted / verified rows, where what is accepted is in the text
+    (`RoundStats.first_tokens`); `mean_accepted_length` is tokens a round, the recovered or bonus
+    token included; `speedup` is the measured rate over the measured rate of plain rounds in the
+    same session (None where too few of them were run). Both count `stop_n` too: plain decoding has
+    a round for each.
     """
 
     prompt_n: int = 0
@@ -137,6 +162,7 @@ class Stats:
     prompt_ms: float = 0.0
     ttft_ms: float = 0.0
     predicted_n: int = 0
+    stop_n: int = 0
     predicted_ms: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
@@ -198,7 +224,7 @@ class Stats:
 
     @property
     def mean_accepted_length(self) -> float | None:
-        return self.predicted_n / self.rounds if self.rounds else None
+        return (self.predicted_n + self.stop_n) / self.rounds if self.rounds else None
 
     @property
     def overhead_ms(self) -> float:
@@ -207,9 +233,10 @@ class Stats:
 
     @property
     def speedup(self) -> float | None:
-        if self.plain_per_second is None or not self.predicted_n:
+        written_n = self.predicted_n + self.stop_n
+        if self.plain_per_second is None or not written_n or not self.predicted_ms:
             return None
-        return self.predicted_per_second / self.plain_per_second
+        return written_n / self.predicted_ms * 1e3 / self.plain_per_second
 
     @property
     def fastest_plain_per_second(self) -> float | None:

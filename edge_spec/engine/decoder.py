@@ -208,6 +208,7 @@ class Decoder:
             no_overlap=self.anticipation.why_not if self.anticipation else self.no_overlap,
             charged_s=scored.charged_s,
             num_sharing=scored.num_sharing,
+            accepted_by=tuple(token.drafter for token in decoded[: verdict.num_accepted]),
         )
         return Round(decoded, verdict, stats)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,20 +14,13 @@ from edge_spec.core.metrics import PlainReason, RoundStats, Stats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.components import RoundTimes
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading, begin_reading
-from edge_spec.engine.results import (
-    Alternative,
-    Chunk,
-    DecodedToken,
-    FinishReason,
-    GenerationResult,
-    Token,
-)
-from edge_spec.text.tokenizer import StopCutter
+from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
 
 LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
@@ -68,9 +62,9 @@ class Generation(Iterator[Chunk]):
         self._conversation = conversation
         self._request = request
         self._sampler = sampler
-        self._tokenizer = tokenizer
-        self._text = tokenizer.stream()
-        self._cutter = StopCutter(request.stops)
+        self._text = AnswerText(self.result, tokenizer, request.stops, request.limits.stop_ids)
+        self._uncounted: deque[RoundStats] = deque()  # rounds whose tokens are not all settled
+        self._num_counted = 0  # tokens of those that are
         self._on_end = on_end
         self._changed_decoder = changed_decoder
         self._round_times = round_times
@@ -103,7 +97,6 @@ class Generation(Iterator[Chunk]):
     def close(self) -> None:
         """Ends the generation; what was generated stays in `result`."""
         self._chunks.close()
-        self.result.text += self._cutter.finish()
         if self.result.finish_reason is None:
             self.result.finish_reason = FinishReason.CANCELLED
 
@@ -123,12 +116,13 @@ class Generation(Iterator[Chunk]):
                 for tokens in rounds:
                     if not stats.ttft_ms:
                         stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
-                    chunk = self._chunk(tokens)
+                    chunk = self._text.push(tokens)
+                    self._count_rounds()
                     if chunk.text or chunk.tokens:
                         yield chunk
-                    if self._cutter.stopped or self._cancelled:
+                    if self._text.stopped or self._cancelled:
                         break
-            if self._cutter.stopped:
+            if self._text.stopped:
                 self._drop_after_stop()
             yield from self._last_chunk(decoded)
         except Exception:
@@ -140,6 +134,8 @@ class Generation(Iterator[Chunk]):
             yield from last
             raise
         finally:
+            self._text.finish()
+            self._count_last_rounds()
             held = conversation.decoder.target.length
             conversation.tokens = [*prompt, *decoded][:held]
             stats.failed_drafters = tuple(
@@ -207,71 +203,45 @@ class Generation(Iterator[Chunk]):
     def _drop_after_stop(self) -> None:
         """A round's tokens after the one that completes a stop string leave the cache: plain
         decoding would not have had them, and the next prompt may go on with them."""
-        plain = len(self._request.prompt) - 1 + len(self.result.tokens)
+        plain = len(self._request.prompt) - 1 + self._text.num_written
         if self._conversation.decoder.target.length > plain:
             self._conversation.cut(plain)
 
     def _on_round(self, round_stats: RoundStats) -> None:
-        self.result.stats.observe(round_stats)
+        self._uncounted.append(round_stats)
         self._conversation.plain_rate.observe(round_stats)
         if self._round_times is not None and self._conversation.load.active <= 1:
             self._round_times.observe(round_stats)
 
-    def _chunk(self, decoded: list[DecodedToken]) -> Chunk:
-        text, tokens = "", []
-        for token in decoded:
-            piece = self._text.push(token.id)
-            text += self._cutter.push(piece)
-            tokens.append(self._token(token, piece))
-            if self._cutter.stopped:
-                break
-        return self._add(text, tokens)
+    def _count_rounds(self) -> None:
+        """Counts rounds whose tokens are all the answer's."""
+        while self._uncounted:
+            num_counted = self._num_counted + self._uncounted[0].num_tokens
+            if num_counted > len(self.result.tokens):
+                return
+            self._num_counted = num_counted
+            self.result.stats.observe(self._uncounted.popleft())
 
-    def _token(self, token: DecodedToken, piece: str) -> Token:
-        if token.score is None:
-            return Token(token.id, piece, token.origin, token.drafter)
-        logprob, alternatives = token.score
-        listed = tuple(
-            Alternative(each, self._tokenizer.decode([each]), logprob)
-            for each, logprob in alternatives
-        )
-        return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
+    def _count_last_rounds(self) -> None:
+        """Counts of the last rounds what the text has of them."""
+        stats, num_tokens = self.result.stats, len(self.result.tokens)
+        self._count_rounds()
+        while self._uncounted:
+            counted = self._uncounted.popleft().first_tokens(num_tokens - self._num_counted)
+            self._num_counted += counted.num_tokens
+            stats.observe(counted)
+        if self._text.stopped:
+            stats.stop_n = self._text.num_written - num_tokens
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
         """Yields what is left of the text when no more tokens come, and notes the reason."""
-        result, text = self.result, ""
-        if not self._cutter.stopped:
-            left = self._text.finish()
-            if left and result.tokens:
-                last = result.tokens[-1]
-                result.tokens[-1] = replace(last, text=last.text + left)
-            text = self._cutter.push(left) + self._cutter.finish()
-        chunk = self._add(text, [])
-        result.finish_reason = self._reason(decoded)
-        if self._cutter.stopped:
-            _cut_tokens(result)
-        if text:
+        chunk = self._text.finish()
+        self.result.finish_reason = self._reason(decoded)
+        if chunk.text or chunk.tokens:
             yield chunk
 
     def _reason(self, decoded: list[int]) -> FinishReason:
         ended = bool(decoded) and decoded[-1] in self._request.limits.stop_ids
-        if self._cutter.stopped or ended:
+        if self._text.stopped or ended:
             return FinishReason.STOP
         return FinishReason.CANCELLED if self._cancelled else FinishReason.LENGTH
-
-    def _add(self, text: str, tokens: list[Token]) -> Chunk:
-        self.result.text += text
-        self.result.tokens += tokens
-        return Chunk(text, tuple(tokens))
-
-
-def _cut_tokens(result: GenerationResult) -> None:
-    """Ends the tokens where the text was cut, so that their texts join to it."""
-    left = len(result.text)
-    kept = []
-    for token in result.tokens:
-        if left <= 0:
-            break
-        kept.append(replace(token, text=token.text[:left]))
-        left -= len(token.text)
-    result.tokens = kept

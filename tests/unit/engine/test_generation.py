@@ -137,19 +137,22 @@ def test_the_same_seed_gives_the_same_text_and_is_reported(make_engine: Any) -> 
     assert first.text == second.text
 
 
-@pytest.mark.parametrize("stop", ["wo!", ()])
+@pytest.mark.parametrize(("stop", "shown"), [("more!", "two "), ((), "two m")])
 def test_a_closed_generation_keeps_all_that_was_generated(
-    make_engine: Any, scripted: Any, stop: Any
+    make_engine: Any, scripted: Any, tree_drafter: Any, stop: Any, shown: str
 ) -> None:
-    generation = make_engine(writes(scripted, "two more")).generate(
-        list(PROMPT), stop=stop, stream=True
-    )
-    for _ in range(3):
-        next(generation)
+    """The first round has five tokens; of a stop string that may begin with the last, it is held
+    back."""
+    text = "two more"
+    engine = make_engine(writes(scripted, text), [script_drafter(tree_drafter, text)])
+    generation = engine.generate(list(PROMPT), stop=stop, stream=True)
+    chunk = next(generation)
+    assert chunk.text == "".join(token.text for token in chunk.tokens) == shown
     generation.close()
-    assert len(generation.result.tokens) == 3
-    assert generation.result.text == joined(generation.result) == "two"
-    assert generation.result.finish_reason == FinishReason.CANCELLED
+    result = generation.result
+    assert result.text == joined(result) == "two m"
+    assert len(result.tokens) == result.stats.predicted_n == 5
+    assert result.finish_reason == FinishReason.CANCELLED
 
 
 def test_cancel_ends_after_the_current_round_and_the_engine_goes_on(
@@ -255,7 +258,7 @@ def test_an_answer_that_an_interrupt_ended_does_not_touch_the_next_one(
     for _ in range(4):
         next(generation)
     with monkeypatch.context() as patched:
-        patched.setattr(generation, "_chunk", mock.Mock(side_effect=KeyboardInterrupt))
+        patched.setattr(generation._text, "push", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt) as kept:
             next(generation)
     del generation

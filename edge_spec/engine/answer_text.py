@@ -1,0 +1,129 @@
+"""The text of an answer and the tokens that it is of, handed out in step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edge_spec.core.text_codec import TextCodec
+from edge_spec.engine.results import (
+    Alternative,
+    Chunk,
+    DecodedToken,
+    GenerationResult,
+    Token,
+)
+from edge_spec.text.tokenizer import StopCutter
+
+
+class AnswerText:
+    """Adds tokens to a result as they are decoded, and their text.
+
+    What is handed out stays. Where there are stop strings, a token is held back while one of them
+    may yet take its text away, and comes with its text: texts of tokens join to the text, in a
+    stream as in the result, and neither depends on how many tokens a round had.
+    """
+
+    def __init__(
+        self,
+        result: GenerationResult,
+        codec: TextCodec,
+        stops: Sequence[str],
+        stop_ids: frozenset[int],
+    ) -> None:
+        self.num_written = 0  # tokens, those of the stop string that ended the text included
+        self._result = result
+        self._codec = codec
+        self._stop_ids = stop_ids
+        self._pieces = codec.stream()
+        self._cutter = StopCutter(stops)
+        self._holds = any(stops)
+        self._shown = ""  # text that no stop string takes away, and that is not handed out
+        self._held: deque[Token] = deque()
+        self._finished = False
+
+    @property
+    def stopped(self) -> bool:
+        """Says whether a stop string has ended the text."""
+        return self._cutter.stopped
+
+    def push(self, decoded: Sequence[DecodedToken]) -> Chunk:
+        """Returns what can be handed out with these tokens. Those after a stop string are none of
+        the answer's."""
+        for token in decoded:
+            piece = self._pieces.push(token.id)
+            self._shown += self._cutter.push(piece)
+            self._held.append(self._token(token, piece))
+            self.num_written += 1
+            if self.stopped:
+                break
+        return self._hand_out(self._settled())
+
+    def finish(self) -> Chunk:
+        """Returns what is left when no more tokens come."""
+        if self._finished:
+            return Chunk("", ())
+        self._finished = True
+        if not self.stopped:
+            left = self._pieces.finish()
+            self._add_to_last(left)
+            self._shown += self._cutter.push(left) + self._cutter.finish()
+        return self._hand_out(self._before_cut() if self.stopped else list(self._held))
+
+    def _settled(self) -> list[Token]:
+        """The held tokens whose text is shown. One without text, such as a part of a character,
+        waits for the next that has some: a stop string may begin with it."""
+        if self.stopped:
+            return self._before_cut()
+        if not self._holds:
+            return list(self._held)
+        length, count = 0, 0
+        for place, token in enumerate(self._held, start=1):
+            length += len(token.text)
+            if length > len(self._shown):
+                break
+            if token.text:
+                count = place
+        return list(self._held)[:count]
+
+    def _before_cut(self) -> list[Token]:
+        """The held tokens up to where a stop string has cut the text, the last one shortened."""
+        left, kept = len(self._shown), []
+        for token in self._held:
+            if left <= 0:
+                break
+            kept.append(replace(token, text=token.text[:left]))
+            left -= len(token.text)
+        self._held.clear()
+        self._held.extend(kept)
+        return kept
+
+    def _hand_out(self, tokens: list[Token]) -> Chunk:
+        for _ in tokens:
+            self._held.popleft()
+        # More than the texts of these only for the rest of a character after a token that is out.
+        length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
+        text, self._shown = self._shown[:length], self._shown[length:]
+        self._result.text += text
+        self._result.tokens += tokens
+        return Chunk(text, tuple(tokens))
+
+    def _add_to_last(self, left: str) -> None:
+        """Gives an incomplete character at the end to the last token that can have text."""
+        if not left:
+            return
+        for tokens in (self._held, self._result.tokens):
+            for place in reversed(range(len(tokens))):
+                if tokens[place].id not in self._stop_ids:
+                    tokens[place] = replace(tokens[place], text=tokens[place].text + left)
+                    return
+
+    def _token(self, token: DecodedToken, piece: str) -> Token:
+        if token.score is None:
+            return Token(token.id, piece, token.origin, token.drafter)
+        logprob, alternatives = token.score
+        listed = tuple(
+            Alternative(each, self._codec.decode([each]), logprob) for each, logprob in alternatives
+        )
+        return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
