@@ -19,6 +19,7 @@ _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
 # nobody reads faster than this.
 _PACE_S = 0.02
+QUIET_S = 15.0  # without news: clients and proxies take a connection that is silent longer for dead
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class ServerAnswer:
             raise self._error
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """All that has happened since the last time. Raises what ended the answer early."""
+        """All that has happened since the last time; nothing where QUIET_S have passed. Raises what
+        ended the answer early."""
         while True:
             ended = self.ended.is_set()  # before the events are taken: none comes after the end
             events = []
@@ -128,17 +130,23 @@ class ServerAnswer:
                 pause.cancel()
             elif not ended:
                 self._is_awaited = True
-                if not self._events:  # none came before this was said
-                    await self._wait()
+                if not self._events and not await self._wait(QUIET_S):
+                    yield []
             elif self._error is not None:
                 raise self._error
             else:
                 return
 
-    async def _wait(self) -> None:
-        await self._news.wait()
+    async def _wait(self, limit_s: float | None = None) -> bool:
+        """Returns whether there are news within the limit."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
         self._news.clear()
         self._is_awaited = False
+        return True
 
     # In the slot's thread from here on.
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edge_spec.apps.server import documents
+from edge_spec.apps.server.addresses import origin_pattern
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
@@ -70,9 +71,11 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     if options.cors_origins:
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=options.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_origin_regex="|".join(map(origin_pattern, options.cors_origins)),
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,  # a page of the network that reaches for this machine
+            expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
 
@@ -197,7 +200,12 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return _response(ApiError(error.status_code, f"{error.detail}."), error.headers)
+        headers = error.headers or {}
+        if "Allow" in headers:
+            return _other_method(request, headers["Allow"])
+        if error.status_code == 404:
+            return _response(_no_such_path(request))
+        return _response(ApiError(error.status_code, f"{error.detail}."), headers)
 
     @app.exception_handler(ApiError)
     async def ours(request: Request, error: ApiError) -> Response:
@@ -206,6 +214,22 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> Response:
         return _response(api_error(error))
+
+
+def _other_method(request: Request, taken: str) -> Response:
+    """Answers a method that a path does not take. OPTIONS asks for just this."""
+    headers = {"Allow": f"{taken.replace('GET', 'GET, HEAD')}, OPTIONS"}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    told = f"{request.scope['path']} takes {taken}, not {request.method}."
+    return _response(ApiError(405, told), headers)
+
+
+def _no_such_path(request: Request) -> ApiError:
+    path = request.scope["path"]
+    meant = next((each for each in PATHS if each != "/" and path.endswith(each)), None)
+    hint = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
+    return ApiError(404, f"There is no {path[:200]} here. {hint}")
 
 
 def _invalid(first: Mapping[str, Any]) -> ApiError:

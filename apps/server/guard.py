@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edge_spec.apps.server.addresses import is_allowed_host, plain_path
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import send_error
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
+_KEY_HEADERS = (b"api-key", b"x-api-key")  # of clients made for Azure's API, or Anthropic's
+_CHARSETS = (b"utf-8", b"utf8", b"us-ascii")  # the last is a part of the others
 _DISCARDED = 16  # times the limit of a body: read, so that its sender gets to read the answer
 _HEADERS = [
     (
@@ -30,8 +33,9 @@ _HEADERS = [
 
 
 class Guard:
-    """ASGI: checks host, key, type and size of a request, and reads its body, before `app` sees
-    it."""
+    """ASGI: checks host, key, type and size of a request, and reads its body, before `app` sees it,
+    at the path that is meant. HEAD is asked of `app` as GET, whose body the connection leaves
+    out."""
 
     def __init__(
         self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
@@ -41,11 +45,12 @@ class Guard:
         self._observe = observe
         self._options = options
         self._key = (options.api_key or "").encode()
-        self._hosts = {"localhost", "127.0.0.1", "[::1]", host := options.host.lower(), f"[{host}]"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": plain_path(scope["path"])}
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,8 +62,8 @@ class Guard:
             headers = dict(scope["headers"])
             self._check_host(headers)
             self._check_key(scope["path"], headers)
-            if scope["method"] == "POST":
-                self._check_type(headers)
+            if method == "POST":
+                _check_type(headers)
                 receive = _replayed(await self._body(headers, receive), receive)
         except ApiError as error:
             await send_error(send_guarded, error)
@@ -68,31 +73,26 @@ class Guard:
         await self._app(scope, receive, send_guarded)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """A page of another site that has its name lead here (DNS rebinding) sends that name."""
-        if not self._options.is_loopback:
-            return
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
-        if name not in self._hosts:
-            raise ApiError(403, "This server answers to localhost only.", code="host_not_allowed")
+        """Where a key is needed, no page of another site can ask."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self._options.is_loopback and not is_allowed_host(host, self._options.allowed_hosts):
+            raise ApiError(
+                403,
+                f"This server answers to localhost, not to {host[:100]!r}. Whoever runs it can "
+                "allow that name with --allow-host.",
+                code="host_not_allowed",
+            )
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if not self._key or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+        if not any(hmac.compare_digest(key, self._key) for key in _keys(headers)):
             raise ApiError(
                 401,
                 "The API key is missing or wrong. Send it as Authorization: Bearer KEY.",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-
-    def _check_type(self, headers: dict[bytes, bytes]) -> None:
-        """A form of another site needs no permission to be sent, but it cannot be JSON."""
-        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind != b"application/json":
-            raise ApiError(415, "The body has to be JSON: Content-Type: application/json.")
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = self._options.max_body_bytes
@@ -124,6 +124,34 @@ class Guard:
         if num_bytes > limit:
             raise too_large
         return bytes(body)
+
+
+def _keys(headers: dict[bytes, bytes]) -> Iterator[bytes]:
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        yield key.strip()
+    for name in _KEY_HEADERS:
+        if name in headers:
+            yield headers[name].strip()
+
+
+def _check_type(headers: dict[bytes, bytes]) -> None:
+    """A form of another site needs no permission to be sent, but it cannot be JSON."""
+    kind, *parameters = headers.get(b"content-type", b"").lower().split(b";")
+    if kind.strip() != b"application/json":
+        raise ApiError(415, "The body has to be JSON: Content-Type: application/json.")
+    for name, _, value in (each.partition(b"=") for each in parameters):
+        if name.strip() == b"charset" and value.strip(b" \"'") not in _CHARSETS:
+            given = value.decode("latin-1")[:40]
+            raise ApiError(415, f"The body has to be UTF-8, not {given}.")
+    packed = headers.get(b"content-encoding", b"identity").strip().lower()
+    if packed not in (b"", b"identity"):
+        raise ApiError(
+            415,
+            f"Bodies are not unpacked here, this one is {packed.decode('latin-1')[:40]}: send it "
+            "without Content-Encoding.",
+            headers={"Accept-Encoding": "identity"},
+        )
 
 
 class _DisconnectError(Exception):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
 from edge_spec import SamplingParams
+from edge_spec.apps.server.addresses import host_name, origin_pattern
 from edge_spec.errors import UsageError
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
@@ -19,6 +19,8 @@ class ServerOptions:
     """Raises UsageError for an address that others reach without a key, and for values out of
     their range.
 
+    cors_origins: sites whose pages may ask, as `addresses.origin_pattern` reads them.
+    allowed_hosts: further names of this machine, by which its own containers and tunnels ask.
     parallel: answers of a model at once, each with a cache of its own. queue: requests that may
     wait for one. max_models: that are open at the same time; None: as many as memory holds.
     load_timeout_s: that a request may wait for its model to be opened.
@@ -31,6 +33,7 @@ class ServerOptions:
     port: int = 8080  # 0: a free one
     api_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     parallel: int = 4
     queue: int = 64
     queue_timeout_s: float = 60.0
@@ -73,10 +76,9 @@ class ServerOptions:
                 "the API key is empty or not ASCII", remedy="Choose one that a header can carry."
             )
         for origin in self.cors_origins:
-            if not re.fullmatch(r"https?://[^/]+", origin):
-                raise UsageError(
-                    f"{origin!r} is no origin", remedy="Write it as https://example.com."
-                )
+            origin_pattern(origin)
+        names = tuple(host_name(name) for name in self.allowed_hosts)
+        object.__setattr__(self, "allowed_hosts", names)
 
     @property
     def is_loopback(self) -> bool:

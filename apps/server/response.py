@@ -19,7 +19,12 @@ from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.replies import DONE, Reply
 from edge_spec.apps.server.work import Desk
 
-_STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
+    (b"x-accel-buffering", b"no"),  # so does nginx
+]
+_COMMENT = ": still at work\n\n"  # clients pass over lines that begin with a colon
 
 
 @dataclass
@@ -149,7 +154,7 @@ async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
     try:
         async for events in answer.events():
             told = [reply.end(e) if isinstance(e, Ended) else reply.piece(e) for e in events]
-            await write("".join(told))
+            await write("".join(told) if events else _COMMENT)
     except Exception as error:
         await write(f"data: {api_error(error).body().decode()}\n\n")
     await write(DONE)

@@ -38,9 +38,18 @@ class ServerSettings:
     cors_origins: Annotated[
         tuple[str, ...],
         Option(
-            "A site whose pages may ask; may be repeated.",
+            "A site, app or extension whose pages may ask; may be repeated.",
             _SERVER,
             flag="--cors-origin",
+            read_as=list[str] | None,
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
+            _SERVER,
+            flag="--allow-host",
             read_as=list[str] | None,
         ),
     ] = ()
