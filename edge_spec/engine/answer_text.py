@@ -14,7 +14,7 @@ from edge_spec.engine.results import (
     GenerationResult,
     Token,
 )
-from edge_spec.text.tokenizer import StopCutter
+from edge_spec.text.stop_cutter import StopCutter
 
 
 class AnswerText:
@@ -52,8 +52,9 @@ class AnswerText:
         """Returns what can be handed out with these tokens. Those after a stop string are none of
         the answer's."""
         for token in decoded:
-            piece = self._pieces.push(token.id)
-            self._shown += self._cutter.push(piece)
+            # An end shows no text, also where a tokenizer takes it for one.
+            piece = "" if token.id in self._stop_ids else self._pieces.push(token.id)
+            self._shown += self._cutter.push(piece, self._codec.special_text(token.id))
             self._held.append(self._token(token, piece))
             self.num_written += 1
             if self.stopped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from weakref import WeakValueDictionary
 
 import tokenizers
@@ -120,6 +121,20 @@ class Tokenizer:
         """The token as the vocabulary spells it, special ones included."""
         return self._tokenizer.id_to_token(token) or ""
 
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells so, special ones included."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
+    def special_text(self, token: int) -> str:
+        """How a special token is written, which no text shows; "" for other tokens."""
+        return self._specials.get(token, "")
+
+    @cached_property
+    def _specials(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token: one.content for token, one in added if one.special}
+
 
 def _is_given_up(error: BaseException) -> bool:
     """Says whether the library gave up, on a tokenizer that says what cannot be: by a plain
@@ -160,41 +175,3 @@ class TextStream:
         """Returns what is left when no more tokens come: an incomplete character's replacement."""
         text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         return text[self._num_characters :]
-
-
-class StopCutter:
-    """Holds text back while it may be the beginning of a stop string; cuts at the first one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
-        self._held = ""
-        self.stopped = False
-
-    def push(self, piece: str) -> str:
-        """Text that can be shown now. After a stop string `stopped` is set and nothing follows."""
-        if self.stopped:
-            return ""
-        text = self._held + piece
-        # The stop string that is complete first, whatever pieces the text comes in.
-        found = [
-            (text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text
-        ]
-        if found:
-            self.stopped = True
-            self._held = ""
-            return text[: min(found)[1]]
-        held = max((self._overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
-
-    def finish(self) -> str:
-        """The text held back, when nothing follows that could complete a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that `stop` begins with."""
-        return next(
-            (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
-        )

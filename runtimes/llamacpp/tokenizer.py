@@ -39,6 +39,12 @@ class LibraryTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none."""
+        tokens = self._tokens(text)
+        if self._bos_id is not None and tokens[:1] != [self._bos_id]:
+            tokens.insert(0, self._bos_id)
+        return tokens
+
+    def _tokens(self, text: str) -> list[int]:
         raw = text.encode("utf-8", "replace")
         size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
         while True:
@@ -47,10 +53,7 @@ class LibraryTokenizer:
             if count >= 0:
                 break
             size = -count  # such as where a space is written as three bytes
-        tokens = list(ids[:count])
-        if self._bos_id is not None and tokens[:1] != [self._bos_id]:
-            tokens.insert(0, self._bos_id)
-        return tokens
+        return list(ids[:count])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
@@ -65,6 +68,16 @@ class LibraryTokenizer:
             return ""
         text = self._library.token_text(self._vocabulary, token) or b""
         return text.decode("utf-8", "replace")
+
+    def token_id(self, text: str) -> int | None:
+        """The token that the vocabulary spells so, if it is found in a text."""
+        found = self._tokens(text)
+        is_whole = len(found) == 1 and self.token_text(found[0]) == text
+        return found[0] if is_whole else None
+
+    def special_text(self, token: int) -> str:
+        """How a special token is written, which no text shows; "" for other tokens."""
+        return "" if self.piece(token) else self.token_text(token)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, special ones included, and its id."""

@@ -149,6 +149,21 @@ def test_an_answer_stops_before_any_of_its_stops(client: httpx.Client) -> None:
         assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stop", ["<|im_start|>", ["zz", "<|im_start|><|im_start|>"]])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": HELLO})],
+)
+def test_an_answer_stops_before_a_special_token(
+    client: httpx.Client, path: str, asked: dict[str, Any], stop: Any
+) -> None:
+    for drafter in ({}, {"speculative": {"drafter": "none"}}):
+        body = {"logit_bias": {"263": 100}, "max_tokens": 20, "stop": stop, **asked, **drafter}
+        answer = ask(client, path, **body)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == (1 if isinstance(stop, str) else 2)
+
+
 def test_log_probabilities_are_the_models(client: httpx.Client, served: Engine) -> None:
     """Without drafting: in a wider pass sums have another order, and their last digits differ."""
     with served.fork() as fork:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from edge_spec.engine.generation import LONG_TOKENS
 from edge_spec.engine.results import FinishReason, Origin
 from edge_spec.testing import ScriptedModel, random_logits
 
-EOS, VOCAB = 258, 260  # of the byte tokenizer
+EOS, BOS, VOCAB = 258, 259, 260  # of the byte tokenizer
 PROMPT = b"ab"
 
 
@@ -100,6 +101,45 @@ def test_a_stop_string_cuts_the_text_exactly(
     result = generation.result
     assert shown == result.text == joined(result) == expected
     assert result.finish_reason == FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("<bos>", "ab"),
+        (["zz", "<bos>"], "ab"),
+        ("b<bos>c", "a"),
+        ("<bos><bos>", "abc"),
+        ("<bos>d", "abc"),
+        ("<bos>a", "abcd"),  # nothing of the kind is written
+        ("cd", "ab"),
+        ("<eos>", "abcd"),
+    ],
+)
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_stop_string_may_name_special_tokens_which_no_text_shows(
+    make_engine: Any, scripted: Any, tree_drafter: Any, drafted: bool, stop: Any, expected: str
+) -> None:
+    script = [*b"ab", BOS, *b"c", BOS, BOS, *b"d", EOS]
+
+    def candidate(context: tuple[int, ...], budget: Any) -> Any:
+        ahead = script[len(context) - len(PROMPT) :][: min(4, budget.num_draft_tokens)]
+        return ahead, range(len(ahead))
+
+    drafters = [tree_drafter(candidate)] if drafted else []
+    engine = make_engine(scripted(len(PROMPT), script), drafters)
+    result = engine.generate(list(PROMPT), stop=stop)
+    assert result.text == joined(result) == expected
+    assert result.finish_reason == FinishReason.STOP
+
+
+def test_an_end_of_a_text_shows_none_where_the_tokenizer_takes_it_for_text(
+    make_engine: Any, scripted: Any
+) -> None:
+    engine = make_engine(writes(scripted, "ab!cd"))
+    text = replace(engine.parts.text, eos_ids=(EOS, ord("!")))
+    engine.parts = replace(engine.parts, text=text)
+    assert engine.generate(list(PROMPT)).text == "ab"
 
 
 def test_a_stop_string_in_the_last_incomplete_character_cuts_too(

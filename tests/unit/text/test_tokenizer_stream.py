@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from edge_spec.errors import ModelFileError
-from edge_spec.text.tokenizer import StopCutter, Tokenizer
+from edge_spec.text.stop_cutter import StopCutter
+from edge_spec.text.tokenizer import Tokenizer
 
 BOS = 259
 
@@ -150,3 +151,55 @@ def test_after_a_stop_nothing_follows() -> None:
     cutter = StopCutter(["x"])
     assert cutter.push("axb") == "a"
     assert cutter.push("more") == "" and cutter.finish() == ""
+
+
+# --- stop strings that name special tokens ------------------------------------------------------
+
+# What comes: text, and special tokens in angle brackets, which are no part of the text.
+TRAIN = st.lists(st.sampled_from(["a", "b", "ab", "ba", "<x>", "<y>"]), max_size=12)
+
+
+def cut_train(stops: list[str], train: list[str]) -> tuple[str, bool]:
+    cutter = StopCutter(stops)
+    shown = "".join(
+        cutter.push("", each) if each.startswith("<") else cutter.push(each) for each in train
+    )
+    return shown + cutter.finish(), cutter.stopped
+
+
+@pytest.mark.parametrize(
+    ("stops", "train", "expected"),
+    [
+        (["<x>"], ["a", "<x>", "b"], ("a", True)),
+        (["<x>"], ["a", "<y>", "b"], ("ab", False)),
+        (["<x>"], ["a", "<", "x", ">", "b"], ("a", True)),  # written out as text
+        (["<x>"], ["<x>"], ("", True)),
+        (["b<x>a"], ["a", "b", "<x>", "a"], ("a", True)),  # between texts
+        (["b<x>a"], ["a", "b", "<x>", "b"], ("abb", False)),
+        (["<x><y>"], ["a", "<x>", "<y>"], ("a", True)),
+        (["<x><y>"], ["a", "<x>", "a", "<y>"], ("aa", False)),
+        (["<x>", "b"], ["a", "b", "<x>"], ("a", True)),
+        (["ab"], ["a", "<x>", "b"], ("", True)),  # unnamed ones are not there
+        (["<x>b", "ab"], ["a", "<x>", "b"], ("", True)),
+        (["x", "<x>b"], ["a", "<x>", "a"], ("aa", False)),  # a part of the name is no text
+    ],
+)
+def test_a_stop_string_may_name_special_tokens(
+    stops: list[str], train: list[str], expected: tuple[str, bool]
+) -> None:
+    assert cut_train(stops, train) == expected
+
+
+@given(TRAIN, st.lists(st.sampled_from(["a<x>", "<x>", "b<y>a", "<x><y>"]), max_size=3))
+def test_the_text_ends_before_the_named_token_and_holds_no_name(
+    train: list[str], stops: list[str]
+) -> None:
+    named = [each for each in train if each[0] != "<" or any(each in stop for stop in stops)]
+    whole = "".join(named)
+    ends = [whole.find(stop) + len(stop) for stop in stops if stop in whole]
+    before = whole
+    if ends:  # the one that is complete first, and of these the longest
+        end = min(ends)
+        before = whole[: min(end - len(s) for s in stops if whole[:end].endswith(s))]
+    expected = before.replace("<x>", "").replace("<y>", "")
+    assert cut_train(stops, train) == (expected, bool(ends))

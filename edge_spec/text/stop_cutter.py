@@ -1,0 +1,84 @@
+"""Ends a text before the first of its stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopCutter:
+    """Holds text back while it may be the beginning of a stop string; cuts at the first one.
+
+    A stop string may name special tokens, which are no part of the text: `push` is told of them.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._naming: list[str] = []  # those that name a special token that has come
+        self._held = ""
+        self._unshown: list[int] = []  # places of characters in `_held` that are of special tokens
+        self.stopped = False
+
+    def push(self, piece: str, special: str = "") -> str:
+        """Returns the text that can be shown now. After a stop string `stopped` is set and nothing
+        follows. special: the name of the special token that this is, after its piece."""
+        if self.stopped:
+            return ""
+        text, unshown = self._held + piece, self._unshown
+        naming = [stop for stop in self._stops if special and special in stop]
+        if naming:
+            self._naming += naming
+            unshown = [*unshown, *range(len(text), len(text) + len(special))]
+            text += special
+        views = _views(text, unshown, self._stops, self._naming)
+        # The stop string that is complete first, whatever pieces the text comes in.
+        found = [
+            (places[start + len(stop) - 1], places[start])
+            for view, places, stops in views
+            for stop in stops
+            if (start := view.find(stop)) >= 0
+        ]
+        if found:
+            self.stopped = True
+            self._held, self._unshown = "", []
+            return _shown(text[: min(found)[1]], unshown)
+        start = min(
+            (
+                places[len(view) - held]
+                for view, places, stops in views
+                for stop in stops
+                if (held := _overlap(view, stop))
+            ),
+            default=len(text),
+        )
+        self._held, self._unshown = text[start:], [at - start for at in unshown if at >= start]
+        return _shown(text[:start], unshown)
+
+    def finish(self) -> str:
+        """The text held back, when nothing follows that could complete a stop string."""
+        held, self._held = _shown(self._held, self._unshown), ""
+        return held
+
+
+def _views(
+    text: str, unshown: Sequence[int], stops: Sequence[str], naming: Sequence[str]
+) -> list[tuple[str, Sequence[int], Sequence[str]]]:
+    """Returns the text that is shown and, where special tokens are in it, the whole one: each with
+    the places of its characters, and the stop strings that are looked for in it."""
+    if not unshown:
+        return [(text, range(len(text)), stops)]
+    shown = [at for at in range(len(text)) if at not in unshown]
+    return [
+        ("".join(text[at] for at in shown), shown, stops),
+        (text, range(len(text)), naming),
+    ]
+
+
+def _shown(text: str, unshown: Sequence[int]) -> str:
+    return "".join(sign for at, sign in enumerate(text) if at not in unshown)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )
