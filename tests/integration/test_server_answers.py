@@ -161,7 +161,7 @@ def test_an_answer_stops_before_a_special_token(
         body = {"logit_bias": {"263": 100}, "max_tokens": 20, "stop": stop, **asked, **drafter}
         answer = ask(client, path, **body)
         assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["usage"]["completion_tokens"] == (1 if isinstance(stop, str) else 2)
+        assert answer["usage"]["completion_tokens"] == 0
 
 
 def test_log_probabilities_are_the_models(client: httpx.Client, served: Engine) -> None:
