@@ -40,13 +40,14 @@ class Desk:
         prompt = self._prompt(request, tools)
         form = self._engine.parts.text.tool_form() if tools else None
         if form is None:
-            grammar = _text_grammar(request)
+            _refuse_calls(request.tool_choice)
+            grammar = _answer_grammar(request)
         else:
             grammar = form.grammar(
                 _callable(request.tool_choice, tools),
                 required=_is_required(request.tool_choice),
                 several=self._takes_several(request),
-                text=_text_schema(request),
+                text=_answer_grammar(request),
             )
         more: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
         if request.logprobs:
@@ -144,13 +145,10 @@ class Desk:
         return SamplingParams(**{**vars(self._options.sampling), **given})
 
 
-def _text_grammar(request: ChatRequest) -> Grammar | None:
-    """Returns what the text is held to where there are no tools. Raises ApiError for calls that are
-    asked for all the same."""
-    if request.tool_choice not in (None, "none", "auto"):
+def _refuse_calls(choice: Choice) -> None:
+    """Raises ApiError for calls that are asked for where there are no tools."""
+    if choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
-    schema = _text_schema(request)
-    return None if schema is None else Grammar.json_schema(schema)
 
 
 def _is_required(choice: Choice) -> bool:
@@ -174,11 +172,13 @@ def _callable(choice: Choice, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [_dump(tool) for tool in tools if tool.function.name in chosen]
 
 
-def _text_schema(request: ChatRequest) -> Mapping[str, Any] | None:
+def _answer_grammar(request: ChatRequest) -> Grammar | None:
+    """Returns what an answer without calls is held to."""
     format = request.response_format
     if isinstance(format, SchemaFormat):
-        return format.json_schema.json_schema
-    return None if format is None or format.type == "text" else {"type": "object"}
+        is_strict = format.json_schema.strict is not False
+        return Grammar.json_schema(format.json_schema.json_schema, strict=is_strict)
+    return None if format is None or format.type == "text" else Grammar.json_schema()
 
 
 def _dump(tool: Tool) -> dict[str, Any]:

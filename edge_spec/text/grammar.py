@@ -7,8 +7,10 @@ drafted: text is as lossless as without one. llguidance, a library, follows the 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -17,11 +19,20 @@ import numpy as np
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
+
 # As Python's json.dumps writes it. Space that a model may choose is space that small models fill
-# whole answers with, and tokens that cannot be foreseen.
-JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# whole answers with, and tokens that cannot be foreseen. Without \u, a name has one spelling, so
+# that none comes a second time in other letters.
+JSON_STYLE: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 
 
 @dataclass(frozen=True)
@@ -31,11 +42,26 @@ class Grammar:
 
     kind: str  # "json-schema", "regex" or "lark"
     source: str
+    strict: bool = True  # of a JSON schema
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | None = None) -> Self:
-        """JSON that a JSON Schema describes; any object without one."""
-        return cls("json-schema", json.dumps({"type": "object"} if schema is None else schema))
+    def json_schema(cls, schema: Mapping[str, Any] | None = None, *, strict: bool = True) -> Self:
+        """JSON that a JSON Schema describes; any object without one.
+
+        strict: keywords that answers cannot be held to are refused; else they are passed over.
+        """
+        schema = {"type": "object"} if schema is None else schema
+        return cls("json-schema", json.dumps(schema), strict)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """What of a JSON schema answers are not held to: a line each, with keyword and place.
+        Raises UsageError as answers do."""
+        return self.held().passed_over if self.kind == "json-schema" else ()
+
+    def held(self) -> HeldSchema:
+        """The schema as llguidance holds it."""
+        return _held(self.source, self.strict)
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -55,6 +81,18 @@ class PiecewiseCodec(TextCodec, Protocol):
 
     def piece(self, token: int) -> bytes:
         """Empty for a special token."""
+
+
+@lru_cache(maxsize=32)
+def _held(source: str, is_strict: bool) -> HeldSchema:
+    held = held_schema(json.loads(source), is_strict=is_strict)
+    tell_passed_over("the schema", held)
+    return held
+
+
+def tell_passed_over(whose: str, held: HeldSchema) -> None:
+    if held.passed_over:
+        _log.warning("of %s, answers are not held to %s", whose, "; ".join(held.passed_over))
 
 
 class GrammarCompiler:
@@ -82,7 +120,8 @@ class GrammarCompiler:
                 self._tokenizer = self._open_tokenizer()
         try:
             if grammar.kind == "json-schema":
-                source = LLMatcher.grammar_from_json_schema(grammar.source, defaults=JSON_STYLE)
+                schema = json.dumps(grammar.held().schema)
+                source = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
             elif grammar.kind == "regex":
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import Message, Tools
-from edge_spec.text.grammar import JSON_STYLE, Grammar
+from edge_spec.text.grammar import JSON_STYLE, Grammar, tell_passed_over
+from edge_spec.text.json_schema import HeldSchema, held_schema
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -27,6 +28,11 @@ To call a function, answer with its name and its arguments as JSON between tags:
 {call}
 Several calls follow one another. What they return comes next, between <tool_response> tags. \
 If no function helps, answer without a call."""
+# With one of them, a schema says what members an object may have.
+_NAMING = frozenset(
+    "$ref additionalProperties allOf anyOf const enum if oneOf patternProperties properties "
+    "propertyNames unevaluatedProperties".split()
+)
 Render = Callable[[Sequence[Message], Tools], str]
 
 # Words that no template has of its own.
@@ -73,19 +79,20 @@ class ToolForm:
         return _DESCRIPTION.format(tools=listed, call=example)
 
     def grammar(
-        self, tools: Tools, *, required: bool, several: bool, text: Mapping[str, Any] | None = None
+        self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
     ) -> Grammar:
         """Holds an answer to calls of `tools` from where the first one begins; nothing follows the
         last one.
 
         required: the answer begins with a call; else it is text, or text and then calls.
-        several: up to MAX_CALLS. text: a JSON Schema for an answer without a call.
+        several: up to MAX_CALLS. text: of a JSON schema, for an answer without a call. Raises
+        UsageError for a schema that is none, or that no call fits.
         """
         rules = ["%llguidance {}", *self._calls(several), *self._functions(tools)]
         if required:
             rules += ["start: calls"]
         elif text is not None:
-            rules += ["start: calls | text", f"text: %json {_schema(text, lenient=False)}"]
+            rules += ["start: calls | text", f"text: %json {_styled(text.held().schema)}"]
         elif self.opening:
             rules += ["start: TEXT | opened rest", f"TEXT: {_ANYTHING}"]
             rules += [f"opened[lazy]: {_ANYTHING} {_quoted(TAG)}"]
@@ -109,7 +116,7 @@ class ToolForm:
             name = json.dumps(tool["function"]["name"])
             head = _quoted(f'{{"name": {name}, "{self.arguments}": ')
             rules += [f'call{index}: {head} arguments{index} "}}"']
-            rules += [f"arguments{index}: %json {_schema(_parameters(tool['function']))}"]
+            rules += [f"arguments{index}: %json {_styled(_arguments(tool['function']))}"]
         return rules
 
     def _call(self, function: Mapping[str, Any]) -> str:
@@ -117,19 +124,30 @@ class ToolForm:
         return f"{self.opening}{json.dumps(call, ensure_ascii=False)}{self.closing}"
 
 
-def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema of the arguments. Those that it does not name are left out: a small model
-    would make up more and more of them."""
-    parameters = function.get("parameters") or {"type": "object"}
-    closed = {"properties": {}, "additionalProperties": False}
-    is_open = {"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"}
-    return parameters if is_open & parameters.keys() else {**closed, **parameters}
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of the arguments, which are an object whatever the function's schema says.
+    Those that it does not name are left out: a small model would make up more and more of them.
+
+    What is in a tool's schema is often not the client's to change: keywords that cannot be held are
+    passed over, unless the tool says strict: true."""
+    parameters = function.get("parameters")
+    parameters = {} if parameters is None else parameters
+    if isinstance(parameters, Mapping) and not _NAMING & parameters.keys():
+        parameters = {**parameters, "properties": {}}
+    source = json.dumps(parameters)
+    return _held_arguments(source, function["name"], function.get("strict") is True).schema
 
 
-def _schema(schema: Mapping[str, Any], *, lenient: bool = True) -> str:
-    """lenient: keywords that llguidance does not know are passed over, not refused: what is in a
-    tool's schema is often not the client's to change."""
-    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}})
+@lru_cache(maxsize=256)
+def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
+    place = f"the parameters of {name}"
+    held = held_schema(json.loads(source), is_strict=is_strict, is_object=True, name=place)
+    tell_passed_over(place, held)
+    return held
+
+
+def _styled(schema: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": JSON_STYLE})
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,187 @@
+"""A JSON Schema as somebody wrote it: its parts with their places, its references, and what of it
+an answer is not held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import unquote, urldefrag, urljoin
+
+from edge_spec.errors import UsageError
+
+# They say nothing about a value, or belong to another keyword.
+ANNOTATIONS = frozenset(
+    "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary definitions "
+    "default deprecated description discriminator example examples externalDocs id minContains "
+    "markdownDescription readOnly strict title writeOnly xml".split()
+)
+KEYWORDS = frozenset(
+    "$dynamicRef $recursiveRef $ref additionalItems additionalProperties allOf anyOf const "
+    "contains dependencies dependentRequired dependentSchemas else enum exclusiveMaximum "
+    "exclusiveMinimum format if items maxContains maxItems maxLength maxProperties maximum "
+    "minItems minLength minProperties minimum multipleOf not nullable oneOf pattern "
+    "patternProperties prefixItems properties propertyNames required then type unevaluatedItems "
+    "unevaluatedProperties uniqueItems".split()
+)
+MAX_DEPTH = 64  # of a schema's text; llguidance reads it recursively
+MAX_PLACES = 20_000  # parts of a schema
+
+
+class Node(NamedTuple):
+    """A part of a schema, and where it stands."""
+
+    schema: Any  # a mapping or a bool
+    path: str
+
+
+class CannotHoldError(Exception):
+    """A keyword that answers cannot be held to, where that may not be passed over."""
+
+
+class Document:
+    """A whole schema. Whatever is no JSON Schema raises UsageError with its place."""
+
+    def __init__(self, schema: Any, *, is_strict: bool, name: str) -> None:
+        """name: what the schema belongs to, as messages say it."""
+        self.root = Node(schema, "")
+        self.is_strict = is_strict
+        self.passed_over: dict[str, None] = {}
+        self._name = name
+        self._made: dict[tuple[int, object], Node] = {}
+        self._given: dict[int, dict[Any, Any]] = {}
+        self._kept: list[Any] = []  # what ids are of stays alive
+        self._anchors: dict[str, Node] = {}
+        self._base = ""
+        if isinstance(schema, Mapping) and isinstance(schema.get("$id"), str):
+            self._base = urldefrag(schema["$id"])[0]
+        self._look_through()
+
+    def wrong(self, path: str, why: str) -> NoReturn:
+        raise UsageError(
+            f"no answer can have this form: {why} at {self._name}{path or '/'}",
+            remedy="Correct the schema.",
+        )
+
+    def cannot_hold(self, node: Node, keyword: str, why: str) -> None:
+        """Passes a keyword over where the schema is not strict. Raises CannotHoldError else."""
+        told = f"{keyword} at {node.path or '/'} ({why})"
+        if self.is_strict:
+            raise CannotHoldError(told)
+        self.pass_over(node, keyword, why)
+
+    def pass_over(self, node: Node, keyword: str, why: str) -> None:
+        self.passed_over.setdefault(f"{keyword} at {node.path or '/'} ({why})")
+
+    def given(self, node: Node) -> dict[Any, Any]:
+        """The keywords of a part that say something about a value. One of null is none: programs
+        write so what was not set."""
+        if isinstance(node.schema, bool):
+            return {} if node.schema else {"not": {}}
+        if not isinstance(node.schema, Mapping):
+            self.wrong(node.path, f"a schema is an object or a truth value, not {_kind(node.schema)}")
+        known = self._given.get(id(node.schema))
+        if known is None:
+            known = self._given[id(node.schema)] = self._read(node)
+        return known
+
+    def _read(self, node: Node) -> dict[Any, Any]:
+        given: dict[Any, Any] = {}
+        for keyword, value in node.schema.items():
+            if keyword in ANNOTATIONS or (value is None and keyword != "const"):
+                continue
+            if keyword in KEYWORDS or not isinstance(keyword, str):
+                given[keyword] = value
+            elif not keyword.startswith(("x-", "content")):
+                self.pass_over(node, keyword, "no keyword of JSON Schema")
+            elif keyword == "contentSchema" or value == "application/json":
+                self.pass_over(node, keyword, "the text in the string is free")
+        for other in ("$recursiveRef", "$dynamicRef"):
+            if other in given:
+                given.setdefault("$ref", given.pop(other))
+        return given
+
+    def child(self, node: Node, *steps: str | int) -> Node:
+        value = node.schema
+        for step in steps:
+            value = value[step]
+        place = "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+        return Node(value, node.path + place)
+
+    def children(self, node: Node, keyword: str) -> list[Node]:
+        """Of a keyword that has a list of schemas."""
+        value = self.given(node)[keyword]
+        if not isinstance(value, list):
+            self.wrong(f"{node.path}/{keyword}", f"{keyword} is a list of schemas")
+        return [self.child(node, keyword, index) for index in range(len(value))]
+
+    def named(self, node: Node, keyword: str) -> dict[str, Node]:
+        """Of a keyword that has schemas by names."""
+        value = self.given(node).get(keyword, {})
+        if not isinstance(value, Mapping):
+            self.wrong(f"{node.path}/{keyword}", f"{keyword} has schemas by names")
+        return {str(name): self.child(node, keyword, name) for name in value}
+
+    def made(self, node: Node, key: object, make: Callable[[], Any]) -> Node:
+        """A part that stands for a keyword of `node`. It is the same one each time, as parts are
+        told from each other by which object they are."""
+        place = id(node.schema), key
+        if place not in self._made:
+            self._made[place] = Node(make(), node.path)
+            self._kept.append(node.schema)
+        return self._made[place]
+
+    def target(self, node: Node) -> Node:
+        """What the reference of a part stands for."""
+        ref = self.given(node)["$ref"]
+        if not isinstance(ref, str):
+            self.wrong(f"{node.path}/$ref", "a reference is a string")
+        url, fragment = urldefrag(urljoin(self._base, ref))
+        start = self._anchors.get(url) if url != self._base else self.root
+        if start is not None and fragment.startswith("/"):
+            return self._pointed(node, start, fragment)
+        found = start if not fragment else self._anchors.get(f"#{unquote(fragment)}")
+        if found is None:
+            self.wrong(f"{node.path}/$ref", f"{ref!r} is not in the schema, or not where it says,")
+        return found
+
+    def _pointed(self, node: Node, start: Node, pointer: str) -> Node:
+        found = start
+        for step in pointer[1:].split("/"):
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            try:
+                key = int(name) if isinstance(found.schema, list) else name
+                found = self.child(found, key)
+            except (LookupError, TypeError, ValueError):
+                self.wrong(f"{node.path}/$ref", f"there is no {start.path}{pointer} in the schema")
+        return found
+
+    def _look_through(self) -> None:
+        """Finds anchors and ids, and refuses what is too large or too deep."""
+        waiting: list[tuple[Node, int]] = [(self.root, 0)]
+        num_places = 0
+        while waiting:
+            node, depth = waiting.pop()
+            if depth > 2 * MAX_DEPTH:  # a keyword and a name are two steps
+                self.wrong("", f"more than {MAX_DEPTH} levels")
+            for step, value in _steps(node.schema):
+                if isinstance(value, str) and step in ("$anchor", "$dynamicAnchor"):
+                    self._anchors[f"#{value}"] = node
+                elif isinstance(value, str) and step in ("$id", "id") and node.path:
+                    self._anchors[urldefrag(urljoin(self._base, value))[0]] = node
+                elif isinstance(value, (Mapping, list)):
+                    num_places += 1
+                    waiting.append((self.child(node, step), depth + 1))
+            if num_places > MAX_PLACES:
+                self.wrong("", f"more than {MAX_PLACES} parts")
+
+
+def _steps(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list):
+        yield from enumerate(value)
+
+
+def _kind(value: Any) -> str:
+    names = {str: "a string", list: "a list", type(None): "null"}
+    return names.get(type(value), "a number")
