@@ -68,6 +68,7 @@ class Function(Body):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: JsonObject | None = None
+    strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
 class Tool(Body):

@@ -74,6 +74,7 @@ class TextFormat(Body):
 class JsonSchema(Body):
     name: str | None = None
     json_schema: Annotated[JsonObject, Field(alias="schema")]
+    strict: bool | None = None  # False: keywords that cannot be held are passed over
 
 
 class SchemaFormat(Body):

@@ -85,7 +85,7 @@ class Desk:
     def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
         messages = [for_template(message) for message in request.messages]
         try:
-            return self._engine.chat_prompt(messages, [_dump(tool) for tool in tools])
+            return self._engine.chat_prompt(messages, [_shown(tool) for tool in tools])
         except UnsupportedModelError as error:
             raise ApiError(
                 400,
@@ -179,6 +179,11 @@ def _answer_grammar(request: ChatRequest) -> Grammar | None:
         is_strict = format.json_schema.strict is not False
         return Grammar.json_schema(format.json_schema.json_schema, strict=is_strict)
     return None if format is None or format.type == "text" else Grammar.json_schema()
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    """The tool as the model reads of it."""
+    return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 def _dump(tool: Tool) -> dict[str, Any]:

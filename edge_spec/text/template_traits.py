@@ -29,9 +29,9 @@ To call a function, answer with its name and its arguments as JSON between tags:
 Several calls follow one another. What they return comes next, between <tool_response> tags. \
 If no function helps, answer without a call."""
 # With one of them, a schema says what members an object may have.
-_NAMING = frozenset(
-    "$ref additionalProperties allOf anyOf const enum if oneOf patternProperties properties "
-    "propertyNames unevaluatedProperties".split()
+_NAMING = (
+    *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
+    *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
 Render = Callable[[Sequence[Message], Tools], str]
 
@@ -132,7 +132,7 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     passed over, unless the tool says strict: true."""
     parameters = function.get("parameters")
     parameters = {} if parameters is None else parameters
-    if isinstance(parameters, Mapping) and not _NAMING & parameters.keys():
+    if isinstance(parameters, Mapping) and parameters.keys().isdisjoint(_NAMING):
         parameters = {**parameters, "properties": {}}
     source = json.dumps(parameters)
     return _held_arguments(source, function["name"], function.get("strict") is True).schema

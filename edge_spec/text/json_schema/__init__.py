@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edge_spec.errors import UsageError
-from edge_spec.text.json_schema.document import CannotHoldError, Document, Node
+from edge_spec.text.json_schema.document import CannotHoldError, Document
 from edge_spec.text.json_schema.finite import pruned
 from edge_spec.text.json_schema.forms import Form, Objects
 from edge_spec.text.json_schema.reader import Reader

@@ -9,19 +9,24 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from edge_spec.errors import UsageError
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # They say nothing about a value, or belong to another keyword.
-ANNOTATIONS = frozenset(
+ANNOTATIONS = _words(
     "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary definitions "
     "default deprecated description discriminator example examples externalDocs id minContains "
-    "markdownDescription readOnly strict title writeOnly xml".split()
+    "markdownDescription readOnly strict title writeOnly xml"
 )
-KEYWORDS = frozenset(
+KEYWORDS = _words(
     "$dynamicRef $recursiveRef $ref additionalItems additionalProperties allOf anyOf const "
     "contains dependencies dependentRequired dependentSchemas else enum exclusiveMaximum "
     "exclusiveMinimum format if items maxContains maxItems maxLength maxProperties maximum "
     "minItems minLength minProperties minimum multipleOf not nullable oneOf pattern "
     "patternProperties prefixItems properties propertyNames required then type unevaluatedItems "
-    "unevaluatedProperties uniqueItems".split()
+    "unevaluatedProperties uniqueItems"
 )
 MAX_DEPTH = 64  # of a schema's text; llguidance reads it recursively
 MAX_PLACES = 20_000  # parts of a schema
@@ -78,7 +83,9 @@ class Document:
         if isinstance(node.schema, bool):
             return {} if node.schema else {"not": {}}
         if not isinstance(node.schema, Mapping):
-            self.wrong(node.path, f"a schema is an object or a truth value, not {_kind(node.schema)}")
+            self.wrong(
+                node.path, f"a schema is an object or a truth value, not {_kind(node.schema)}"
+            )
         known = self._given.get(id(node.schema))
         if known is None:
             known = self._given[id(node.schema)] = self._read(node)

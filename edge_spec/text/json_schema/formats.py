@@ -17,9 +17,7 @@ _GROUP = "[0-9a-fA-F]{1,4}"
 _IPV6 = rf"(?:(?:{_GROUP}:){{7}}{_GROUP}|(?:{_GROUP}:){{1,6}}:|::(?:{_GROUP}:){{0,5}}{_GROUP}|::)"
 _HEX = "[0-9a-fA-F]"
 # Years of four digits: earlier ones are not what a schema means, and year 0 does not exist.
-_LEAP_YEAR = (
-    "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
-)
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
 _DATE = (
     "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -28,6 +26,7 @@ _DATE = (
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _TIME = f"{_CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_WORD = "[a-zA-Z0-9_+-]{1,31}"
 _BASE64 = "(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?"
 
 
@@ -40,13 +39,13 @@ PATTERNS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
-    "email": rf"[a-zA-Z0-9_+-]{{1,32}}(?:\.[a-zA-Z0-9_+-]{{1,30}})?@(?:{_LABEL}\.){{1,3}}[a-zA-Z]{{2,24}}",
+    "email": rf"{_WORD}(?:\.{_WORD})?@(?:{_LABEL}\.){{1,3}}[a-zA-Z]{{2,24}}",
     "ipvanyaddress": _IPV4,
     "ipvanyinterface": rf"{_IPV4}/(?:[12]?[0-9]|3[0-2])",
     "ipv4interface": rf"{_IPV4}/(?:[12]?[0-9]|3[0-2])",
     "ipv6interface": rf"{_IPV6}/(?:[1-9]?[0-9]|1[01][0-9]|12[0-8])",
     # Bits beyond the length of a network's prefix are zero.
-    "ipv4network": rf"(?:{_IPV4}/32|(?:{_BYTE}\.){{3}}0/24|(?:{_BYTE}\.){{2}}0\.0/16|{_BYTE}\.0\.0\.0/8)",
+    "ipv4network": rf"(?:{_IPV4}/32|(?:{_BYTE}\.){{3}}0/24|(?:{_BYTE}\.){{2}}0\.0/16)",
     "ipv6network": rf"{_IPV6}/128",
     "base64": _BASE64.format("a-zA-Z0-9+/"),
     "byte": _BASE64.format("a-zA-Z0-9+/"),

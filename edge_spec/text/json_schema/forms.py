@@ -249,13 +249,22 @@ class Objects:
         parts: list[Node] = []
         for source in self.sources:
             found = [source.properties[name]] if name in source.properties else []
-            found += [
-                each for pattern, each in source.patterns.items() if re.search(pattern, name)
-            ]
+            found += [each for pattern, each in source.patterns.items() if re.search(pattern, name)]
             if not found and source.others is not None:
                 found = [source.others]
             parts += [part for each in found for part in each]
         return together(parts)
+
+    def with_others(self, others: Together) -> Objects:
+        """The form, where members that nothing speaks of fit `others`."""
+        if any(source.others is not None for source in self.sources):
+            return self
+        patterns: dict[str, Together] = {}
+        for source in self.sources:
+            for pattern, parts in source.patterns.items():
+                patterns[pattern] = together((*patterns.get(pattern, ()), *parts))
+        members = {name: self.member(name) for name in self.known}
+        return replace(self, sources=(Members(members, patterns, others, True),))
 
     @property
     def is_stated_closed(self) -> bool:

@@ -44,7 +44,7 @@ def _opposites(
 ) -> list[dict[Any, Any]] | None:
     if keyword in _OPPOSITE:
         kind, other, step = _OPPOSITE[keyword]
-        if not is_number(value) or value + step < 0 and step < 0:
+        if not is_number(value) or (value + step < 0 and step < 0):
             return []
         return [{"type": kind, other: value + step}]
     if keyword == "type":

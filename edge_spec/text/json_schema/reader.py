@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from edge_spec.text.json_schema.disjoint import OverlapError, apart
 from edge_spec.text.json_schema.document import CannotHoldError, Document, Node
@@ -82,6 +82,11 @@ class Reader:
             forms = (*[form for form in without if form is not None], *rest)
         if "oneOf" in given:
             forms = self._one(node, forms)
+        if "unevaluatedProperties" in given:
+            others = together([self._document.child(node, "unevaluatedProperties")])
+            forms = tuple(
+                form.with_others(others) if isinstance(form, Objects) else form for form in forms
+            )
         return forms
 
     @staticmethod
@@ -122,8 +127,8 @@ class Reader:
             return forms
         tags = [tag for tag, ref in _mapping(told).items() if ref == _ref_of(member)]
         tag = {name: {"enum": tags}} if tags else {}
-        make: Callable[[], Any] = lambda: {"type": "object", "required": [name], MEMBERS: tag}
-        return self.forms((member, self._document.made(member, ("tag", name), make)))
+        tagged = {"type": "object", "required": [name], MEMBERS: tag}
+        return self.forms((member, self._document.made(member, ("tag", name), lambda: tagged)))
 
     def _one(self, node: Node, forms: Forms) -> Forms:
         """oneOf: what fits one member may fit no other one."""
@@ -230,7 +235,7 @@ class Reader:
                 forms = self._both(node, forms, self._forms(union))
         return forms
 
-    _applied: dict[str, Callable[[Reader, Node], Forms]] = {
+    _applied: ClassVar[dict[str, Callable[[Reader, Node], Forms]]] = {
         "$ref": _reference,
         "allOf": _all,
         "anyOf": _any,

@@ -12,7 +12,6 @@ from typing import Any
 from edge_spec.text.json_schema import formats
 from edge_spec.text.json_schema.document import Document, Node
 from edge_spec.text.json_schema.forms import (
-    NOTHING,
     Arrays,
     Form,
     Forms,

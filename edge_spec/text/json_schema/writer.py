@@ -57,7 +57,9 @@ class Writer:
             self._document.wrong("", f"more than {MAX_PARTS} parts, written out,")
         self.definitions[name] = False
         reference = self._names[key] = {"$ref": f"#/$defs/{name}"}
-        self.definitions[name] = _any_of([*self._scalars(parts, found), *self._others(parts, found)])
+        self.definitions[name] = _any_of(
+            [*self._scalars(parts, found), *self._others(parts, found)]
+        )
         return reference
 
     def _resolved(self, part: Node) -> Node:

@@ -11,7 +11,7 @@ import tokenizers
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import fitted
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.grammar import GrammarCompiler
+from edge_spec.text.grammar import Grammar, GrammarCompiler
 from edge_spec.text.template_traits import END_TAG, TAG, TemplateTraits, ToolForm
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -161,7 +161,7 @@ BARE_FORM = ToolForm("", "", "parameters")
         ),
         (
             ToolForm(),
-            {"required": False, "several": False, "text": {"type": "boolean"}},
+            {"required": False, "several": False, "text": Grammar.json_schema({"type": "boolean"})},
             [TAGGED_CALL, "true"],
             ["hi", f"true{TAGGED_CALL}"],
         ),
