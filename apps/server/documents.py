@@ -29,11 +29,19 @@ class CachedTokens(_Document):
     cached_tokens: int
 
 
+class PredictedTokens(_Document):
+    """Tokens of the prediction that the answer has, and those that it has not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(_Document):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: PredictedTokens | None = None
 
 
 class Timings(_Document):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from edge_spec.apps.server.body import Body, JsonObject
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Message, Tool
+from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Message, TextPart, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
 
 MAX_CHOICES = 16
@@ -35,6 +35,19 @@ class StreamOptions(Body):
     include_usage: bool | None = False
 
 
+class Prediction(Body):
+    """What most of the answer is expected to be, such as a file before a small change."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class _AnswerRequest(Body):
     model: str | None = None
     stream: bool | None = False
@@ -53,6 +66,7 @@ class _AnswerRequest(Body):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
     speculative: Speculative | None = None
+    prediction: Prediction | None = None
 
     @property
     def num_choices(self) -> int:

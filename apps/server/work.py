@@ -121,6 +121,7 @@ class Desk:
             {
                 "max_tokens": max_tokens or self._options.max_tokens,
                 "stop": request.stops,
+                "prediction": request.prediction and request.prediction.text,
                 "sampling": self._sampling(request, choice),
                 **more,
             }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -12,7 +12,6 @@ from edge_spec.core.metrics import DraftRounds, Stats
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.lookup.grammar import ForcedDrafter
 from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
@@ -155,14 +154,13 @@ class DrafterSwitch:
             self._put_by.pop()
             self.speculation, self._off = before
 
-    def decoder(self, *, follows_grammar: bool = False) -> Decoder:
-        """follows_grammar: what the answer's grammar spells out is drafted too, if anything is."""
+    def decoder(self, of_answer: Sequence[Drafter] = ()) -> Decoder:
+        """of_answer: drafters of this answer alone, which are asked first, if any are."""
         speculation = self.speculation
+        vocab_size = self._parts.model.config.vocab_size
         drafters = list(speculation.drafters)
-        if follows_grammar and drafters:
-            vocab_size = self._parts.model.config.vocab_size
-            forced: Drafter = GuardedDrafter(ForcedDrafter(), vocab_size)
-            drafters.insert(0, forced)
+        if drafters:
+            drafters[:0] = [GuardedDrafter(drafter, vocab_size) for drafter in of_answer]
         return Decoder(
             self._session,
             drafters,
@@ -173,7 +171,7 @@ class DrafterSwitch:
             tie_margin=speculation.tie_margin,
             replays=speculation.replays,
             plain_samples=speculation.plain_samples,
-            vocab_size=self._parts.model.config.vocab_size,
+            vocab_size=vocab_size,
             passes=self._parts.passes,
             recorder=self._recorder,
         )

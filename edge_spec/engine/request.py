@@ -39,6 +39,7 @@ _HELP = {
     "grammar": "Write Grammar.json_schema(...), Grammar.regex(...) or Grammar.lark(...).",
     "logprobs": f"Alternatives beside each token, 0 to {MAX_ALTERNATIVES}.",
     "domain": 'The kind of text, such as "code".',
+    "prediction": "The text that most of the answer is expected to be.",
 }
 
 
@@ -51,6 +52,7 @@ class AnswerOptions(TypedDict, total=False):
     grammar: Grammar | None  # what the text has to look like
     logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
     domain: str  # of text, such as "code": what a draft is accepted in is counted for each
+    prediction: str | None  # what most of the answer is expected to be: drafted, never believed
 
 
 class ChatOptions(AnswerOptions, PromptOptions, total=False):

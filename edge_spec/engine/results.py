@@ -109,6 +109,14 @@ class Chunk:
     tokens: tuple[Token, ...]
 
 
+class PredictionCounts(NamedTuple):
+    """Tokens of a predicted text that the answer has, and those that it has not. They do not depend
+    on who drafted what."""
+
+    accepted: int
+    rejected: int
+
+
 @dataclass
 class GenerationResult:
     """A finished generation; while one is streamed, what there is of it so far."""
@@ -118,12 +126,15 @@ class GenerationResult:
     finish_reason: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
     seed: int | None = None  # of the random draws, where there were any
+    prediction: PredictionCounts | None = None  # where there was one
 
     def to_dict(self) -> dict[str, Any]:
+        predicted = {"prediction": self.prediction._asdict()} if self.prediction else {}
         return {
             "text": self.text,
             "finish_reason": self.finish_reason and self.finish_reason.value,
             "tokens": [token.to_dict() for token in self.tokens],
             "stats": self.stats.to_dict(),
             "seed": self.seed,
+            **predicted,
         }

@@ -22,6 +22,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.jacobi.jacobi import SpareRowDrafter
+from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.protocol import Cost, Drafter
 from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
@@ -120,6 +121,7 @@ class SpeculationFactory:
             paired = {each.name for each in guarded if each.traits.draft_model}
             draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}
             free = {each.name for each in guarded if not _is_costly(each)}
+            free.add(PredictionDrafter.name)  # of single answers
             costs, limit = self.costs(), self._max_draft_tokens
             # Rows of several conversations are widened together.
             shared = costs.shared() if self.shares_passes else None

@@ -147,7 +147,7 @@ def _documents(
             for num_read, piece in _pieces(text):
                 fraction = (seen_bytes + file.num_bytes * num_read / len(text)) / total_bytes
                 progress("Reading the corpus", fraction)
-                parts.append(_tokens(piece, tokenizer, begin))
+                parts.append(np.array(text_tokens(piece, tokenizer, begin), np.int32))
             text_bytes += file.num_bytes
             documents.append(np.concatenate(parts))
         seen_bytes += file.num_bytes
@@ -182,14 +182,14 @@ def _read_text(path: Path, max_bytes: int) -> str | None:
     return text.replace("\r\n", "\n")  # as models end lines
 
 
-def _tokens(piece: str, tokenizer: TextCodec, begin: list[int]) -> np.ndarray:
-    """[num_tokens] int32; `begin` is what the tokenizer begins, or ends, every text with."""
-    ids = tokenizer.encode(piece)
-    if begin and ids[: len(begin)] == begin:
-        del ids[: len(begin)]
-    elif begin and ids[-len(begin) :] == begin:
-        del ids[-len(begin) :]
-    return np.array(ids, np.int32)
+def text_tokens(text: str, tokenizer: TextCodec, around: Sequence[int]) -> list[int]:
+    """Returns the tokens that are text; `around`: what the tokenizer begins, or ends, all with."""
+    ids = tokenizer.encode(text)
+    if around and ids[: len(around)] == list(around):
+        del ids[: len(around)]
+    elif around and ids[-len(around) :] == list(around):
+        del ids[-len(around) :]
+    return ids
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,123 @@
+"""What is drafted from a predicted text, where the answer parts from it, and what of it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.lookup.prediction import PredictionDrafter, num_appeared
+from edge_spec.drafters.protocol import Budget
+
+BUDGET = Budget(num_draft_tokens=4, num_rows=16)
+OUT = Forward(np.zeros((1, 1), np.float32))
+TEXT = list(range(10, 60))
+
+
+def drafted(prediction: Sequence[int], answer: Sequence[int], budget: Budget = BUDGET) -> list[int]:
+    """What a drafter proposes after an answer that it saw token by token."""
+    drafter = PredictionDrafter(prediction)
+    drafter.begin([1, 2])
+    pending = 2
+    for token in answer:
+        tree = drafter.propose(pending, budget)
+        verdict = Verdict((token,), (), exhausted=False)
+        drafter.observe(tree, OUT, verdict)
+        pending = token
+    tree = drafter.propose(pending, budget)
+    assert tree.is_chain and set(tree.proposed_by[1:]) <= {"prediction"}
+    return tree.tokens[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([], TEXT[:4]),  # it is drafted before anything is written
+        (TEXT[:3], TEXT[3:7]),
+        (TEXT[:-2], TEXT[-2:]),
+        (TEXT, []),
+        ([*TEXT[:20], 7], []),  # parted: nothing is known
+        ([*TEXT[:20], 7, 8, TEXT[21]], TEXT[22:26]),  # a token became two: one shared is enough
+        ([*TEXT[:20], 7, TEXT[28]], TEXT[29:33]),  # some were left out
+        ([*TEXT[:20], *[7] * 90, TEXT[20]], TEXT[21:25]),  # many were added
+        ([7, TEXT[0]], TEXT[1:5]),  # a beginning that was not predicted
+        ([*TEXT[:5], TEXT[45]], []),  # one shared token far away says nothing
+        ([*TEXT[:5], *TEXT[42:45]], TEXT[45:49]),  # three do
+        ([*TEXT[:40], *TEXT[:3]], TEXT[3:7]),  # and before, too
+    ],
+)
+def test_what_follows_in_the_prediction_is_drafted(
+    answer: Sequence[int], expected: Sequence[int]
+) -> None:
+    assert drafted(TEXT, answer) == list(expected)
+
+
+def test_of_equal_places_the_nearest_further_on_is_meant() -> None:
+    """Lines of code begin alike: the most frequent or last occurrence would be another one."""
+    lines = [[1, 2, line, 3] for line in range(10, 20)]
+    prediction = [token for line in lines for token in line]
+    answer = [*prediction[:12], 1, 2, 99, 3]  # the fourth line is changed
+    assert drafted(prediction, answer) == [1, 2, 14, 3]
+
+
+def test_a_chain_says_how_sure_it_is_and_learns() -> None:
+    drafter = PredictionDrafter(TEXT)
+    drafter.begin([1])
+    before = drafter.propose(1, BUDGET)
+    assert before.confidence[1] < before.confidence[4]  # more is shared further on
+    for _ in range(3):
+        drafter.observe(drafter.propose(1, BUDGET), OUT, Verdict((9,), (), exhausted=False))
+        drafter.begin([1])
+    assert drafter.propose(9, BUDGET).tokens.tolist() == [9]
+
+
+def test_an_answer_that_others_went_on_with_is_followed() -> None:
+    drafter = PredictionDrafter(TEXT)
+    drafter.begin([1, 2])
+    drafter.begin([1, 2, *TEXT[:9]])  # other drafters took over, and began again
+    assert drafter.propose(TEXT[8], BUDGET).tokens.tolist() == TEXT[8:13]
+
+
+@pytest.mark.parametrize(
+    ("answer", "appeared"),
+    [
+        (TEXT, 50),
+        ([], 0),
+        (TEXT[:10], 10),
+        ([*TEXT[:10], 7, *TEXT[11:]], 49),
+        ([*TEXT[:10], 7, 8, 9, *TEXT[10:]], 50),
+        ([*TEXT[:10], *TEXT[20:]], 40),
+        ([*TEXT, *TEXT], 50),  # each of its tokens once
+        (range(100, 150), 0),
+        ([7, TEXT[30], 8, TEXT[20], 9], 0),  # single tokens are the same by chance
+    ],
+)
+def test_tokens_of_the_prediction_that_the_answer_has(answer: Sequence[int], appeared: int) -> None:
+    assert num_appeared(TEXT, answer) == appeared
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=40))
+def test_counts_and_drafts_of_any_two_texts(prediction: list[int], answer: list[int]) -> None:
+    assert 0 <= num_appeared(prediction, answer) <= len(prediction)
+    assert num_appeared(prediction, prediction) == len(prediction)
+    tokens = drafted(prediction, answer)
+    joined = " ".join(map(str, prediction))
+    assert " ".join(map(str, tokens)) in joined
+
+
+def test_a_long_text_of_one_token_takes_bounded_work() -> None:
+    """Every place is alike: all of them would be compared at each token that differs."""
+    prediction, answer = [5] * 100_000, [6, 5] * 500
+    assert num_appeared(prediction, answer) <= len(answer)
+
+
+def test_a_prediction_without_tokens_drafts_nothing() -> None:
+    assert drafted([], [3, 4]) == []
+    drafter = PredictionDrafter([])
+    drafter.begin([1])
+    assert drafter.propose(1, BUDGET) == TokenTree.chain(1) or len(drafter.propose(1, BUDGET)) == 1
