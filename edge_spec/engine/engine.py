@@ -13,10 +13,8 @@ from typing import Any, Unpack
 
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.session_errors import close_quietly, translate_errors
-from edge_spec.drafters.lookup.corpus_text import text_tokens
-from edge_spec.drafters.lookup.grammar import ForcedDrafter
-from edge_spec.drafters.lookup.prediction import PredictionDrafter, num_appeared
-from edge_spec.drafters.protocol import Drafter, TextCounts
+from edge_spec.drafters.protocol import TextCounts
+from edge_spec.engine.answer_drafters import AnswerDrafters, answer_drafters
 from edge_spec.engine.answering import Answering
 from edge_spec.engine.components import EngineComponents, SharedModels
 from edge_spec.engine.conversation import Conversation
@@ -25,7 +23,7 @@ from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.request import AnswerOptions, context_length_of, request_of, sampler_of
-from edge_spec.engine.results import GenerationResult, PredictionCounts
+from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
@@ -221,11 +219,8 @@ class Engine(Answering):
         self._drafting.take()
         sampler.tie_margin = self._drafting.speculation.tie_margin
         conversation = self._conversation
-        of_answer: list[Drafter] = [ForcedDrafter()] if sampler.constraint is not None else []
-        prediction = self._predicted(options.get("prediction"))
-        if prediction:
-            of_answer.append(PredictionDrafter(prediction))
-        conversation.decoder = self._drafting.decoder(of_answer)
+        own = answer_drafters(self.parts, sampler, options)
+        conversation.decoder = self._drafting.decoder(own.drafters)
         self._set_answering(True)
         if self._learning is not None:
             self._learning.begin()
@@ -235,13 +230,9 @@ class Engine(Answering):
             sampler,
             self.parts.text.tokenizer,
             on_end=partial(
-                self._on_end,
-                prompt,
-                options.get("domain", "any"),
-                prediction,
-                self._drafting.text_counts,
+                self._on_end, prompt, options.get("domain", "any"), own, self._drafting.text_counts
             ),
-            changed_decoder=partial(self._changed_decoder, of_answer),
+            changed_decoder=partial(self._changed_decoder, own),
             round_times=self.parts.round_times,
         )
         _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
@@ -261,31 +252,23 @@ class Engine(Answering):
         self._drafting.move_to(self._session)
         self._conversation.failed = False
 
-    def _predicted(self, text: str | None) -> list[int] | None:
-        """Returns the tokens of a predicted text, at most as many as an answer can have."""
-        if text is None:
-            return None
-        tokens = text_tokens(text, self.parts.text.tokenizer, self.encode(""))
-        return tokens[: self.context_length]
-
-    def _changed_decoder(self, of_answer: Sequence[Drafter]) -> Decoder | None:
+    def _changed_decoder(self, own: AnswerDrafters) -> Decoder | None:
         """Returns the decoder of drafters that were chosen since the last round, if any were."""
         if not self._drafting.take():
             return None
-        return self._drafting.decoder(of_answer)
+        return self._drafting.decoder(own.drafters)
 
     def _on_end(
         self,
         prompt: Sequence[int],
         domain: str,
-        prediction: Sequence[int] | None,
+        own: AnswerDrafters,
         before: TextCounts,
         stats: Stats,
     ) -> None:
         self._set_answering(False)
-        if self.last is not None and prediction is not None:
-            appeared = num_appeared(prediction, [token.id for token in self.last.tokens])
-            self.last.prediction = PredictionCounts(appeared, len(prediction) - appeared)
+        if self.last is not None:
+            own.tell(self.last)
         if self._learning is not None and self.last is not None:
             self._learning.end(prompt, self.last)
         counts = self._drafting.text_counts

@@ -239,7 +239,7 @@ def test_free_ones_share_a_tree_and_a_costly_one_is_asked_after_them(package: Mo
     speculation = with_costs().choose("their-model,theirs,suffix,their-samples,plain")
     names = [drafter.name for drafter in speculation.drafters]
     assert names == ["theirs+suffix+plain", "their-samples", "their-model"]
-    assert speculation.policy._free == {"theirs+suffix+plain", "their-samples"}
+    assert speculation.policy._free == {"theirs+suffix+plain", "their-samples", "prediction"}
 
 
 def test_a_pass_of_the_draft_is_what_its_draft_tokens_cost(package: ModuleType) -> None:
@@ -248,7 +248,8 @@ def test_a_pass_of_the_draft_is_what_its_draft_tokens_cost(package: ModuleType) 
 
     setting = replace(SETTING, drafts=[Drafting()])
     speculation = replace(with_costs(), setting=setting).choose("their-draft,theirs")
-    assert speculation.policy._draft_token_s == {"theirs": 0.0, "their-draft": 0.002}
+    seconds = speculation.policy._draft_token_s
+    assert seconds == {"theirs": 0.0, "prediction": 0.0, "their-draft": 0.002}
 
 
 @pytest.mark.parametrize("names", ["theirs", "theirs,suffix", "their-model", "plain"])
