@@ -24,6 +24,7 @@ from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
+from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.replies import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
@@ -196,7 +197,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(_invalid(error.errors()[0]))
+        return _response(refused_body(error.errors()[0], error.body))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -230,16 +231,6 @@ def _no_such_path(request: Request) -> ApiError:
     meant = next((each for each in PATHS if each != "/" and path.endswith(each)), None)
     hint = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
     return ApiError(404, f"There is no {path[:200]} here. {hint}")
-
-
-def _invalid(first: Mapping[str, Any]) -> ApiError:
-    """The first thing that is wrong with a body."""
-    if first["type"] == "json_invalid":
-        return ApiError(400, "The body is no valid JSON.")
-    where = [str(part) for part in first["loc"][1:]]
-    told = first.get("ctx", {}).get("error", first["msg"])  # of our own validators, or pydantic
-    message = f"{'.'.join(where) or 'The body'}: {told}."
-    return ApiError(400, message, param=where[0] if where else None)
 
 
 def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

@@ -5,84 +5,151 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject
+from edge_spec.apps.server.body import Body, JsonObject, by_kind
+from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128
+_OWN = OtherNames(keeps_others=True)
+_TEXTS = ("text", "input_text", "output_text")
+_PARTS: dict[str | None, str] = {**dict.fromkeys(_TEXTS, "<text>"), "refusal": "<refusal>"}
 
 
 class TextPart(Body):
-    type: Literal["text"]
+    other_names = _OWN
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
 class RefusalPart(Body):
     """A text that declines."""
 
+    other_names = _OWN
     type: Literal["refusal"]
     refusal: str
 
 
+def _is_text(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _PARTS:
+        raise ValueError(f"the model reads text: send parts of type text, not {kind[:40]}")
+    return part
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    by_kind('{"type": "text", "text": "..."}', {}, _PARTS),
+    BeforeValidator(_is_text),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
+    by_kind(
+        'a text, or a list of {"type": "text", "text": "..."}', {str: "<text>", list: "<parts>"}
+    ),
+]
+Arguments = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
+    by_kind("JSON in a text, or an object", {str: "<text>", dict: "<object>"}),
+]
+
+
+def joined(content: Content) -> str:
+    """Returns the text of all parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
 class FunctionCall(Body):
+    """A call as an answer had it; arguments that were not there are none."""
+
+    other_names = _OWN
     name: str
-    arguments: str
+    arguments: Arguments | None = None
 
 
 class ToolCall(Body):
+    other_names = _OWN
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Body):
-    """Parts of a content are joined; developer is another name of system. refusal: goes before a
-    content that is missing."""
+    """Parts of a content are joined; developer is another name of system. Of the assistant and of
+    tools, a content that is missing is an empty text. refusal: goes before such a one.
+    reasoning_content: goes to the chat template. prefix: the answer goes on with this message."""
 
+    other_names = OtherNames(
+        also={
+            "reasoning": "reasoning_content",
+            "thinking": "reasoning_content",
+            "partial": "prefix",
+        },
+        off={
+            "function_call": Off((), "send tool_calls"),
+            "images": Off(([],), "the model reads text"),
+            "audio": Off((), "the model reads text"),
+        },
+        keeps_others=True,
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: Content | None = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _is_text(cls, content: Any) -> Any:
-        parts = content if isinstance(content, list) else []
-        kinds = {str(part.get("type"))[:40] for part in parts if isinstance(part, dict)}
-        if others := ", ".join(sorted(kinds - {"text", "refusal"})):
-            raise ValueError(f"the model reads text: send parts of type text, not {others}")
-        return content
+    reasoning_content: str | None = None
+    prefix: bool | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
-        says = self.role == "assistant" and (self.tool_calls or self.refusal is not None)
-        if self.content is None and not says:
-            raise ValueError(f"a message of the role {self.role} needs content")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise refusal("content", f"is missing: a message of the role {self.role} needs a text")
         return self
+
+    @property
+    def text(self) -> str:
+        return self.refusal or "" if self.content is None else joined(self.content)
 
 
 class Function(Body):
+    other_names = _OWN
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
-
-
 class FunctionName(Body):
+    other_names = _OWN
     name: str
 
 
-class NamedTool(Body):
+def _wrapped(given: Any) -> Any:
+    """Returns a function that stands beside its type, as OpenAI's newer API has it, in the place
+    that the older one has for it."""
+    if not isinstance(given, dict) or "function" in given or "name" not in given:
+        return given
+    return {"type": given.get("type", "function"), "function": given}
+
+
+class Tool(Body):
+    other_names = _OWN
     type: Literal["function"]
+    function: Function
+
+    _is_wrapped = model_validator(mode="before")(_wrapped)
+
+
+class NamedTool(Body):
+    other_names = _OWN
+    type: Literal["function"] = "function"
     function: FunctionName
+
+    _is_wrapped = model_validator(mode="before")(_wrapped)
 
 
 class AllowedTools(Body):
@@ -95,36 +162,47 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
-Choice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required", "any"], Tag("<word>")]
+    | Annotated[NamedTool, Tag("<function>")]
+    | Annotated[AllowedChoice, Tag("<allowed>")],
+    by_kind(
+        'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
+        {str: "<word>"},
+        {None: "<function>", "function": "<function>", "allowed_tools": "<allowed>"},
+    ),
+]
 
 
 def for_template(message: Message) -> dict[str, Any]:
     """Returns the message as chat templates read it. Calls of tools have their arguments as a
     mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
     that are nested too deeply."""
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(
-            part.text if isinstance(part, TextPart) else part.refusal for part in content
-        )
-    elif content is None:
-        content = message.refusal
     role = "system" if message.role == "developer" else message.role
-    given: dict[str, Any] = {"role": role, "content": content}
-    for name in ("name", "tool_call_id"):
+    is_silent = message.content is None and message.refusal is None
+    given: dict[str, Any] = {
+        "role": role,
+        "content": None if is_silent and message.tool_calls else message.text,
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
             given[name] = getattr(message, name)
     if message.tool_calls:
         calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
         for call in calls:
-            try:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
-            except ValueError:
-                continue
-            except RecursionError:
-                raise UsageError(
-                    "the arguments of a call are nested too deeply",
-                    remedy="Give them fewer levels.",
-                ) from None
+            call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
         given["tool_calls"] = calls
     return given
+
+
+def _arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+    except RecursionError:
+        raise UsageError(
+            "the arguments of a call are nested too deeply", remedy="Give them fewer levels."
+        ) from None

@@ -215,12 +215,15 @@ def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:
 class CompletionReply(Reply):
     """The continuation of a text."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, echoes: Sequence[str] = ()) -> None:
+        """echoes: the prompts, one a choice, where they are shown before what continues them."""
         super().__init__(envelope)
+        self._echoes = echoes
         self._offsets = [0] * envelope.num_choices  # of the next token in the choice's text
 
     def opening(self) -> str:
-        return ""
+        choices = [_completion(index, text, None, None) for index, text in enumerate(self._echoes)]
+        return self._envelope.event(json.dumps(choices)) if choices else ""
 
     def piece(self, round_: Round) -> str:
         text, beside = round_.chunk.text, self._envelope.beside(round_)
@@ -235,7 +238,8 @@ class CompletionReply(Reply):
 
     def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
         logprobs = self._logprobs(index, result.tokens)
-        return _completion(index, result.text, logprobs, reason_of(result))
+        text = self._echoes[index] + result.text if self._echoes else result.text
+        return _completion(index, text, logprobs, reason_of(result))
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._envelope.logprobs:

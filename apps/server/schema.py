@@ -1,27 +1,101 @@
-"""The fields of requests. Types are strict, unknown fields are ignored, as OpenAI's clients expect.
-
-Fields that would change the answer and are not supported are refused, never passed over.
-"""
+"""The fields of requests. What would change the answer is honoured, or refused by its name."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Message, TextPart, Tool
+from edge_spec.apps.server import other_servers as others
+from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, by_kind, chosen_by
+from edge_spec.apps.server.field_names import Off, OtherNames, refusal
+from edge_spec.apps.server.forms import FormRequest
+from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
 from edge_spec.core.sampling import LEAST_PENALTY
 
 MAX_CHOICES = 16
-MAX_STOPS = 16
+MAX_STOPS = 256
+NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the two apart
 _SEEDS = 2**64
 
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+def _limit(value: int) -> int:
+    if value in (-1, -2):
+        return NO_LIMIT
+    if not 1 <= value <= MAX_INT:
+        raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
+    return value
+
+
+def _biases(value: Any) -> Any:
+    """Returns biases by token where they come in pairs, as llama.cpp takes them, too; false bans a
+    token, as -100 does."""
+    if isinstance(value, list):
+        biases: dict[str, float] = {}
+        for index, pair in enumerate(value):
+            match pair:
+                case [int() as token, int() | float() as bias] if bias is not True:
+                    bias = -100 if bias is False else bias
+                    biases[str(token)] = biases.get(str(token), 0) + bias
+                case _:
+                    raise refusal(index, "is no pair: send [token id, bias]")
+        value = biases
+    if isinstance(value, dict):
+        value = {name: -100 if bias is False else bias for name, bias in value.items()}
+    return value
+
+
+def _thinks(value: Any) -> Any:
+    """Reads what makers of models send for it: a switch, or an object with a type."""
+    if isinstance(value, dict) and list(value) == ["type"]:
+        return {"enabled": True, "disabled": False}.get(str(value["type"]), value)
+    return value
+
+
+def _scores(value: Any) -> Any:
+    """Returns None for false, which asks for no scores as chat requests do."""
+    return None if value is False else value
+
+
+def _prompt_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    first = value[0] if isinstance(value, list) and value else None
+    return {str: "<texts>", list: "<lists>", int: "<tokens>", float: "<tokens>"}.get(type(first))
+
+
+Limit = Annotated[
+    Whole,
+    AfterValidator(_limit),
+    WithJsonSchema(
+        {"anyOf": [{"enum": [-1, -2]}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
+    ),
+]
+Alternatives = Annotated[Whole, Field(ge=0, le=20)]
+Stop = Annotated[str, Field(max_length=1000)]
+Stops = Annotated[
+    Annotated[Stop, Tag("<text>")]
+    | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
+    by_kind("a text, or a list of texts", {str: "<text>", list: "<list>"}),
+]
+TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+_BIAS = Bias | Literal[False]
+Biases = Annotated[
+    dict[Biased, Bias],
+    BeforeValidator(
+        _biases, json_schema_input_type=dict[Biased, _BIAS] | list[tuple[TokenId, _BIAS]]
+    ),
+]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[TokenIds, Tag("<tokens>")]
+    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("<texts>")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("<lists>")],
+    chosen_by(_prompt_tag, "a text, token ids, or a list of one of them"),
+]
 
 
 class Speculative(Body):
@@ -32,6 +106,7 @@ class Speculative(Body):
 
 
 class StreamOptions(Body):
+    other_names = OtherNames(harmless=frozenset(("include_obfuscation", "continuous_usage_stats")))
     include_usage: bool | None = False
 
 
@@ -39,31 +114,42 @@ class Prediction(Body):
     """What most of the answer is expected to be, such as a file before a small change."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: Content
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+        return joined(self.content)
 
 
-class _AnswerRequest(Body):
+class Reasoning(Body):
+    """OpenRouter's."""
+
+    other_names = OtherNames(off={"exclude": Off((False,), others.IN_TEXT)})
+    effort: str | None = None
+    enabled: bool | None = None
+
+
+class _AnswerRequest(FormRequest):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None  # goes before max_tokens
+    max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
     min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Literal[0] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
+    logit_bias: Biases | None = None
+    ignore_eos: bool | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: a fresh one
+    stop: Stops | None = None
+    stop_token_ids: list[TokenId] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n_probs: Alternatives | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
@@ -73,64 +159,102 @@ class _AnswerRequest(Body):
         return self.n or 1
 
     @property
+    def limit(self) -> int | None:
+        """Returns None where the request does not say, NO_LIMIT where it wants none."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(stop for stop in given if stop)
 
     def seed_of(self, choice: int) -> int | None:
         """Choices with the same seed would be the same."""
-        return None if self.seed is None else (self.seed + choice) % _SEEDS
-
-
-class TextFormat(Body):
-    type: Literal["text", "json_object"]
-
-
-class JsonSchema(Body):
-    name: str | None = None
-    json_schema: Annotated[JsonObject, Field(alias="schema")]
-    strict: bool | None = None  # False: keywords that cannot be held are passed over
-
-
-class SchemaFormat(Body):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
+        return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
 
 
 class ChatRequest(_AnswerRequest):
+    other_names = OtherNames(
+        also={**others.ANSWER_ALSO, "think": "enable_thinking", "thinking": "enable_thinking"},
+        harmless=others.ANSWER_HARMLESS,
+        off=others.CHAT_OFF,
+    )
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None  # goes before max_tokens
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: TextFormat | SchemaFormat | None = None
+    top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Choice = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    functions: JsonValue = None
-    function_call: JsonValue = None
+    chat_template_kwargs: JsonObject | None = None
+    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
+    reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
+    documents: list[JsonObject] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
-    @field_validator("functions", "function_call")
-    @classmethod
-    def _is_left_out(cls, value: JsonValue) -> JsonValue:
-        if value is not None:
-            raise ValueError("this is not supported; send tools and tool_choice")
-        return value
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """Returns what the chat template is given by name."""
+        reasoning = self.reasoning or Reasoning()
+        effort = self.reasoning_effort or reasoning.effort
+        thinks = reasoning.enabled if self.enable_thinking is None else self.enable_thinking
+        named: JsonObject = {"enable_thinking": thinks, "documents": list(self.documents or ())}
+        if effort == "none":
+            named["enable_thinking"] = False
+        else:
+            named["reasoning_effort"] = effort
+        given = {name: value for name, value in named.items() if value not in (None, [])}
+        return {**(self.chat_template_kwargs or {}), **given}
+
+    @property
+    def goes_on(self) -> bool | None:
+        """Says whether the answer goes on with the last message."""
+        return self.continue_final_message or self.messages[-1].prefix
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
+        if self.logprobs:
+            return self.top_logprobs or self.n_probs or 0
+        return self.n_probs or None
+
+    @model_validator(mode="after")
+    def _fits(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise refusal("top_logprobs", "needs logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refusal(
+                "continue_final_message",
+                "goes on with a message, add_generation_prompt begins one: send one of them",
+            )
+        for name in ("messages", "tools"):
+            if name in (self.chat_template_kwargs or {}):
+                raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+        return self
 
 
 class CompletionRequest(_AnswerRequest):
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    other_names = OtherNames(
+        also=others.ANSWER_ALSO, harmless=others.ANSWER_HARMLESS, off=others.COMPLETION_OFF
     )
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    echo: Literal[False] | None = False
-    suffix: Literal[""] | None = None
+    prompt: Prompt
+    logprobs: Annotated[Annotated[Whole, Field(ge=0, le=20)] | None, BeforeValidator(_scores)] = (
+        None
+    )
+    best_of: Count | None = None
+    echo: bool | None = False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
+        return self.n_probs or None if self.logprobs is None else self.logprobs
 
     @model_validator(mode="after")
-    def _is_supported(self) -> CompletionRequest:
+    def _fits(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise ValueError("best_of other than n is not supported")
+            raise refusal("best_of", "is not supported, but where it is n: leave it out")
+        if self.echo and self.num_logprobs is not None:
+            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
         return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from edge_spec import Engine, Grammar, SamplingParams
@@ -11,7 +12,7 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Tool, for_template
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest, SchemaFormat
+from edge_spec.apps.server.schema import NO_LIMIT, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError
 
 _SAMPLING = (
@@ -20,6 +21,7 @@ _SAMPLING = (
     "top_p",
     "min_p",
     "presence_penalty",
+    "frequency_penalty",
     "repetition_penalty",
 )
 
@@ -41,33 +43,26 @@ class Desk:
         form = self._engine.parts.text.tool_form() if tools else None
         if form is None:
             _refuse_calls(request.tool_choice)
-            grammar = _answer_grammar(request)
+            grammar = None if request.form is None else request.form.grammar
         else:
             grammar = form.grammar(
                 _callable(request.tool_choice, tools),
                 required=_is_required(request.tool_choice),
                 several=self._takes_several(request),
-                text=_answer_grammar(request),
+                text=_json_grammar(request),
             )
-        more: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
-        if request.logprobs:
-            more["logprobs"] = request.top_logprobs or 0
-        elif request.top_logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
-        count = request.max_completion_tokens or request.max_tokens
-        work = self._work(request, [prompt], count, more)
+        work = self._work(request, [prompt], grammar)
         envelope = self._envelope("chat.completion", "chatcmpl", request, 1)
-        envelope.logprobs = bool(request.logprobs)
         return work, ChatReply(envelope, form)
 
     def completion(self, request: CompletionRequest) -> tuple[Work, CompletionReply]:
-        """Raises EdgeSpecError, UnicodeEncodeError."""
+        """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         prompts = self._prompts(request.prompt)
-        more = {} if request.logprobs is None else {"logprobs": request.logprobs}
-        work = self._work(request, prompts, request.max_tokens, more)
+        grammar = None if request.form is None else request.form.grammar
+        work = self._work(request, prompts, grammar)
         envelope = self._envelope("text_completion", "cmpl", request, len(prompts))
-        envelope.logprobs = request.logprobs is not None
-        return work, CompletionReply(envelope)
+        echoes = self._texts(prompts, request.num_choices) if request.echo else ()
+        return work, CompletionReply(envelope, echoes)
 
     def _envelope(
         self, kind: str, prefix: str, request: ChatRequest | CompletionRequest, num_prompts: int
@@ -79,19 +74,39 @@ class Desk:
             num_prompts * request.num_choices,
             request.num_choices,
             origins=request.speculative is not None and request.speculative.tokens,
+            logprobs=request.num_logprobs is not None,
             usage=bool(request.stream_options and request.stream_options.include_usage),
         )
 
     def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
         messages = [for_template(message) for message in request.messages]
+        self._require_read(request)
         try:
-            return self._engine.chat_prompt(messages, [_shown(tool) for tool in tools])
+            return self._engine.chat_prompt(
+                messages, [_shown(tool) for tool in tools], **_template_options(request)
+            )
         except UnsupportedModelError as error:
             raise ApiError(
                 400,
                 f"{error.shown}. Change messages, or continue a text with POST /v1/completions.",
                 param="messages",
             ) from error
+
+    def _require_read(self, request: ChatRequest) -> None:
+        """Raises ApiError for a variable that the chat template does not read, where its value asks
+        for something."""
+        asked = {name for name, value in request.template_kwargs.items() if value}
+        if request.template_kwargs.get("reasoning_effort") == "medium":  # what all have unasked
+            asked.discard("reasoning_effort")
+        unread = sorted(asked - self._engine.parts.text.template_variables) if asked else ()
+        for name in unread:
+            field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
+            raise ApiError(
+                400,
+                f"{field} gives this model's chat template {name}, which it does not read: leave "
+                "it out, or ask for another model.",
+                param=field,
+            )
 
     def _takes_several(self, request: ChatRequest) -> bool:
         """Tells whether an answer may have several calls. Models that were not trained to call
@@ -110,28 +125,42 @@ class Desk:
             return [prompt]
         return [encode(each) if isinstance(each, str) else each for each in prompt]
 
+    def _texts(self, prompts: Sequence[Sequence[int]], num_choices: int) -> list[str]:
+        """Returns the texts of the prompts, each as often as it is answered."""
+        decode = self._engine.parts.text.tokenizer.decode
+        return [text for text in map(decode, prompts) for _ in range(num_choices)]
+
     def _work(
         self,
         request: ChatRequest | CompletionRequest,
         prompts: Sequence[Sequence[int]],
-        max_tokens: int | None,
-        more: Mapping[str, Any],
+        grammar: Grammar | None,
     ) -> Work:
+        if request.ignore_eos and grammar is not None:
+            raise ApiError(
+                400,
+                "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
+                param="ignore_eos",
+            )
+        limit = request.limit or self._options.max_tokens
+        asked: dict[str, Any] = {
+            "max_tokens": None if limit == NO_LIMIT else limit,
+            "stop": request.stops,
+            "stop_token_ids": request.stop_token_ids,
+            "prediction": request.prediction and request.prediction.text,
+            "logprobs": request.num_logprobs,
+            "grammar": grammar,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
         choices = [
-            {
-                "max_tokens": max_tokens or self._options.max_tokens,
-                "stop": request.stops,
-                "prediction": request.prediction and request.prediction.text,
-                "sampling": self._sampling(request, choice),
-                **more,
-            }
+            {**given, "sampling": self._sampling(request, choice)}
             for choice in range(request.num_choices)
         ]
-        asked = request.speculative and request.speculative.drafter
+        drafter = request.speculative and request.speculative.drafter
         return Work(
             prompts=[prompt for prompt in prompts for _ in choices],
             options=[options for _ in prompts for options in choices],
-            drafter=asked or self.drafter,
+            drafter=drafter or self.drafter,
             session_id=request.session_id,
         )
 
@@ -139,11 +168,32 @@ class Desk:
         given = {
             name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None
         }
-        if request.seed is not None:
-            given["seed"] = request.seed_of(choice)
-        if request.logit_bias:
-            given["logit_bias"] = {int(id): bias for id, bias in request.logit_bias.items()}
-        return SamplingParams(**{**vars(self._options.sampling), **given})
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        seed = request.seed_of(choice)
+        if seed is not None:
+            given["seed"] = seed
+        biases = {int(id): bias for id, bias in (request.logit_bias or {}).items()}
+        if request.ignore_eos:
+            biases |= dict.fromkeys(self._engine.parts.text.eos_ids, -inf)
+        if biases:
+            given["logit_bias"] = biases
+        params = SamplingParams(**{**vars(self._options.sampling), **given})
+        self._require_whole_history(request, params)
+        return params
+
+    def _require_whole_history(
+        self, request: ChatRequest | CompletionRequest, params: SamplingParams
+    ) -> None:
+        """Raises ApiError for penalties that are to look at the last tokens alone."""
+        last = request.repeat_last_n
+        if not params.penalized or last in (None, -1) or last >= self._engine.context_length:
+            return
+        raise ApiError(
+            400,
+            f"repeat_last_n is {last}, but penalties are of all tokens: leave it out or send -1.",
+            param="repeat_last_n",
+        )
 
 
 def _refuse_calls(choice: Choice) -> None:
@@ -155,7 +205,7 @@ def _refuse_calls(choice: Choice) -> None:
 def _is_required(choice: Choice) -> bool:
     if isinstance(choice, AllowedChoice):
         return choice.allowed_tools.mode == "required"
-    return choice == "required" or isinstance(choice, NamedTool)
+    return choice in ("required", "any") or isinstance(choice, NamedTool)
 
 
 def _callable(choice: Choice, tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -173,18 +223,31 @@ def _callable(choice: Choice, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [_dump(tool) for tool in tools if tool.function.name in chosen]
 
 
-def _answer_grammar(request: ChatRequest) -> Grammar | None:
-    """Returns what an answer without calls is held to."""
-    format = request.response_format
-    if isinstance(format, SchemaFormat):
-        is_strict = format.json_schema.strict is not False
-        return Grammar.json_schema(format.json_schema.json_schema, strict=is_strict)
-    return None if format is None or format.type == "text" else Grammar.json_schema()
+def _json_grammar(request: ChatRequest) -> Grammar | None:
+    """Returns what an answer without calls is held to where there are tools. Raises ApiError for
+    what is no JSON."""
+    form = request.form
+    if form is not None and not form.is_json:
+        raise ApiError(
+            400,
+            f"{form.field} does not go with tools: send a JSON Schema, or no tools.",
+            param=form.field.partition(".")[0],
+        )
+    return None if form is None else form.grammar
 
 
 def _shown(tool: Tool) -> dict[str, Any]:
     """The tool as the model reads of it."""
     return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+
+
+def _template_options(request: ChatRequest) -> dict[str, Any]:
+    named = {
+        "template_kwargs": request.template_kwargs or None,
+        "add_generation_prompt": request.add_generation_prompt,
+        "continue_final_message": request.goes_on,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _dump(tool: Tool) -> dict[str, Any]:

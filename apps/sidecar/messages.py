@@ -113,6 +113,7 @@ class Options(Params):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
     json_schema: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -25,6 +26,7 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_p": (lambda value: 0 <= value < 1, "from 0 up to 1"),
     "repetition_penalty": (lambda value: value >= LEAST_PENALTY, f"{LEAST_PENALTY} or more"),
     "presence_penalty": (isfinite, "a finite number"),
+    "frequency_penalty": (isfinite, "a finite number"),
     "logit_bias": (
         lambda value: all(bias < inf for bias in value.values()),
         "a bias by token, each below infinity",
@@ -47,6 +49,7 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # > 1 makes every token of prompt and output less likely
     presence_penalty: float = 0.0  # subtracted from the logit of every token of the output
+    frequency_penalty: float = 0.0  # the same, as often as the token stands there
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     seed: int | None = None  # None: a fresh one each time
 
@@ -66,7 +69,7 @@ class SamplingParams:
 
     @property
     def penalized(self) -> bool:
-        return self.repetition_penalty != 1 or self.presence_penalty != 0
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def raw(self) -> bool:
@@ -120,7 +123,7 @@ class Sampler:
         self._draws = Draws(self.seed, Purpose.POSITION)
         self._streams: dict[Purpose, np.random.Generator] = {}
         self._prompt = frozenset(prompt) if params.penalized else frozenset()
-        self._output: set[int] = set()
+        self._output: Counter[int] = Counter()
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Adds tokens that are now part of the output."""
@@ -130,7 +133,7 @@ class Sampler:
         for token in tokens:
             self.num_chosen += 1
             if self.params.penalized:
-                self._output.add(token)
+                self._output[token] += 1
 
     def choose(self, logits: np.ndarray, path: Sequence[int]) -> TokenChoice:
         """The token after the output and `path`, the row's own drafted tokens.
@@ -213,15 +216,20 @@ class Sampler:
         for token, bias in params.logit_bias.items():
             logits[token] += bias
         if params.penalized:
-            output = self._output.union(path)
-            seen = np.fromiter(output | self._prompt, np.int64)
+            output = self._output.copy()
+            output.update(path)
+            seen = np.fromiter(output.keys() | self._prompt, np.int64)
             # Keskar et al. 2019 (CTRL), section 4.1: divide where positive, multiply elsewhere.
             logits[seen] = np.where(
                 logits[seen] > 0,
                 logits[seen] / params.repetition_penalty,
                 logits[seen] * params.repetition_penalty,
             )
-            logits[np.fromiter(output, np.int64)] -= params.presence_penalty
+            written = np.fromiter(output, np.int64)
+            logits[written] -= params.presence_penalty
+            if params.frequency_penalty:
+                times = np.fromiter(output.values(), np.float32)
+                logits[written] -= np.float32(params.frequency_penalty) * times
         if self.constraint is not None:
             logits[~self.constraint.allowed(path)] = -np.inf
         return logits

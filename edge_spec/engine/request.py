@@ -35,6 +35,7 @@ OTHER_ANSWER_NAMES = {
 _HELP = {
     "max_tokens": "Without it, an answer goes on until its end, or until the context is full.",
     "stop": "The text ends before the first of these.",
+    "stop_token_ids": "The text ends before the first of these tokens.",
     "sampling": "Write SamplingParams(temperature=...), or engine.chat_sampling().",
     "grammar": "Write Grammar.json_schema(...), Grammar.regex(...) or Grammar.lark(...).",
     "logprobs": f"Alternatives beside each token, 0 to {MAX_ALTERNATIVES}.",
@@ -48,6 +49,7 @@ class AnswerOptions(TypedDict, total=False):
 
     max_tokens: int | None  # None: until the model ends its text or the context is full
     stop: str | Sequence[str]  # the text ends before the first of these
+    stop_token_ids: Sequence[int]  # and before the first of these tokens
     sampling: SamplingParams  # greedy where not given
     grammar: Grammar | None  # what the text has to look like
     logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
@@ -72,9 +74,11 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     ContextFullError for a prompt that does not fit."""
     _check_options(options)
     max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
+    stop_token_ids = options.get("stop_token_ids", ())
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
     _check_tokens(parts, "the prompt", prompt)
+    _check_tokens(parts, "stop_token_ids", stop_token_ids)
     if not prompt:
         raise UsageError("the prompt is empty", remedy="Give it at least one token.")
     encoder = parts.model.config.encoder
@@ -87,7 +91,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     require_room(prompt, context_length)
     limits = GenerationLimits(
         max_tokens=context_length if max_tokens is None else max_tokens,
-        stop_ids=frozenset(parts.text.eos_ids),
+        stop_ids=frozenset((*parts.text.eos_ids, *stop_token_ids)),
         context_length=context_length,
         max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,

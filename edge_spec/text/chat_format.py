@@ -80,6 +80,11 @@ class ChatFormat:
         """Returns what the chat template takes. Raises as `template` does."""
         return TemplateTraits(self.template().render)
 
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Returns the names that the chat template reads. Raises as `template` does."""
+        return self.template().variables()
+
     def prompt_of(self, text: str) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
         those of the text itself, to be continued."""

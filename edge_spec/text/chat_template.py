@@ -53,6 +53,7 @@ class ChatTemplate:
                 "this model has no chat template",
                 remedy="Use a chat model, or `generate --raw` for plain continuation.",
             )
+        self._source = source
         self._environment = environment = TemplateSandbox()
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
@@ -65,6 +66,12 @@ class ChatTemplate:
                 f"the model's chat template does not compile: {_cut(error)}",
                 remedy="Use `generate --raw`, or a model with a valid template.",
             ) from error
+
+    def variables(self) -> frozenset[str]:
+        """Returns the names that the template reads and does not set."""
+        from jinja2.meta import find_undeclared_variables
+
+        return frozenset(find_undeclared_variables(self._environment.parse(self._source)))
 
     def render(
         self,

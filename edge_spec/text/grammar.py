@@ -40,7 +40,7 @@ class Grammar:
     """Describes what an answer has to look like. It is checked when an answer is asked for:
     UsageError for one that is malformed or that no text fits."""
 
-    kind: str  # "json-schema", "regex" or "lark"
+    kind: str  # "json-schema", "regex", "lark" or "gbnf"
     source: str
     strict: bool = True  # of a JSON schema
 
@@ -73,6 +73,12 @@ class Grammar:
     def lark(cls, text: str) -> Self:
         """A context-free grammar in llguidance's variant of Lark's syntax, beginning at `start`."""
         return cls("lark", text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Self:
+        """A context-free grammar as llama.cpp has it, beginning at `root`; one in Lark's syntax is
+        known by its look."""
+        return cls("gbnf", text)
 
 
 @runtime_checkable
@@ -125,7 +131,8 @@ class GrammarCompiler:
             elif grammar.kind == "regex":
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:
-                source = LLMatcher.grammar_from_lark(grammar.source)
+                text = _as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
+                source = LLMatcher.grammar_from_lark(text)
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
             fault = matcher.get_error()
         except ValueError as error:
@@ -157,6 +164,16 @@ class GrammarCompiler:
                 remedy="Ask without a schema or grammar, or use another runtime.",
             )
         return LLTokenizer(source, n_vocab=size, eos_token=list(self._stop_ids))
+
+
+def _as_lark(gbnf: str) -> str:
+    """Raises ValueError for a grammar that cannot be read."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+    try:
+        return any_to_lark(gbnf)
+    except (GbnfToLarkError, RecursionError) as error:
+        raise ValueError(str(error) or "it is nested too deeply") from None
 
 
 class _AddedText:

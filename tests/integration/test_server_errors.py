@@ -58,19 +58,19 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         ("messages", [None, [], "hello", [1], [{}], [{"role": "user"}], [{"content": "a"}]]),
         ("messages", [[{"role": "wizard", "content": "a"}], [{"role": "user", "content": 1}]]),
         ("messages", [[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]]),
-        ("messages", [[{"role": "assistant", "content": None}]]),
-        ("max_tokens", [0, -1, 1.5, "5", True, 2**40]),
+        ("messages", [[{"role": "user", "content": None}]]),
+        ("max_tokens", [0, -3, 1.5, "5", True, 2**40]),
         ("max_completion_tokens", [0, "5"]),
         ("temperature", [-0.1, 2.1, "hot", True]),
         ("top_p", [0, 1.1]),
-        ("top_k", [-1, 0.5]),
+        ("top_k", [-2, 0.5]),
         ("min_p", [-0.1, 1]),
         ("presence_penalty", [-2.1, 2.1]),
         ("repetition_penalty", [0, -1]),
-        ("frequency_penalty", [0.5]),
+        ("frequency_penalty", [-2.1, 2.1]),
         ("logit_bias", [{"a": 1}, {"1": 101}, [1], {"1": "x"}]),
         ("seed", [1.5, "1", 2**70]),
-        ("stop", [1, [1], [""], ["a"] * 17, ""]),
+        ("stop", [1, [1], ["a"] * 257, {"a": 1}]),
         ("n", [0, 17, "2"]),
         ("logprobs", ["yes", 3]),
         ("top_logprobs", [21, -1, 2]),  # 2 without logprobs
@@ -79,6 +79,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         ("tool_choice", ["maybe", {"type": "function", "function": {"name": "g"}}, "required"]),
         ("parallel_tool_calls", ["yes", 1]),
         ("functions", [[], [{"name": "f"}]]),
+        ("prompt", ["a"]),
         ("modalities", [["audio"]]),
         ("stream", ["yes", 1]),
         ("stream_options", [True]),
@@ -103,7 +104,8 @@ def test_a_field_of_a_wrong_type_or_range_is_named(
         {"prompt": [-1]},
         {"prompt": {"a": 1}},
         {"prompt": ["a"] * 17},
-        {"echo": True},
+        {"echo": True, "logprobs": 1},
+        {"messages": HELLO},
         {"suffix": "end"},
         {"best_of": 2},
         {"logprobs": 21},
@@ -204,7 +206,7 @@ def test_an_image_is_refused_by_its_name(client: httpx.Client) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
     error = refusal(client.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}), 400)
     assert error["message"] == (
-        "messages.0.content: the model reads text: send parts of type text, not image_url."
+        "messages[0].content[1]: the model reads text: send parts of type text, not image_url."
     )
 
 

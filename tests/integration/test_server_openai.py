@@ -108,7 +108,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, url: str)
         ask(model="gpt", messages=HELLO)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        ask(model="tiny", messages=HELLO, max_tokens=-1)
+        ask(model="tiny", messages=HELLO, max_tokens=-3)
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.BadRequestError) as full:
         ask(model="tiny", messages=[{"role": "user", "content": "a" * 3000}])
