@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 
@@ -17,7 +17,20 @@ class TextPieces(Protocol):
 class TextCodec(Protocol):
     """Text to tokens and back: `Tokenizer`, or what a runtime brings for its own files."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Reads each added token that the text spells, special ones included."""
+
+    def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
+        """Does the same, but reads no token of `control` where a given character takes part in it:
+        there it is text like any other. given: places of characters, in order."""
+
+    def added_tokens(self) -> Mapping[str, tuple[int, bool]]:
+        """Returns what is one token wherever a text spells it, by its text: its id, and whether it
+        is special, which text written by a model never shows."""
+
+    @property
+    def reads_variants(self) -> bool:
+        """Says whether an added token may be spelled otherwise, such as in other letters."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 

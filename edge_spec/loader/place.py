@@ -175,6 +175,8 @@ def _placed(
     if needs_chat:
         target.text.template()
     target = _translating(target, options)
+    if options.parse_special:
+        target = replace(target, text=replace(target.text, parse_special=True))
     drafts = tuple(_prepared_drafts(target, chosen_drafts, progress))
     return PlacedModels(options, source, target, sources, drafts, source.identity, None)
 

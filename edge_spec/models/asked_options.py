@@ -248,6 +248,15 @@ class AskedDecoding:
             "[snapshots.md](snapshots.md#long-prompts).",
         ),
     ] = None
+    parse_special: Annotated[
+        bool,
+        Option(
+            "Read control tokens in messages, too; else their text stays text.",
+            flag="--parse-special",
+            more="Prompts without a template always have them read: "
+            "[reliability.md](reliability.md#what-is-said-stays-text).",
+        ),
+    ] = False
     source_language: Annotated[
         str | None,
         Option(

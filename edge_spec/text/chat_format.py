@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.errors import UsageError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.chat_template import (
     ChatTemplate,
     Message,
@@ -19,8 +19,15 @@ from edge_spec.text.chat_template import (
     Tools,
     check_messages,
 )
+from edge_spec.text.control_tokens import ControlTokens, literals_of
 from edge_spec.text.template_traits import NativeTools, TemplateTraits, ToolForm
 
+_LAST = "probe-last"
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "probe-user"},
+    {"role": "assistant", "content": "probe-assistant"},
+    {"role": "user", "content": _LAST},
+)
 _GAP = "\n\n"  # between the contents of messages that become one
 
 
@@ -33,6 +40,7 @@ class ChatFormat:
     eos_ids: tuple[int, ...]
     bos_id: int | None
     sampling: RecommendedSampling = NOTHING_STATED
+    parse_special: bool = False  # whether control tokens are read in messages, too
 
     def chat_prompt(
         self,
@@ -42,13 +50,25 @@ class ChatFormat:
     ) -> list[int]:
         """The tokens that ask for the assistant's next message; a string is one of the user.
 
-        Messages and tools are fitted to the template (`fitted`). options: `PromptOptions`. Raises
+        Messages and tools are fitted to the template (`fitted`). Control tokens are the template's
+        alone, unless `parse_special`: what is given stays text. options: `PromptOptions`. Raises
         UsageError for malformed messages and options, UnsupportedModelError for messages that the
         template refuses all the same.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.encode(self.rendered(messages, tools, **options))
+        if self.parse_special:
+            return self.tokenizer.encode(self.rendered(messages, tools, **options))
+        self.template()
+        check_messages(messages)
+
+        def render(messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
+            return self.rendered(messages, tools, **options)
+
+        try:
+            return self.control_tokens.encode(render, messages, tools, options)
+        except RecursionError:
+            raise _too_deep() from None
 
     def rendered(
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
@@ -59,9 +79,7 @@ class ChatFormat:
         try:
             messages, tools = fitted(messages, tools, self.traits)
         except RecursionError:
-            raise UsageError(
-                "the messages or tools are nested too deeply", remedy="Give them fewer levels."
-            ) from None
+            raise _too_deep() from None
         return template.render(messages, tools, **options)
 
     def tool_form(self) -> ToolForm:
@@ -89,6 +107,20 @@ class ChatFormat:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
         those of the text itself, to be continued."""
         return self.tokenizer.encode(text) if self.chat_template is None else self.chat_prompt(text)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """Raises UnsupportedModelError as `template` does."""
+        template, source = self.template(), self.chat_template or ""
+
+        def around() -> str:
+            try:
+                return template.render(_PROBE).partition(_LAST)[0]
+            except EdgeSpecError:  # it takes other conversations
+                return ""
+
+        ends = {*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))}
+        return ControlTokens(self.tokenizer, literals_of(source), ends, around)
 
     def template(self) -> ChatTemplate:
         """Raises UnsupportedModelError where there is none, or none that compiles."""
@@ -121,6 +153,12 @@ def fitted(
             messages = [_native(each, native) for each in messages]
     messages = _systems(messages, traits)
     return _turns(messages, traits), tools
+
+
+def _too_deep() -> UsageError:
+    return UsageError(
+        "the messages or tools are nested too deeply", remedy="Give them fewer levels."
+    )
 
 
 def _check(where: str, functions: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from functools import cached_property
 from weakref import WeakValueDictionary
@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.text.given_encoding import encode_given, without_names
 from edge_spec.text.source_end import SourceEnd
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
@@ -49,6 +50,7 @@ class Tokenizer:
                 raise _unusable(error) from error
             raise
         self._bos_id = bos_id
+        self._renamed: dict[frozenset[int], tokenizers.Tokenizer] = {}
 
     def translating(self, source: str | None, target: str | None, model: str) -> Tokenizer:
         """Returns one that reads sources in a language for answers in another, each by its name;
@@ -69,9 +71,26 @@ class Tokenizer:
         Lone surrogates, which stand for undecodable bytes of a pipe or an argument, become "?".
         Raises ModelFileError where the library gives the tokenizer up.
         """
+        return self._whole(self._encoded, text)
+
+    def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
+        """Raises as `encode` does."""
+
+        def encoded(text: str) -> list[int]:
+            return encode_given(self._tokenizer, text, given, control, renamed)
+
+        def renamed() -> tokenizers.Tokenizer:
+            key = frozenset(control)
+            if key not in self._renamed:
+                self._renamed[key] = without_names(self._tokenizer, key)
+            return self._renamed[key]
+
+        return self._whole(encoded, text)
+
+    def _whole(self, encoded: Callable[[str], list[int]], text: str) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
         try:
-            ids = self._encoded(text)
+            ids = encoded(text)
         except BaseException as error:
             if _is_given_up(error):
                 raise _unusable(error) from error
@@ -110,6 +129,18 @@ class Tokenizer:
         """Every token as the vocabulary spells it, special ones included, and its id."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
+
+    def added_tokens(self) -> dict[str, tuple[int, bool]]:
+        """Returns what is one token wherever a text spells it: its id, and whether it is
+        special."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {one.content: (token, one.special) for token, one in added}
+
+    @property
+    def reads_variants(self) -> bool:
+        """Says whether an added token may be spelled otherwise, such as in other letters."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return self._tokenizer.normalizer is not None and any(one.normalized for one in added)
 
     def added_text(self) -> dict[int, str]:
         """Added tokens that are text, such as a tag, by id: `decode` shows them, unlike special

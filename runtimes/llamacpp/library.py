@@ -143,6 +143,7 @@ class Library:
     tokenize: Callable[..., int]  # as llama_tokenize, of a vocabulary
     token_to_piece: Callable[..., int]  # as llama_token_to_piece, of a vocabulary
     token_text: Callable[[int, int], bytes | None]
+    token_attributes: Callable[[int, int], int]  # as llama_vocab_get_attr
     # context
     open_context: Callable[[int, ContextChoices], int | None]
     free_context: Callable[[int], None]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import codecs
 import ctypes
 import os
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.llamacpp.library import Library, ModelChoices
+from edge_spec.text.given_encoding import Place, touches
+from edge_spec.text.token_search import occurrences, pattern_of
 
 _FIRST_PIECE_BYTES = 64
+# Of a token, as llama.h has them: an unknown one or a control token, one of the user's, and those
+# that take spaces before or after them away.
+_SPECIAL, _USER_DEFINED, _STRIPS_BEFORE, _STRIPS_AFTER = 1 | 8, 16, 128, 256
 
 
 class LibraryTokenizer:
@@ -39,21 +47,96 @@ class LibraryTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Begins with the BOS token where the model asks for one and the text has none."""
-        tokens = self._tokens(text)
+        return self._begun(self._tokens(text))
+
+    def encode_given(self, text: str, given: Sequence[int], control: Collection[int]) -> list[int]:
+        """Does the same, but reads no token of `control` where a given character takes part in it.
+
+        What is between two tokens is read at once, so that words are what they are without them.
+        """
+        read: list[Place] = []
+        plain: list[int] = []  # where those begin that are not to be read
+        for start, end in occurrences(self._pattern, text):
+            token, _ = self._added[text[start:end]]
+            if token in control and touches(given, start, end):
+                plain.append(start)
+            elif not read or start >= read[-1].end:
+                read.append(Place(start, end, token))
+        tokens: list[int] = []
+        begin = 0  # of what is read as `encode` reads it
+        for before, after in pairwise([Place(0, 0, -1), *read, Place(len(text), len(text), -1)]):
+            if touches(plain, before.end, after.start):
+                tokens += self._tokens(text[begin : before.end])
+                tokens += self._plain_tokens(text, before, after, plain)
+                begin = after.start
+        return self._begun(tokens + self._tokens(text[begin:]))
+
+    def _plain_tokens(
+        self, text: str, before: Place, after: Place, plain: Sequence[int]
+    ) -> list[int]:
+        """Reads what is between two tokens. The library always reads a token that the model's
+        makers defined beside the special ones: it is cut after its first character."""
+        start, end = before.end, after.start
+        between = text[start:end]
+        if self._has(before.token, _STRIPS_AFTER):
+            start = end - len(between.lstrip())
+        if self._has(after.token, _STRIPS_BEFORE):
+            end -= len(between) - len(between.rstrip())
+        defined = [
+            at + 1
+            for at in plain
+            if start <= at < end and (found := self._pattern.match(text, at))
+            if not self._added[found.group()][1]
+        ]
+        return [
+            token
+            for first, last in pairwise([start, *defined, max(start, end)])
+            for token in self._tokens(text[first:last], parse_special=False)
+        ]
+
+    def _begun(self, tokens: list[int]) -> list[int]:
         if self._bos_id is not None and tokens[:1] != [self._bos_id]:
             tokens.insert(0, self._bos_id)
         return tokens
 
-    def _tokens(self, text: str) -> list[int]:
+    def _tokens(self, text: str, *, parse_special: bool = True) -> list[int]:
         raw = text.encode("utf-8", "replace")
         size = len(raw) + 8  # most tokens have a byte or more, and a space may come before
         while True:
             ids = (ctypes.c_int32 * size)()
-            count = self._library.tokenize(self._vocabulary, raw, len(raw), ids, size, False, True)
+            count = self._library.tokenize(
+                self._vocabulary, raw, len(raw), ids, size, False, parse_special
+            )
             if count >= 0:
-                break
+                return list(ids[:count])
             size = -count  # such as where a space is written as three bytes
-        return list(ids[:count])
+
+    def added_tokens(self) -> dict[str, tuple[int, bool]]:
+        """Returns what is one token wherever a text spells it: its id, and whether it is
+        special."""
+        return self._added
+
+    @property
+    def reads_variants(self) -> bool:
+        return False
+
+    @cached_property
+    def _added(self) -> dict[str, tuple[int, bool]]:
+        found = (
+            (self.token_text(token), (token, self._has(token, _SPECIAL)))
+            for token in range(self._size)
+            if self._has(token, _SPECIAL | _USER_DEFINED)
+        )
+        return {text: each for text, each in found if text}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return pattern_of(self._added)
+
+    def _has(self, token: int, attributes: int) -> bool:
+        return token >= 0 and bool(
+            self._library.token_attributes(self._vocabulary, token) & attributes
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

@@ -163,6 +163,7 @@ def _library() -> Library:
         tokenize=api.llama_tokenize,
         token_to_piece=api.llama_token_to_piece,
         token_text=api.llama_vocab_get_text,
+        token_attributes=api.llama_vocab_get_attr,
         open_context=partial(_open_context, api),
         free_context=api.llama_free,
         kept_states=getattr(api, "llama_n_rs_seq", lambda context: 0),  # of newer versions

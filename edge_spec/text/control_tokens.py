@@ -1,0 +1,248 @@
+"""Keeps the text of a conversation from becoming tokens that only the chat template may write.
+
+A template is a program: it cuts, joins and searches what it is given, so that no look at a message
+alone tells what stands in the prompt. Each character that a control token may be made of is
+therefore followed by a mark while the template is rendered, one that nothing given has. Where the
+prompt spells a control token with such a character in it, that is text like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from jinja2 import nodes
+
+from edge_spec.core.text_codec import TextCodec
+from edge_spec.text.chat_template import ROLES
+from edge_spec.text.given_encoding import fresh_character, touches
+from edge_spec.text.token_search import occurrences, pattern_of
+
+# Whatever a tokenizer calls them.
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+# Tokens such as <think> and <tool_call>, not runs of spaces or "```".
+_TAG = re.compile(r"[<\[{|].*[>\]}|]")
+_STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
+_SPEAKERS = ("system", "assistant")  # whose text may have tags
+_SYMBOL = r"[^\w\s]"
+_LONGEST = 100  # characters of a token, or of what a template looks for
+Render = Callable[..., str]  # called with what is given
+
+
+class ControlTokens:
+    """Encodes conversations of one model. Any thread may call.
+
+    Control tokens are those that the tokenizer calls special, those that end or begin a text, those
+    of the form <|name|>, and others that the template writes around messages. A tag is another
+    added token that the template writes, or one of thoughts and tools, such as <think>: it is read
+    in what the assistant and the system say, as histories have it, and is text in all else. Other
+    added tokens, such as runs of spaces, are text anyway.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        literals: Sequence[str],
+        ends: Collection[int],
+        around: Callable[[], str],
+    ) -> None:
+        """literals: texts in the template. ends: tokens that end or begin a text. around: renders a
+        conversation of short messages, "" where that cannot be."""
+        self._codec = codec
+        self._literals = literals
+        self._ends = ends
+        self._around = around
+
+    @cached_property
+    def control(self) -> frozenset[str]:
+        """Returns the texts of the control tokens."""
+        added, around = self._codec.added_tokens(), self._around()
+        return frozenset(
+            text
+            for text, (token, is_special) in added.items()
+            if is_special
+            or token in self._ends
+            or _CONTROL.fullmatch(text)
+            or (_TAG.fullmatch(text) and text in around)
+        )
+
+    @cached_property
+    def tags(self) -> frozenset[str]:
+        """Returns the texts of the tags."""
+        written = "\0".join(self._literals)
+        others = self._codec.added_tokens().keys() - self.control
+        return frozenset(
+            text
+            for text in others
+            if _TAG.fullmatch(text) and (_STRUCTURE.search(text) or text in written)
+        )
+
+    def encode(self, render: Render, *given: Any) -> list[int]:
+        """Returns the tokens of `render(*given)`, whose first argument is messages."""
+        texts = list(_texts(given))
+        if not any(map(self._symbols.search, texts)) and self._names.isdisjoint(
+            each.strip() for each in texts
+        ):
+            return self._codec.encode(render(*given))
+        mark = fresh_character(*texts, *self._literals)
+        marked = render(*self._marked(given, mark))
+        marked = marked.replace(json.dumps(mark)[1:-1], mark)
+        text, places = marked.replace(mark, ""), _places(marked, mark)
+        read, forged = [], False
+        for start, end in occurrences(self._pattern, text):
+            if touches(places, start, end):
+                forged = True
+            else:
+                read.append(text[start:end])
+        if not forged and not self._reads_variants:
+            plain = render(*given)
+            if plain == text or self._spelled(plain) == read:
+                return self._codec.encode(plain)
+        return self._codec.encode_given(text, places, self._ids)
+
+    def _spelled(self, text: str) -> list[str]:
+        return [text[start:end] for start, end in occurrences(self._pattern, text)]
+
+    @cached_property
+    def _reads_variants(self) -> bool:
+        return self._codec.reads_variants
+
+    @cached_property
+    def _ids(self) -> frozenset[int]:
+        added = self._codec.added_tokens()
+        return frozenset(added[text][0] for text in self.control | self.tags)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return pattern_of(self.control | self.tags)
+
+    @cached_property
+    def _symbols(self) -> re.Pattern[str]:
+        """Matches what a control token has at least one of."""
+        if self._reads_variants:
+            return re.compile(_SYMBOL)
+        found = set()
+        for text in self.control | self.tags:
+            found |= set(re.findall(_SYMBOL, text)) or {text[0]}
+        return re.compile(f"[{re.escape(''.join(sorted(found)))}]" if found else r"(?!)")
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Returns words that the template may make a control token of, such as the name in
+        <|name|>, unless it has them itself."""
+        before = {each[at:] for each in self._literals for at in range(-_LONGEST, 0)}
+        after = {each[:end] for each in self._literals for end in range(1, _LONGEST)}
+        found = {
+            word.group()
+            for text in self.control | self.tags
+            for word in re.finditer(r"\w+", text)
+            if text[: word.start()] in before and text[word.end() :] in after
+        }
+        return frozenset(found.difference(self._literals))
+
+    def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
+        own, foreign = (
+            _Marker(mark, self._symbols, self._names, kept) for kept in (self._own, self._foreign)
+        )
+        messages = [
+            {
+                name: value
+                if name == "role"
+                else _mapped(value, own if _has_tags(message, name) else foreign)
+                for name, value in message.items()
+            }
+            for message in given[0]
+        ]
+        return (messages, *(_mapped(each, foreign) for each in given[1:]))
+
+    @cached_property
+    def _own(self) -> tuple[str, ...]:
+        """Returns what a template may look for in the text of the assistant or the system."""
+        return self._sought(self.control, self.tags)
+
+    @cached_property
+    def _foreign(self) -> tuple[str, ...]:
+        """Returns what it may look for in other text."""
+        return self._sought(self.control | self.tags, ())
+
+    def _sought(self, control: Collection[str], more: Collection[str]) -> tuple[str, ...]:
+        """Returns texts of the template that no control token has a part in."""
+        pattern, joined = pattern_of(control), "\0".join(control)
+        ends = {text[-n:] for text in control for n in range(1, len(text))}
+        beginnings = {text[:n] for text in control for n in range(1, len(text))}
+        return tuple(
+            text
+            for text in {*self._literals, *more}
+            if 1 < len(text) < _LONGEST
+            and self._symbols.search(text)
+            and not pattern.search(text)
+            and text not in joined
+            and not any(text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text)))
+        )
+
+
+class _Marker:
+    """Puts the mark after each character that may be part of a control token."""
+
+    def __init__(
+        self, mark: str, symbols: re.Pattern[str], names: frozenset[str], kept: Sequence[str]
+    ) -> None:
+        """kept: texts that stay as they are."""
+        self._mark = mark
+        self._symbols = symbols
+        self._names = names
+        self._kept = {self._after_symbols(text): text for text in kept}
+
+    def __call__(self, text: str) -> str:
+        marked = self._after_symbols(text)
+        for each, plain in self._kept.items():
+            marked = marked.replace(each, plain)
+        word = text.strip()
+        return marked.replace(word, word + self._mark) if word in self._names else marked
+
+    def _after_symbols(self, text: str) -> str:
+        return self._symbols.sub(rf"\g<0>{self._mark}", text)
+
+
+def literals_of(source: str) -> list[str]:
+    """Returns the texts in a chat template, in expressions and between them."""
+    from edge_spec.text.template_sandbox import TemplateSandbox
+
+    found = TemplateSandbox().parse(source).find_all((nodes.Const, nodes.TemplateData))
+    texts = [each.value if isinstance(each, nodes.Const) else each.data for each in found]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _has_tags(message: Mapping[str, Any], name: str) -> bool:
+    return name == "content" and message["role"] in _SPEAKERS
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields all that is in messages, tools and options, but for roles, which are checked."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts(name)
+            if name != "role" or each not in ROLES:
+                yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(name, change): _mapped(each, change) for name, each in value.items()}
+    return [_mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _places(marked: str, mark: str) -> list[int]:
+    """Returns where marked characters stand once the marks are away."""
+    return [end - 1 for end in accumulate(map(len, marked.split(mark)[:-1]))]
