@@ -12,12 +12,12 @@ from typing import Any
 
 from edge_spec import FinishReason, GenerationResult, Token
 from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
 from edge_spec.text.template_traits import ToolForm
 
 DONE = "data: [DONE]\n\n"
-_NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write
 
 
 @dataclass
@@ -163,10 +163,11 @@ class ChatReply(Reply):
         if reader is not None:
             text, calls = reader.push(text)
         beside, logprobs = self._envelope.beside(round_), "null"
-        if self._envelope.logprobs:
-            logprobs = json.dumps(chat_logprobs(round_.chunk.tokens))
-        elif not (text or calls or beside):
+        tokens = round_.chunk.tokens if self._envelope.logprobs else ()
+        if not (text or calls or beside or tokens):
             return ""
+        if self._envelope.logprobs:
+            logprobs = json.dumps(chat_logprobs(tokens))
         return self._envelope.event(
             f'[{{"index": {round_.choice}, "delta": {json.dumps(_delta(text, calls))}, '
             f'"logprobs": {logprobs}, "finish_reason": null}}]',
@@ -227,7 +228,7 @@ class CompletionReply(Reply):
 
     def piece(self, round_: Round) -> str:
         text, beside = round_.chunk.text, self._envelope.beside(round_)
-        if not (text or beside or self._envelope.logprobs):
+        if not (text or beside or (self._envelope.logprobs and round_.chunk.tokens)):
             return ""
         logprobs = self._logprobs(round_.choice, round_.chunk.tokens)
         choice = _completion(round_.choice, text, logprobs, None)
@@ -253,35 +254,3 @@ def _completion(
     index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-
-def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    content = [
-        _entry(token.text, token.logprob)
-        | {"top_logprobs": [_entry(each.text, each.logprob) for each in token.alternatives]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """offset: of the first token in the text, in characters."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    tops = [{each.text: _finite(each.logprob) for each in token.alternatives} for token in tokens]
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
-    }
-
-
-def _entry(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
-
-
-def _finite(logprob: float | None) -> float:
-    return _NEVER if logprob is None else max(logprob, _NEVER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class TextPieces(Protocol):
@@ -44,3 +44,11 @@ class TextCodec(Protocol):
         """How a special token is written, which no text shows; "" for other tokens."""
 
     def vocabulary(self) -> dict[str, int]: ...
+
+
+@runtime_checkable
+class PiecewiseCodec(TextCodec, Protocol):
+    """A tokenizer that tells what each token adds to a text."""
+
+    def piece(self, token: int) -> bytes:
+        """Empty for a special token."""

@@ -15,6 +15,7 @@ from edge_spec.engine.results import (
     Token,
 )
 from edge_spec.text.stop_cutter import StopCutter
+from edge_spec.text.token_pieces import TokenPiece, TokenPieces
 
 
 class AnswerText:
@@ -29,19 +30,27 @@ class AnswerText:
         self,
         result: GenerationResult,
         codec: TextCodec,
+        prompt: Sequence[int],
         stops: Sequence[str],
         stop_ids: frozenset[int],
     ) -> None:
+        """prompt: what the text goes on with, where that ends in text: then the space that many
+        tokenizers leave out at the beginning of a text is a part of it."""
         self.num_written = 0  # tokens, those of the stop string that ended the text included
         self._result = result
         self._codec = codec
+        self._tokens = TokenPieces(codec)
         self._stop_ids = stop_ids
         self._pieces = codec.stream()
+        if prompt and self._tokens.of(prompt[-1]).raw is not None:
+            for token in codec.encode("a")[-1:]:
+                self._pieces.push(token)
         self._cutter = StopCutter(stops)
         self._holds = any(stops)
         self._shown = ""  # text that no stop string takes away, and that is not handed out
         self._held: deque[Token] = deque()
         self._finished = False
+        self._is_begun = False  # a token has added text
 
     @property
     def stopped(self) -> bool:
@@ -56,6 +65,7 @@ class AnswerText:
             piece = "" if token.id in self._stop_ids else self._pieces.push(token.id)
             self._shown += self._cutter.push(piece, self._codec.special_text(token.id))
             self._held.append(self._token(token, piece))
+            self._is_begun = self._is_begun or bool(piece)
             self.num_written += 1
             if self.stopped:
                 break
@@ -96,6 +106,7 @@ class AnswerText:
                 break
             kept.append(replace(token, text=token.text[:left]))
             left -= len(token.text)
+        kept = _within(self._shown, kept)
         self._held.clear()
         self._held.extend(kept)
         return kept
@@ -121,10 +132,35 @@ class AnswerText:
                     return
 
     def _token(self, token: DecodedToken, piece: str) -> Token:
+        """piece: what it adds to the text."""
+        made = Token(token.id, piece, token.origin, token.drafter, ends=token.id in self._stop_ids)
         if token.score is None:
-            return Token(token.id, piece, token.origin, token.drafter)
+            return made
+        own = self._tokens.of(token.id)
+        if made.ends:
+            own = TokenPiece(own.name, None)
+        elif own.raw and piece and not self._is_begun and own.raw.endswith(piece.encode()):
+            own = TokenPiece.of_bytes(piece.encode())
         logprob, alternatives = token.score
-        listed = tuple(
-            Alternative(each, self._codec.decode([each]), logprob) for each, logprob in alternatives
-        )
-        return Token(token.id, piece, token.origin, token.drafter, logprob, listed)
+        listed = tuple(self._alternative(*alternative) for alternative in alternatives)
+        return replace(made, logprob=logprob, alternatives=listed, name=own.name, raw=own.raw)
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        piece = self._tokens.of(token)
+        return Alternative(token, piece.name, logprob, piece.raw)
+
+
+def _within(text: str, tokens: Sequence[Token]) -> list[Token]:
+    """Returns the tokens with no more bytes than this text of theirs has: a stop string may begin
+    within a token, and with a part of a character."""
+    joined = b"".join(token.raw or b"" for token in tokens)
+    lengths = range(len(joined) + 1)
+    left = next((n for n in lengths if joined[:n].decode("utf-8", "replace") == text), len(joined))
+    kept = []
+    for token in tokens:
+        if token.raw is not None and left < len(token.raw):
+            name, raw = TokenPiece.of_bytes(token.raw[:left])
+            token = replace(token, name=name, raw=raw)
+        left -= len(token.raw or b"")
+        kept.append(token)
+    return kept

@@ -27,11 +27,12 @@ LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and where its answer ends."""
+    """A prompt and where its answer ends. begins_text: the answer does, whatever the prompt is."""
 
     prompt: tuple[int, ...]
     limits: GenerationLimits
     stops: tuple[str, ...]
+    begins_text: bool = False
 
 
 class Generation(Iterator[Chunk]):
@@ -62,7 +63,13 @@ class Generation(Iterator[Chunk]):
         self._conversation = conversation
         self._request = request
         self._sampler = sampler
-        self._text = AnswerText(self.result, tokenizer, request.stops, request.limits.stop_ids)
+        self._text = AnswerText(
+            self.result,
+            tokenizer,
+            () if request.begins_text else request.prompt,
+            request.stops,
+            request.limits.stop_ids,
+        )
         self._uncounted: deque[RoundStats] = deque()  # rounds whose tokens are not all settled
         self._num_counted = 0  # tokens of those that are
         self._on_end = on_end

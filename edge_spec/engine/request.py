@@ -96,7 +96,8 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,
     )
-    return Request(tuple(prompt), limits, (stop,) if isinstance(stop, str) else tuple(stop))
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    return Request(tuple(prompt), limits, stops, begins_text=encoder is not None)
 
 
 def require_room(prompt: Sequence[int], context_length: int) -> None:

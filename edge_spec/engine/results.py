@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -69,11 +69,20 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that the model found likely where another one may have been written."""
+    """A token that the model found likely where another one may have been written.
+
+    `text` is the token by itself: its name for a special one, bytes such as "\\xf0\\x9f" for a
+    part of a character. `raw` is what it adds to a text, None where it has none.
+    """
 
     id: int
-    text: str  # special tokens have none
+    text: str
     logprob: float
+    raw: bytes | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {"id": self.id, "text": self.text, "logprob": self.logprob}
+        return told | {"bytes": list(self.raw or b"")}
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,9 @@ class Token:
     last token of a character.
 
     `logprob` is the natural logarithm of its probability by the model itself, at temperature 1,
-    before penalties and grammar; `alternatives` are the likeliest tokens in its place.
+    before penalties and grammar; `alternatives` are the likeliest tokens in its place. Where it has
+    one, `name` and `raw` are its own `text` and `raw` as an alternative, up to where a stop string
+    has cut the text. `ends`: it is an end token, the last of its answer.
     """
 
     id: int
@@ -91,13 +102,17 @@ class Token:
     drafter: str = ""  # whose draft token was accepted, several joined by "+"
     logprob: float | None = None  # where it was asked for
     alternatives: tuple[Alternative, ...] = ()
+    name: str = ""
+    raw: bytes | None = None
+    ends: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         named = {"drafter": self.drafter} if self.drafter else {}
         scored: dict[str, Any] = {}
         if self.logprob is not None:
-            listed = [asdict(alternative) for alternative in self.alternatives]
-            scored = {"logprob": self.logprob, "alternatives": listed}
+            own = {"name": self.name, "bytes": list(self.raw or b"")}
+            listed = [alternative.to_dict() for alternative in self.alternatives]
+            scored = {"logprob": self.logprob, **own, "alternatives": listed}
         return {"id": self.id, "text": self.text, "origin": self.origin.value, **named, **scored}
 
 

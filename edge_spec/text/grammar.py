@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.core.text_codec import TextCodec
+from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.tokenizer import Tokenizer
@@ -79,14 +79,6 @@ class Grammar:
         """A context-free grammar as llama.cpp has it, beginning at `root`; one in Lark's syntax is
         known by its look."""
         return cls("gbnf", text)
-
-
-@runtime_checkable
-class PiecewiseCodec(TextCodec, Protocol):
-    """A tokenizer that tells what each token adds to a text."""
-
-    def piece(self, token: int) -> bytes:
-        """Empty for a special token."""
 
 
 @lru_cache(maxsize=32)

@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.text.given_encoding import encode_given, without_names
 from edge_spec.text.source_end import SourceEnd
+from edge_spec.text.token_pieces import TokenBytes
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
 # megabyte takes a second.
@@ -108,6 +109,15 @@ class Tokenizer:
                 raise _unusable(error) from error
             raise
         return text
+
+    def piece(self, token: int) -> bytes:
+        """Returns what the token adds within a text, which may be a part of a character; nothing
+        for a special token."""
+        return self._bytes.of(token)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer, self._encoded("a")[-1:], self.decode)
 
     def _encoded(self, text: str) -> list[int]:
         if len(text) < _LONG_CHARACTERS:

@@ -42,7 +42,8 @@ def test_only_where_they_are_asked_for(make_engine: Any, remembers_all: Any) -> 
     assert plain.logprob is None and not plain.alternatives and "logprob" not in plain.to_dict()
     [alone] = engine.generate(PROMPT, max_tokens=1, logprobs=0).tokens
     assert alone.logprob is not None and not alone.alternatives
-    assert set(alone.to_dict()) == {"id", "text", "origin", "logprob", "alternatives"}
+    scored = {"logprob", "name", "bytes", "alternatives"}
+    assert set(alone.to_dict()) == {"id", "text", "origin"} | scored
     with pytest.raises(UsageError, match="logprobs is 21"):
         engine.generate(PROMPT, logprobs=21)
 

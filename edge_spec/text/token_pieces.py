@@ -1,0 +1,97 @@
+"""What a token is by itself, whatever text it stands in: its bytes and its name in lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tokenizers
+
+from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+
+Decode = Callable[[Sequence[int]], str]
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_UNREADABLE = "\ufffd"
+# GPT-2's stand-ins for bytes: printable Latin-1 for itself, the others from U+0100 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(_OTHERS)
+}
+
+
+class TokenPiece(NamedTuple):
+    """A token in a list of tokens. raw: the bytes that it adds within a text, which may be a part
+    of a character; None for a token that has no text, such as a special one, which is listed by
+    its own name."""
+
+    name: str
+    raw: bytes | None
+
+    @classmethod
+    def of_bytes(cls, raw: bytes) -> TokenPiece:
+        return cls(shown(raw), raw)
+
+
+def shown(raw: bytes) -> str:
+    r"""Returns bytes as a text, those of incomplete characters as OpenAI's servers write them:
+    "\xf0\x9f"."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class TokenPieces:
+    """The pieces of one tokenizer's tokens, each of which is made once."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._known: dict[int, TokenPiece] = {}
+
+    def of(self, token: int) -> TokenPiece:
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._make(token)
+        return known
+
+    def _make(self, token: int) -> TokenPiece:
+        codec = self._codec
+        if isinstance(codec, PiecewiseCodec):
+            raw = codec.piece(token)
+        else:
+            raw = codec.decode([token]).encode()
+        if raw:
+            return TokenPiece.of_bytes(raw)
+        return TokenPiece(codec.token_text(token) or f"token_id:{token}", None)
+
+
+class TokenBytes:
+    """Says which bytes the tokens of a tokenizer.json add within a text; special ones add none.
+
+    Decoders read whole texts: at the beginning of one many leave a space out, and a part of a
+    character is no text. So a token is decoded after a letter, and what that cannot show is read
+    from the vocabulary, which spells bytes as GPT-2 does or as <0xF0>.
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, letter: Sequence[int], decode: Decode
+    ) -> None:
+        """letter: tokens of one."""
+        self._tokenizer = tokenizer
+        self._letter = list(letter)
+        self._decode = decode
+        self._before = decode(self._letter)
+
+    def of(self, token: int) -> bytes:
+        text = self._decode([*self._letter, token])
+        is_apart = text.startswith(self._before)  # else the decoder joins the two
+        text = text[len(self._before) :] if is_apart else self._decode([token])
+        return self._spelled(token) if _UNREADABLE in text else text.encode()
+
+    def _spelled(self, token: int) -> bytes:
+        spelled = self._tokenizer.id_to_token(token) or ""
+        if found := _BYTE.fullmatch(spelled):
+            return bytes([int(found[1], 16)])
+        if _BYTES.keys() >= set(spelled):
+            return bytes(map(_BYTES.__getitem__, spelled))
+        return spelled.encode()

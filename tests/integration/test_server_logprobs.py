@@ -1,0 +1,168 @@
+"""Log probabilities and counts of the server: by token, streamed as whole, drafted as plain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec.apps.server import RunningServer, ServerOptions
+from fixtures.echo_model import open_echo
+
+Serve = Callable[..., httpx.Client]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT = "one two three, one two three: caf\u00e9 \U0001f999 three"
+COUNTED = "edge_spec_predicted_tokens_total"
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[httpx.Client]:
+    """A model that answers with the message, a byte a token."""
+    options = ServerOptions(port=0, parallel=1)
+    with (
+        open_echo() as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        yield client
+
+
+def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def events(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+    text = client.post(path, json=asked).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def counted(client: httpx.Client) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(COUNTED))
+
+
+def listed(choices: list[dict[str, Any]]) -> list[Any]:
+    return [
+        each for choice in choices for each in (choice["logprobs"] or {"content": []})["content"]
+    ]
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+@pytest.mark.parametrize(
+    ("asked", "text", "reason", "num_tokens"),
+    [
+        ({}, TEXT, "stop", len(TEXT.encode()) + 1),
+        ({"stop": ["two three:"]}, TEXT.partition("two three:")[0], "stop", 19),
+        ({"stop": [":"], "max_tokens": 29}, TEXT.partition(":")[0], "stop", 28),
+        ({"stop": [":"], "max_tokens": 28}, TEXT.partition(":")[0], "length", 28),
+        ({"stop": ["\U0001f999"]}, TEXT.partition("\U0001f999")[0], "stop", 36),
+        ({"max_tokens": 1}, "o", "length", 1),
+        ({"stop": ["o"]}, "", "stop", 0),
+    ],
+)
+def test_tokens_are_those_of_the_text(
+    echo: httpx.Client, drafter: str, asked: Any, text: str, reason: str, num_tokens: int
+) -> None:
+    """An end token is counted, and has no place in the text."""
+    body = {"messages": [{"role": "user", "content": TEXT}], "logprobs": True, "top_logprobs": 2}
+    body |= {"speculative": {"drafter": drafter}, **asked}
+    before = counted(echo)
+    answer = ask(echo, CHAT, **body)
+    assert counted(echo) - before == num_tokens
+    assert answer["usage"]["completion_tokens"] == answer["timings"]["predicted_n"] == num_tokens
+    [choice] = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
+    content = choice["logprobs"]["content"]
+    assert bytes(byte for each in content for byte in each["bytes"]).decode() == text
+    assert [each["token"] for each in content if len(each["token"]) == 1] == [
+        each for each in text if each.isascii()
+    ]
+    for each in content:
+        own = {name: each[name] for name in ("token", "logprob", "bytes")}
+        assert own in each["top_logprobs"] and len(each["top_logprobs"]) == 2
+    *told, last = events(echo, CHAT, **body)
+    assert listed([choice for event in told for choice in event["choices"]]) == content
+    raw, shown = b"", ""
+    for choice in (choice for event in told for choice in event["choices"]):
+        raw += bytes(byte for each in listed([choice]) for byte in each["bytes"])
+        shown += choice["delta"].get("content", "")
+        assert raw.decode("utf-8", "ignore") == shown  # but for the begun character
+    assert last["usage"]["completion_tokens"] == num_tokens
+
+
+@pytest.mark.parametrize("stop", [[], ["three:"]])
+def test_a_completion_lists_its_tokens(echo: httpx.Client, stop: list[str]) -> None:
+    prompt = f"u:{TEXT}<eos>a:"
+    body = {"prompt": prompt, "logprobs": 3, "stop": stop, "speculative": {"drafter": "suffix"}}
+    answer = ask(echo, COMPLETIONS, **body)
+    [choice] = answer["choices"]
+    told, text = choice["logprobs"], choice["text"]
+    assert text == (TEXT.partition(*stop)[0] if stop else TEXT)
+    assert len(told["tokens"]) == answer["usage"]["completion_tokens"] - (not stop)
+    for token, offset, logprob, top in zip(
+        told["tokens"],
+        told["text_offset"],
+        told["token_logprobs"],
+        told["top_logprobs"],
+        strict=True,
+    ):
+        assert len(top) == 3 and top[token] == logprob == max(top.values())
+        assert token.startswith("bytes:\\x") or text[offset] == token
+    pieces = [
+        choice["logprobs"]
+        for event in events(echo, COMPLETIONS, **body)
+        for choice in event["choices"]
+        if choice["logprobs"]
+    ]
+    for name, whole in told.items():
+        assert [each for piece in pieces for each in piece[name]] == whole
+
+
+def test_special_tokens_and_parts_of_characters_are_alternatives_of_their_own(
+    serve: Serve,
+) -> None:
+    """The tiny model's likeliest tokens are any of 265, most of them no text by themselves."""
+    client = serve()
+    body = {"prompt": "abc", "max_tokens": 60, "logprobs": 20}
+    told = ask(client, COMPLETIONS, **body)["choices"][0]["logprobs"]
+    assert {len(top) for top in told["top_logprobs"]} == {20}
+    names = {name for top in told["top_logprobs"] for name in top}
+    assert {"<|im_start|>", "<|im_end|>"} & names
+    assert any(name.startswith("bytes:\\x") for name in names)
+    assert not any("\ufffd" in name for name in names)
+
+
+def test_a_token_that_was_not_likely_is_listed_all_the_same(serve: Serve) -> None:
+    client = serve()
+    body = {"max_tokens": 1, "logit_bias": {"120": 100}}  # of "x"
+    [choice] = ask(client, COMPLETIONS, prompt="abc", logprobs=2, **body)["choices"]
+    [top] = choice["logprobs"]["top_logprobs"]
+    assert len(top) == 3 and top["x"] == choice["logprobs"]["token_logprobs"][0] == min(
+        top.values()
+    )
+    messages = [{"role": "user", "content": "hello"}]
+    chat = ask(client, CHAT, messages=messages, logprobs=True, top_logprobs=2, **body)
+    [entry] = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in entry["top_logprobs"]][2:] == ["x"]
+    bare = ask(client, CHAT, messages=messages, logprobs=True, **body)
+    assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_several_choices_of_several_prompts_are_counted_once_each(serve: Serve) -> None:
+    client = serve()
+    body = {"prompt": ["ab", "cde"], "n": 2, "max_tokens": 30, "temperature": 1, "seed": 3}
+    body |= {"stop": list("aeinorst "), "logprobs": 0}
+    before = counted(client)
+    answer = ask(client, COMPLETIONS, **body)
+    ends = sum(choice["finish_reason"] == "stop" for choice in answer["choices"])
+    lengths = [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]]
+    assert len(lengths) == 4 and ends > 0
+    assert answer["usage"]["completion_tokens"] == sum(lengths) == counted(client) - before
+    assert events(client, COMPLETIONS, **body)[-1]["usage"]["completion_tokens"] == sum(lengths)
