@@ -12,7 +12,8 @@ from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of
 from edge_spec.engine.results import GenerationResult
-from edge_spec.text.chat_template import Message, PromptOptions, Tools
+from edge_spec.text.chat_template import PromptOptions
+from edge_spec.text.plain_messages import Message, Tools
 
 _log = logging.getLogger(__name__)
 

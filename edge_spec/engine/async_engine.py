@@ -17,7 +17,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions
 from edge_spec.engine.results import Chunk, GenerationResult
-from edge_spec.text.chat_template import Message
+from edge_spec.text.plain_messages import Message
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

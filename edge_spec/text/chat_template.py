@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
 
 if TYPE_CHECKING:
     from edge_spec.text.template_budget import TemplateLimits
 
-# "role" and "content", which is text, or None where an assistant only calls tools; anything else,
-# such as "tool_calls", goes to the template as it is.
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
 _SHOWN = 500  # characters of a template's own error
 _MAX_PATTERN_CHARACTERS = 100
-# Ends the text of a message that is continued. A template that keeps its last space keeps all
-# spaces before it; no conversation has it by accident.
-_MARK = "<edge-spec goes on from here> "
-ROLES = ("system", "user", "assistant", "tool")
+# Ends the text of a message that is continued. A template that strips it of its last space would
+# strip the text of its own.
+_MARK = "edge-spec-goes-on-from-here "
+_PROBE = "probe-content"
 _TAKEN = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
@@ -31,7 +29,9 @@ class PromptOptions(TypedDict, total=False):
     template_kwargs: Mapping[str, Any] | None
     # Whether the prompt ends where the assistant begins; None: unless a message is continued.
     add_generation_prompt: bool | None
-    continue_final_message: bool  # the prompt ends with the last message's text
+    # Whether the prompt ends with the last message's content; a name: with that part of it, such as
+    # "reasoning_content".
+    continue_final_message: bool | str
 
 
 class ChatTemplate:
@@ -87,23 +87,27 @@ class ChatTemplate:
         Raises UsageError for messages and options that are malformed or nested too deeply, for
         tools that the template does not mention, and for a last message that cannot be continued.
         """
-        check_messages(messages)
+        plain = plain_messages(messages)
         variables = _variables(options)
-        if not options.get("continue_final_message"):
-            return self._told(list(messages), tools, limits, variables)
+        field = options.get("continue_final_message")
+        if not field:
+            return self._told(plain, tools, limits, variables)
         if variables["add_generation_prompt"]:
             raise UsageError(
                 "continue_final_message and add_generation_prompt exclude each other",
                 remedy="Set one of them to false.",
             )
-        text = messages[-1].get("content") if messages else None
-        if text is None:
+        field = field if isinstance(field, str) else "content"
+        text = plain[-1].get(field) if plain else None
+        if not isinstance(text, str):
             raise UsageError(
-                "continue_final_message is set, and the last message has no content",
+                f"continue_final_message is set, and the last message has no {field}",
                 remedy="Give the last message the text to go on with, or leave the option out.",
             )
-        marked = [*messages[:-1], {**messages[-1], "content": f"{text}{_MARK}"}]
-        prompt, mark, rest = self._told(marked, tools, limits, variables).rpartition(_MARK.strip())
+        fields = [name for name in (field, *THOUGHTS) if name == field or field in THOUGHTS]
+        marked = {name: text + _MARK for name in fields if plain[-1].get(name) == text}
+        plain[-1] |= marked
+        prompt, mark, rest = self._told(plain, tools, limits, variables).rpartition(_MARK.strip())
         if not mark or text.strip() not in prompt:
             raise UsageError(
                 "the chat template does not show the last message as it is, so that it cannot be "
@@ -121,11 +125,17 @@ class ChatTemplate:
     ) -> str:
         """Renders, and raises UsageError for tools that the template does not mention."""
         prompt = self._rendered(messages, tools, limits, variables)
-        if tools and prompt == self._rendered(messages, (), limits, variables):
-            raise UsageError(
-                "this model's chat template knows no tools",
-                remedy="Use a model that was trained to call tools, or describe them in a message.",
-            )
+        if tools:
+            try:
+                without = self._rendered(messages, (), limits, variables)
+            except UnsupportedModelError:  # it is made for tools alone
+                return prompt
+            if prompt == without:
+                raise UsageError(
+                    "this model's chat template knows no tools",
+                    remedy="Use a model that was trained to call tools, or describe them in a "
+                    "message.",
+                )
         return prompt
 
     def _rendered(
@@ -137,6 +147,8 @@ class ChatTemplate:
     ) -> str:
         from edge_spec.text.template_budget import LimitError, TemplateLimits
 
+        if self._reads_parts:
+            messages = [_in_parts(message) for message in messages]
         try:
             usual = TemplateLimits.of(_num_characters((messages, tools, variables)))
         except RecursionError:
@@ -156,6 +168,30 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Says whether a content has to be a list of parts, as in templates of models that see
+        pictures: of a text, they show nothing."""
+        message = {"role": "user", "content": _PROBE}
+        return not self._shows(message) and self._shows(_in_parts(message))
+
+    def _shows(self, message: Message) -> bool:
+        from edge_spec.text.template_budget import TemplateLimits
+
+        given = {"messages": [message], "tools": None, **_variables({})}
+        try:
+            text = self._environment.render(self._template, TemplateLimits.of(len(_PROBE)), given)
+        except Exception:
+            return False
+        return _PROBE in text
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _variables(options: PromptOptions) -> dict[str, Any]:
@@ -195,27 +231,6 @@ def _now(pattern: str) -> str:
     if len(pattern) > _MAX_PATTERN_CHARACTERS:
         raise ValueError("a date of too many parts")
     return datetime.now().strftime(pattern)
-
-
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raises UsageError for one that is malformed."""
-    for message in messages:
-        _check(message)
-
-
-def _check(message: Message) -> None:
-    if not isinstance(message, Mapping):
-        raise UsageError(
-            f"a message is a {type(message).__name__}",
-            remedy='A message is a mapping: {"role": "user", "content": "..."}.',
-        )
-    role, content = message.get("role"), message.get("content")
-    calls_only = content is None and role == "assistant" and message.get("tool_calls")
-    if role not in ROLES or not (isinstance(content, str) or calls_only):
-        raise UsageError(
-            f"a message has the role {role!r} and content of {type(content).__name__}",
-            remedy=f"Roles are {', '.join(ROLES)}; content is text.",
-        )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import nodes
 
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.text.chat_template import ROLES
 from edge_spec.text.given_encoding import fresh_character, touches
+from edge_spec.text.plain_messages import ROLES
 from edge_spec.text.token_search import occurrences, pattern_of
 
 # Whatever a tokenizer calls them.

@@ -73,6 +73,17 @@ class AnswerMarks(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class MissingToken(Undefined):
+    """What a template names that it was not given. A special token that the model does not have
+    adds nothing to a text; transformers refuses to add it."""
+
+    def _added(self, other: Any) -> Any:
+        is_token = (self._undefined_name or "").endswith("_token")
+        return other if is_token and isinstance(other, str) else self._fail_with_undefined_error()
+
+    __add__ = __radd__ = _added  # type: ignore[assignment]
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """An environment whose templates raise LimitError where their Budget ends."""
 
@@ -85,6 +96,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", AnswerMarks],
             finalize=lambda value: value if type(value) is str else self._budget.text(value),
+            undefined=MissingToken,
             optimized=False,  # it would compute before there is a budget
         )
         self._running = threading.local()  # its budget: of the run in this thread

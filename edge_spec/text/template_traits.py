@@ -5,16 +5,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.text.chat_template import Message, Tools
 from edge_spec.text.grammar import JSON_STYLE, Grammar, tell_passed_over
 from edge_spec.text.json_schema import HeldSchema, held_schema
+from edge_spec.text.plain_messages import Message, Tools
+from edge_spec.text.template_probes import (
+    ARGUMENTS,
+    ASSISTANT,
+    CALLED,
+    LISTED,
+    RESULT,
+    TOOLS,
+    USER,
+    object_with,
+    probe_call,
+    probe_message,
+    probe_of,
+    shape_of,
+    words_of,
+)
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -33,22 +48,8 @@ _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
     *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
+_MAX_SHAPES = 1000  # of conversations, which are remembered
 Render = Callable[[Sequence[Message], Tools], str]
-
-# Words that no template has of its own.
-_USER, _SYSTEM, _MORE, _LATER = "probe-user", "probe-system", "probe-more", "probe-later"
-_ASSISTANT, _LISTED, _CALLED = "probe-assistant", "probe_listed", "probe_called"
-_RESULT, _ARGUMENTS = "probe-result", {"probe_argument": "probe-value"}
-_TOOLS: Tools = [
-    {
-        "type": "function",
-        "function": {
-            "name": _LISTED,
-            "description": "A probe.",
-            "parameters": {"type": "object", "properties": {"probe_argument": {"type": "string"}}},
-        },
-    }
-]
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,14 @@ def _quoted(text: str) -> str:
 class NativeTools:
     """Says how a template that knows tools wants calls in messages.
 
-    silence: the content of a message that only calls. is_text: arguments are JSON text, not a
-    mapping. takes_several: calls in one message.
+    silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
+    arguments as an object, and as JSON text of one. takes_several: calls in one message.
     """
 
     form: ToolForm
-    silence: str | None
-    is_text: bool
+    silences: tuple[str | None, ...]
+    takes_mappings: bool
+    takes_texts: bool
     takes_several: bool
 
 
@@ -175,107 +177,75 @@ class TemplateTraits:
     def __init__(self, render: Render) -> None:
         """render: raises EdgeSpecError for what the template refuses."""
         self._render = render
+        self._taken: dict[Hashable, bool] = {}  # by the shape of a conversation
 
     @cached_property
     def takes_system(self) -> bool:
         """Says whether a first message of the system is shown."""
-        return self._shows(_message("system", _SYSTEM), _message("user", _USER))
+        return self.takes([probe_message("system", ""), probe_message("user", "")])
 
-    @cached_property
-    def takes_more_systems(self) -> bool:
-        """Says whether messages of the system are shown after the first, wherever they stand."""
-        return self._shows(
-            _message("system", _SYSTEM),
-            _message("system", _MORE),
-            _message("user", _USER),
-            _message("assistant", _ASSISTANT),
-            _message("system", _LATER),
-            _message("user", "probe-next"),
-        )
-
-    @cached_property
-    def takes_repeats(self) -> bool:
-        """Says whether user or assistant may speak twice in turn."""
-        return self._shows(
-            _message("user", _USER),
-            _message("user", _MORE),
-            _message("assistant", _ASSISTANT),
-            _message("assistant", _LATER),
-            _message("user", "probe-next"),
-        )
+    def takes(self, messages: Sequence[Message]) -> bool:
+        """Says whether all of a conversation of this shape is shown, wherever its speakers and
+        calls stand."""
+        shape = tuple(map(shape_of, messages))
+        taken = self._taken.get(shape)
+        if taken is None:
+            if len(self._taken) >= _MAX_SHAPES:
+                self._taken.clear()
+            taken = self._taken[shape] = self._shows(
+                [probe_of(message, place) for place, message in enumerate(messages)]
+            )
+        return taken
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
         """Returns None if it knows no tools, loses what they return, or has calls written in a form
         that `ToolForm` is not."""
+        found = {}
         for silence, is_text in product(("", None), (False, True)):
-            text = self._tried([_call(silence, is_text), _message("tool", _RESULT)])
-            if text is None or _LISTED not in text or _RESULT not in text:
-                continue
-            form = self._form(text)
-            if form is not None:
-                several = self._tried([_call(silence, is_text, 2), *[_message("tool", "")] * 2])
-                shown = several is not None and several.count(_CALLED) == 2
-                return NativeTools(form, silence, is_text, takes_several=shown)
-        return None
+            text = self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
+            if text is not None and LISTED in text and RESULT in text:
+                form = self._form(text)
+                if form is not None:
+                    found[silence, is_text] = form
+        if not found:
+            return None
+        (silence, is_text), form = next(iter(found.items()))
+        several = self._tried([probe_call(silence, is_text, 2), *[probe_message("tool", "")] * 2])
+        return NativeTools(
+            form,
+            silences=tuple(dict.fromkeys(silence for silence, _ in found)),
+            takes_mappings=any(not is_text for _, is_text in found),
+            takes_texts=any(is_text for _, is_text in found),
+            takes_several=several is not None and several.count(CALLED) == 2,
+        )
 
     def _form(self, text: str) -> ToolForm | None:
         """Finds the form of the call in a rendered conversation."""
-        start, end, call = _object_with(_CALLED, text)
+        start, end, call = object_with(CALLED, text)
         names = list(call)
         if names not in (["name", "arguments"], ["name", "parameters"]):
             return None
-        if call["name"] != _CALLED or call[names[1]] != _ARGUMENTS:
+        if call["name"] != CALLED or call[names[1]] != ARGUMENTS:
             return None
         before, after = text[:start], text[end:]
         if before.rstrip().endswith(TAG) and after.lstrip().startswith(END_TAG):
             opened = before[len(before.rstrip()) :]
             closed = after[: len(after) - len(after.lstrip())]
             return ToolForm(f"{TAG}{opened}", f"{closed}{END_TAG}", names[1])
-        plain = self._tried([_message("assistant", _ASSISTANT)])
-        is_bare = plain is not None and plain.partition(_ASSISTANT)[0] == before
+        plain = self._tried([probe_message("assistant", ASSISTANT)])
+        is_bare = plain is not None and plain.partition(ASSISTANT)[0] == before
         return ToolForm("", "", names[1]) if is_bare else None
 
     def _tried(self, answer: Sequence[Message]) -> str | None:
         try:
-            return self._render([_message("user", _USER), *answer], _TOOLS)
+            return self._render([probe_message("user", USER), *answer], TOOLS)
         except EdgeSpecError:
             return None
 
-    def _shows(self, *messages: Message) -> bool:
+    def _shows(self, probes: Sequence[Message]) -> bool:
         try:
-            text = self._render(messages, ())
+            text = self._render(probes, ())
         except EdgeSpecError:
             return False
-        return all(message["content"] in text for message in messages)
-
-
-def _message(role: str, content: str) -> Message:
-    named = {"name": _CALLED, "tool_call_id": "probe0001"} if role == "tool" else {}
-    return {"role": role, "content": content, **named}
-
-
-def _call(silence: str | None, is_text: bool, times: int = 1) -> Message:
-    arguments = json.dumps(_ARGUMENTS) if is_text else _ARGUMENTS
-    function = {"name": _CALLED, "arguments": arguments}
-    calls = [
-        {"id": f"probe000{index + 1}", "type": "function", "function": function}
-        for index in range(times)
-    ]
-    return {"role": "assistant", "content": silence, "tool_calls": calls}
-
-
-def _object_with(word: str, text: str) -> tuple[int, int, Mapping[str, Any]]:
-    """The innermost JSON object in `text` around the word: where it is, and what; (0, 0, {})
-    without one."""
-    place = text.find(f'"{word}"')
-    start = text.rfind("{", 0, max(place, 0))
-    while start >= 0:
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value, end = None, 0
-        if end > place:
-            return start, end, value
-        start = text.rfind("{", 0, start)
-    return 0, 0, {}
+        return all(word in text for probe in probes for word in words_of(probe))

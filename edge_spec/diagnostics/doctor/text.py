@@ -16,7 +16,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_export import prove, template_sha256
 from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.chat_template import Message
+from edge_spec.text.plain_messages import Message
 from edge_spec.text.vocabulary import require_same_vocabulary
 
 CONVERSATION: tuple[Message, ...] = (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.chat_template import ROLES, ChatTemplate
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.plain_messages import ROLES
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -75,6 +76,7 @@ def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages[7].content }}",
         "{{ messages[0].content + 1 }}",
+        "{{ nonesuch + 'a' }}",
         "{{ 1 // (messages | length - 1) }}",
         "{{ range(10 ** 6) | list }}",
         "{{ '{x}'.format() }}",
@@ -136,11 +138,54 @@ def test_tools_that_a_template_ignores_are_refused() -> None:
         template.render([{"role": "user", "content": "rain?"}], TOOLS)
 
 
-def test_only_an_assistant_that_calls_tools_may_say_nothing() -> None:
-    template = ChatTemplate("{{ messages }}")
-    for message in ({"role": "assistant", "content": None}, {"role": "user", "content": None}):
-        with pytest.raises(UsageError, match="content of NoneType"):
-            template.render([message])
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": []}, "''"),
+        ({"role": "assistant", "tool_calls": None}, "''"),
+        ({"role": "assistant", "reasoning_content": "hm"}, "''"),
+        ({"role": "tool", "tool_call_id": "a", "content": None}, "''"),
+        # an answer that calls tools has none, as in transformers
+        ({"role": "assistant", "content": None, "tool_calls": [1]}, "None"),
+        ({"role": "assistant", "content": "", "tool_calls": [1]}, "''"),
+        ({"role": "user", "content": []}, "''"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]},
+            "'ab'",
+        ),
+        ({"role": "developer", "content": "a"}, "'a'"),
+    ],
+)
+def test_what_is_not_said_is_an_empty_text(message: Any, shown: str) -> None:
+    template = ChatTemplate("{{ [messages[0].content | default(none)] }}{{ messages[0].role }}")
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    assert template.render([message]) == f"[{shown}]{role}"
+
+
+def test_thoughts_have_each_name_that_templates_read() -> None:
+    template = ChatTemplate("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}")
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        assert template.render([{"role": "assistant", "content": "", name: "hm"}]) == "hmhm"
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "a.png"}}, "of the type image_url"),
+        ({"type": "text"}, "of the type text"),
+        ("a", "of the type str"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_name(part: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        ChatTemplate("x").render([{"role": "user", "content": [part]}])
+
+
+def test_a_template_that_reads_parts_gets_parts() -> None:
+    parts = ChatTemplate("{% for part in messages[0].content %}{{ part.text }};{% endfor %}")
+    assert parts.render(USER) == "hi;"
+    either = "{% if messages[0].content is string %}text{% else %}parts{% endif %}"
+    assert ChatTemplate(either).render(USER) == "text"
 
 
 def test_messages_and_tools_that_are_nested_too_deeply_are_refused() -> None:

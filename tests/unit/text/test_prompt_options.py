@@ -36,6 +36,7 @@ def rendered(source: str, *messages: Any, tools: Any = (), **options: Any) -> st
         ("{{ enable_thinking }}", {"template_kwargs": {"enable_thinking": False}}, "False"),
         ("{{ bos_token }}{{ pad_token }}{{ sep_token is defined }}", {}, "<s><pad>False"),
         ("{{ bos_token }}", {"template_kwargs": {"bos_token": "<b>"}}, "<b>"),
+        ("{{ cls_token + 'a' + sep_token }}", {}, "a"),
         ("{{ limits }}", {"template_kwargs": {"limits": "x", "self": "y"}}, "x"),
         ("{{ add_generation_prompt }}", {}, "True"),
         ("{{ add_generation_prompt }}", {"add_generation_prompt": False}, "False"),

@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 
 from edge_spec.errors import UsageError
-from edge_spec.text.chat_format import fitted
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.fitting import fitted
 from edge_spec.text.grammar import Grammar, GrammarCompiler
 from edge_spec.text.template_traits import END_TAG, TAG, TemplateTraits, ToolForm
 from edge_spec.text.tokenizer import Tokenizer
@@ -27,6 +27,10 @@ TURNS = (
 FIRST = (  # nor the system beyond the first message
     "{% if messages[0].role == 'system' %}<{{ messages[0].content }}>"
     "{% set messages = messages[1:] %}{% endif %}" + TURNS
+)
+LATER = (
+    "{% for m in messages %}{% if not loop.first and loop.previtem.role == m.role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }};{% endfor %}"
 )
 # They do:
 TAGGED = (
@@ -85,6 +89,9 @@ def said(*roles: str) -> list[dict[str, Any]]:
         (TURNS, "system user assistant", "[user]0\n\n1[assistant]2"),
         (TURNS, "system system", "[user]0\n\n1"),
         (FIRST, "system system", "<0\n\n1>"),
+        # no more is changed than has to be: this one wants turns, and any system after the first
+        (LATER, "system user system user assistant assistant", "0;1;2;3;4\n\n5;"),
+        (LATER, "user system user", "0;1;2;"),
     ],
 )
 def test_no_message_is_refused_or_lost(source: str, roles: str, text: str) -> None:
@@ -129,6 +136,69 @@ def test_arguments_are_text_where_the_template_adds_them_to_text() -> None:
     source = TAGGED.replace("call.function.arguments | tojson", "call.function.arguments + ''")
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert TAGGED_CALL in rendered(source, [USER, calls], [F])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "written"),
+    [
+        # a template of mappings alone, of texts alone, and of both
+        ("call.function.arguments | tojson", '{"n":3}', '{"n": 3}'),
+        ("call.function.arguments + ''", {"n": 3}, '{"n": 3}'),
+        (
+            "call.function.arguments if call.function.arguments is string"
+            " else call.function.arguments | tojson",
+            '{"n":3}',
+            '{"n":3}',
+        ),
+        ("call.function.arguments | tojson", "", "{}"),
+        ("call.function.arguments | tojson", "[3]", '"[3]"'),  # what is no object stays
+    ],
+)
+def test_arguments_are_of_the_kind_that_the_template_takes(
+    arguments: str, given: Any, written: str
+) -> None:
+    source = TAGGED.replace("call.function.arguments | tojson", arguments)
+    call = {"function": {"name": "f", "arguments": given}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert f'"arguments": {written}}}' in rendered(source, [USER, message], [F])
+
+
+def test_arguments_are_an_object_where_calls_become_text() -> None:
+    call = {"function": {"name": "f", "arguments": '{"n": 3}'}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert TAGGED_CALL in rendered(PLAIN, [USER, message], [F])
+
+
+@pytest.mark.parametrize(
+    ("content", "source", "kept"),
+    [
+        ("", TAGGED, ""),
+        (None, TAGGED, None),
+        (None, TAGGED.replace("m.content }}", "m['content'] + '' }}"), ""),
+    ],
+)
+def test_a_message_that_only_calls_stays_as_it_is_where_that_is_taken(
+    content: Any, source: str, kept: Any
+) -> None:
+    message = {"role": "assistant", "tool_calls": [CALL]}
+    if content is not None:
+        message["content"] = content
+    (_, fitting), _ = fitted([USER, message], [F], traits_of(source))
+    assert fitting.get("content") == kept
+
+
+def test_calls_that_a_template_shows_in_a_form_of_its_own_stay_where_no_tools_are_given() -> None:
+    calls = {"role": "assistant", "tool_calls": [CALL], "content": ""}
+    result = {"role": "tool", "content": "r"}
+    assert fitted([USER, calls, result], (), traits_of(OTHER)) == ([USER, calls, result], ())
+    messages, _ = fitted([USER, calls, result], (), traits_of(PLAIN))
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+
+
+def test_a_template_that_is_made_for_tools_alone_knows_them() -> None:
+    source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + TAGGED.partition("}}")[2]
+    assert traits_of(source).native_tools is not None
+    assert '"name": "f"' in rendered(source, [USER], [F])
 
 
 @pytest.mark.parametrize("tools", [["f"], [{"type": "function"}], [{"function": {"name": 1}}]])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edge_spec.apps.chat.conversation import num_to_leave_out
-from edge_spec.text.chat_template import Message
+from edge_spec.text.plain_messages import Message
 
 CONTEXT = 100
 

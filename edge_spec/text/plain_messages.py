@@ -1,0 +1,67 @@
+"""Makes of messages as people and clients give them those that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_spec.errors import UsageError
+
+# "role" and "content", which is text or a list of parts of text. Anything else, such as
+# "tool_calls", goes to the template as it is.
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI has them
+ROLES = ("system", "user", "assistant", "tool")
+# What a model thought before it answered, by the names that servers give it; templates read the
+# first two.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns messages whose content is one text. Made again of what it returned, they stay as they
+    are.
+
+    As in transformers, what is None is left out, and thoughts are there by each name that templates
+    read. An answer or a result of a tool without content has an empty one, but for an answer that
+    calls tools. Raises UsageError for a message that is malformed.
+    """
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise UsageError(
+            f"a message is a {type(message).__name__}",
+            remedy='A message is a mapping: {"role": "user", "content": "..."}.',
+        )
+    plain = {name: value for name, value in message.items() if value is not None}
+    role = plain.get("role")
+    if role == "developer":
+        role = plain["role"] = "system"
+    if isinstance(plain.get("content"), list | tuple):
+        plain["content"] = "".join(map(_text, plain["content"]))
+    elif "content" not in plain and (
+        role == "tool" or (role == "assistant" and not plain.get("tool_calls"))
+    ):
+        plain["content"] = ""
+    content = plain.get("content", "" if role == "assistant" else None)
+    if role not in ROLES or not isinstance(content, str):
+        raise UsageError(
+            f"a message has the role {role!r} and content of {type(content).__name__}",
+            remedy=f"Roles are {', '.join(ROLES)}; content is text.",
+        )
+    thoughts = next((plain[name] for name in THOUGHTS if name in plain), None)
+    if thoughts is None:
+        return plain
+    return {"thinking": thoughts, **plain, "reasoning_content": thoughts}
+
+
+def _text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if kind == "text" else None
+    if not isinstance(text, str):
+        raise UsageError(
+            f"a message has a part of the type {str(kind)[:40]}",
+            remedy='The model reads text: send parts {"type": "text", "text": "..."}.',
+        )
+    return text
