@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +51,7 @@ class AnswerText:
         self._shown = ""  # text that no stop string takes away, and that is not handed out
         self._held: deque[Token] = deque()
         self._finished = False
-        self._is_begun = False  # a token has added text
+        self._begun = b""  # of a character
 
     @property
     def stopped(self) -> bool:
@@ -65,7 +66,6 @@ class AnswerText:
             piece = "" if token.id in self._stop_ids else self._pieces.push(token.id)
             self._shown += self._cutter.push(piece, self._codec.special_text(token.id))
             self._held.append(self._token(token, piece))
-            self._is_begun = self._is_begun or bool(piece)
             self.num_written += 1
             if self.stopped:
                 break
@@ -136,14 +136,23 @@ class AnswerText:
         made = Token(token.id, piece, token.origin, token.drafter, ends=token.id in self._stop_ids)
         if token.score is None:
             return made
-        own = self._tokens.of(token.id)
-        if made.ends:
-            own = TokenPiece(own.name, None)
-        elif own.raw and piece and not self._is_begun and own.raw.endswith(piece.encode()):
-            own = TokenPiece.of_bytes(piece.encode())
+        own = self._own(token.id, piece, made.ends)
         logprob, alternatives = token.score
         listed = tuple(self._alternative(*alternative) for alternative in alternatives)
         return replace(made, logprob=logprob, alternatives=listed, name=own.name, raw=own.raw)
+
+    def _own(self, token: int, piece: str, ends: bool) -> TokenPiece:
+        """The token by itself, or as it is in the text where that has it otherwise: without its
+        space at the beginning."""
+        own = self._tokens.of(token)
+        if ends or own.raw is None:
+            return TokenPiece(own.name, None)
+        begun = self._begun + own.raw
+        text, length = codecs.utf_8_decode(begun, "replace", False)
+        is_whole = not self._begun and length == len(begun) and text.encode() == begun
+        self._begun = begun[length:]
+        is_shown = is_whole and "\ufffd" not in piece  # which may be for bytes of tokens before it
+        return TokenPiece.of_bytes(piece.encode()) if is_shown else own
 
     def _alternative(self, token: int, logprob: float) -> Alternative:
         piece = self._tokens.of(token)

@@ -39,6 +39,8 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
     ours = Tokenizer(published.tokenizer_json())
     library = runtimes.load_runtime(runtime).open_tokenizer(published)
     assert library.vocabulary() == ours.vocabulary()
+    tokens = range(len(ours.vocabulary()))
+    assert [library.piece(token) for token in tokens] == [ours.piece(token) for token in tokens]
     for text in TEXTS:
         ids = library.encode(text)
         assert ids == ours.encode(text), text

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.echo_model import open_echo
 
 Serve = Callable[..., httpx.Client]
@@ -166,3 +167,26 @@ def test_several_choices_of_several_prompts_are_counted_once_each(serve: Serve) 
     assert len(lengths) == 4 and ends > 0
     assert answer["usage"]["completion_tokens"] == sum(lengths) == counted(client) - before
     assert events(client, COMPLETIONS, **body)[-1]["usage"]["completion_tokens"] == sum(lengths)
+
+
+def test_an_answer_that_fails_or_is_left_is_counted(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(parallel=1)
+    body = {"prompt": "abc", "max_tokens": 900, "speculative": {"drafter": "none", "tokens": True}}
+    with client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as response:
+        next(response.iter_lines())
+    ask(client, COMPLETIONS, prompt="abc", max_tokens=1)  # once the slot is free again
+    left = counted(client) - 1
+    assert 0 < left < 900
+    forward, rounds = ReferenceSession.forward, iter(range(5))
+
+    def failing(session: ReferenceSession, tree: Any) -> Any:
+        if next(rounds, None) is None:
+            raise RuntimeError("the device is gone")
+        return forward(session, tree)
+
+    monkeypatch.setattr(ReferenceSession, "forward", failing)
+    *told, error = events(client, COMPLETIONS, **body)
+    assert "error" in error and sum(len(event["edge_spec"]["tokens"]) for event in told) == 5
+    assert counted(client) == left + 1 + 5

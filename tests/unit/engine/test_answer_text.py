@@ -1,0 +1,95 @@
+"""Tokens and text of an answer in step, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_spec.core.logprobs import Score
+from edge_spec.engine.answer_text import AnswerText
+from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin, Token
+from edge_spec.text.tokenizer import Tokenizer
+from fixtures import trained_tokenizers as trained
+
+KINDS = ("bytes", "every space", "first space", "no space", "characters", "unigram", "words")
+TEXTS = ("Hello world, \u201cok\u201d", " \U0001f999\U0001f999 two  spaces", "a\ufffdb", "\u00e9")
+
+
+@cache
+def codec(kind: str) -> Tokenizer:
+    return Tokenizer(trained.MADE[kind]().to_str())
+
+
+def written(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    stops: Sequence[str] = (),
+    prompt: Sequence[int] = (),
+    sizes: Sequence[int] = (1,),
+) -> tuple[GenerationResult, list[Chunk]]:
+    """sizes: of rounds, in turn."""
+    result = GenerationResult()
+    text = AnswerText(result, tokenizer, prompt, stops, frozenset())
+    chunks, start, turn = [], 0, 0
+    while start < len(ids) and not text.stopped:
+        size = sizes[turn % len(sizes)]
+        tokens = [
+            DecodedToken(token, Origin.PLAIN, score=Score(-1.0, ((token, -1.0),)))
+            for token in ids[start : start + size]
+        ]
+        chunks.append(text.push(tokens))
+        start, turn = start + size, turn + 1
+    chunks.append(text.finish())
+    return result, chunks
+
+
+def shown(tokens: Sequence[Token]) -> list[tuple[int, str, str, bytes | None]]:
+    return [(token.id, token.text, token.name, token.raw) for token in tokens]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80)
+@given(data=st.data())
+def test_what_is_handed_out_does_not_depend_on_rounds(kind: str, data: Any) -> None:
+    tokenizer = codec(kind)
+    size = len(tokenizer.vocabulary())
+    known = st.sampled_from([token for text in TEXTS for token in tokenizer.encode(text)])
+    ids = data.draw(st.lists(st.one_of(known, st.integers(0, size - 1)), max_size=14))
+    prompt = data.draw(st.sampled_from([[], tokenizer.encode("a")]))
+    whole = written(tokenizer, ids, (), prompt)[0].text
+    places = st.tuples(st.integers(0, 12), st.integers(1, 3))
+    stops = [whole[at : at + length] for at, length in data.draw(st.lists(places, max_size=2))]
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    expected, _ = written(tokenizer, ids, stops, prompt)
+    result, chunks = written(tokenizer, ids, stops, prompt, sizes)
+    assert shown(result.tokens) == shown(expected.tokens) and result.text == expected.text
+    streamed = [token for chunk in chunks for token in chunk.tokens]
+    assert [entry[2:] for entry in shown(streamed)] == [entry[2:] for entry in shown(result.tokens)]
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert "".join(token.text for token in result.tokens) == result.text
+    if any(stops):
+        assert all(chunk.text == "".join(token.text for token in chunk.tokens) for chunk in chunks)
+    if "\ufffd" not in whole:  # of bytes that are no character each decoder shows what it likes
+        raw = b"".join(token.raw or b"" for token in result.tokens)
+        assert raw.decode() == result.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_begins_with_its_space(kind: str) -> None:
+    """Whichever tokens a text is cut between, the rest goes on with it."""
+    tokenizer = codec(kind)
+    text = "hello worlds, hello" if kind == "words" else "Hello worlds, hello"
+    ids = tokenizer.encode(text)
+    whole = tokenizer.decode(ids)
+    for cut in range(1, len(ids)):
+        before = tokenizer.decode(ids[:cut])
+        result, _ = written(tokenizer, ids[cut:], prompt=ids[:cut])
+        assert before + result.text == whole
+        begun, _ = written(tokenizer, ids[cut:])  # after a special token, or none
+        assert begun.text in (result.text, result.text.removeprefix(" "), f"##{result.text}")
+        assert begun.tokens[0].name == begun.tokens[0].text
