@@ -53,6 +53,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
             json,
             manifest.bos_id if manifest.adds_bos else None,
             source_end(bundle.config, manifest.eos_ids),
+            bundle.config.vocab_size,
         ),
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
@@ -80,6 +81,7 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
             json,
             published.bos_id if published.adds_bos else None,
             source_end(published.config, published.eos_ids),
+            published.config.vocab_size,
         )
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):

@@ -116,6 +116,10 @@ class ChatFormat:
 
     def template(self) -> ChatTemplate:
         """Raises UnsupportedModelError where there is none, or none that compiles."""
+        return self._template
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
         names = [
             "" if token is None else self.tokenizer.token_text(token)
             for token in (self.bos_id, next(iter(self.eos_ids), None))

@@ -65,6 +65,18 @@ def encode_given(
     return ids
 
 
+def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizers.Tokenizer:
+    """Returns one that does not know added tokens from this one on, or the same where it has none
+    of them, or where the others would have other numbers without them."""
+    added = tokenizer.get_added_tokens_decoder()
+    if all(token < first for token in added):
+        return tokenizer
+    made = _alike(tokenizer, tokenizer, "decoder")
+    made.add_tokens([one for token, one in sorted(added.items()) if token < first])
+    is_same = all(made.token_to_id(one.content) == id for id, one in added.items() if id < first)
+    return made if is_same else tokenizer
+
+
 def without_names(tokenizer: tokenizers.Tokenizer, tokens: Collection[int]) -> tokenizers.Tokenizer:
     """Returns the tokenizer without added tokens, and with these under names that no text has."""
     told = json.loads(tokenizer.to_str())
@@ -152,10 +164,7 @@ def _knowing(
     """Returns one that knows tokens of `control` by these names alone, with ids of its own."""
     added, num_unused = tokenizer.get_added_tokens_decoder(), 0
     while True:
-        made = tokenizers.Tokenizer(like.model)
-        for part in ("normalizer", "pre_tokenizer"):
-            if getattr(tokenizer, part) is not None:
-                setattr(made, part, getattr(tokenizer, part))
+        made = _alike(like, tokenizer)
         unused = [AddedToken(f"{secrets.token_hex(16)}{n}") for n in range(num_unused)]
         named = [_renamed(added[token], name, made) for token, name in names.items()]
         made.add_tokens([one for token, one in added.items() if token not in control])
@@ -164,6 +173,17 @@ def _knowing(
         if all(like.model.id_to_token(made.token_to_id(name)) is None for name in names.values()):
             return made
         num_unused = 2 * num_unused + 64
+
+
+def _alike(
+    like: tokenizers.Tokenizer, tokenizer: tokenizers.Tokenizer, *more: str
+) -> tokenizers.Tokenizer:
+    """Returns one with the model of `like`, and without added tokens."""
+    made = tokenizers.Tokenizer(like.model)
+    for part in ("normalizer", "pre_tokenizer", *more):
+        if getattr(tokenizer, part) is not None:
+            setattr(made, part, getattr(tokenizer, part))
+    return made
 
 
 def _renamed(one: AddedToken, name: str, made: tokenizers.Tokenizer) -> AddedToken:

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from edge_spec.errors import ModelFileError, UsageError
-from edge_spec.text.given_encoding import encode_given, without_names
+from edge_spec.text.given_encoding import encode_given, without_added_from, without_names
 from edge_spec.text.source_end import SourceEnd
 from edge_spec.text.token_pieces import TokenBytes
 
@@ -25,15 +25,18 @@ _SHOWN = 500  # characters of the library's own words, which may quote the file
 _open: WeakValueDictionary[bytes, tokenizers.Tokenizer] = WeakValueDictionary()
 
 
-def _opened(json: str) -> tokenizers.Tokenizer:
+def _opened(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
     """Returns the library's tokenizer, which nobody changes: one for all that are open with this
     text, such as a model's and its draft's. A large vocabulary takes a third of a second."""
-    digest = hashlib.sha256(json.encode("utf-8", "surrogatepass")).digest()
+    text = f"{num_tokens} {json}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     found = _open.get(digest)
     if found is None:
         found = tokenizers.Tokenizer.from_str(json)
         found.no_truncation()
         found.no_padding()
+        if num_tokens is not None:
+            found = without_added_from(found, num_tokens)
         _open[digest] = found
     return found
 
@@ -41,10 +44,17 @@ def _opened(json: str) -> tokenizers.Tokenizer:
 class Tokenizer:
     """A tokenizer.json. Special tokens written out in a text are recognised, none are added."""
 
-    def __init__(self, json: str, bos_id: int | None = None, end: SourceEnd | None = None) -> None:
-        """end: of every source of an encoder-decoder."""
+    def __init__(
+        self,
+        json: str,
+        bos_id: int | None = None,
+        end: SourceEnd | None = None,
+        num_tokens: int | None = None,
+    ) -> None:
+        """end: of every source of an encoder-decoder. num_tokens: that the model scores; text does
+        not become any beyond them, such as one that stands for an image."""
         try:
-            self._tokenizer = _opened(json)
+            self._tokenizer = _opened(json, num_tokens)
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
         except BaseException as error:
             if isinstance(error, Exception) or _is_given_up(error):

@@ -23,6 +23,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.trial import Trial
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from edge_spec.text.given_encoding import without_added_from
 from edge_spec.text.tokenizer import Tokenizer
 
 NO_SCORE = -1e9  # of tokens that no merge makes
@@ -31,7 +32,8 @@ _REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the mod
 
 
 def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
-    """Tokens, types, and merges or scores, with as many tokens as the model scores.
+    """Tokens, types, and merges or scores, with as many tokens as the model scores: added tokens
+    beyond them, such as one that stands for an image, are left out.
 
     Raises UnsupportedModelError, which shows where the ids differ, for a tokenizer that llama.cpp
     does not have, ModelFileError for one that does not belong to the model.
@@ -39,7 +41,8 @@ def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
     source = checkpoint.tokenizer_json()
     Tokenizer(source)  # raises ModelFileError
     described = _Described.read(checkpoint, json.loads(source))
-    trial = Trial(tokenizers.Tokenizer.from_str(source), described.special)
+    whole = tokenizers.Tokenizer.from_str(source)
+    trial = Trial(without_added_from(whole, len(described.tokens)), described.special)
     nearest = (-1, "it has no candidates")
     for name, candidate in described.candidates():
         try:
@@ -75,11 +78,11 @@ class _Described:
                 f"the tokenizer of {checkpoint.path} is {model.get('type')}, only BPE is supported",
                 remedy=_REMEDY,
             )
-        added = described.get("added_tokens") or ()
+        vocab_size = checkpoint.config.vocab_size
+        added = [token for token in described.get("added_tokens") or () if token["id"] < vocab_size]
         special = {token["content"]: token["id"] for token in added}
         ids = model["vocab"] | special
         by_id = {token_id: token for token, token_id in ids.items()}
-        vocab_size = checkpoint.config.vocab_size
         if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
             raise ModelFileError(
                 f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "

@@ -117,3 +117,24 @@ def test_the_remedy_for_another_end_fits_the_kind_of_model(
     assert directory.remedy.endswith("generation_config.json.")
     assert bundle.remedy.endswith("and convert that again.")
     assert directory.found == bundle.found and "--stop" not in directory.remedy + bundle.remedy
+
+
+def test_the_tokens_that_text_can_have_are_told(exported: Exported, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    _, found = examine(bundle, lambda what, fraction: None)
+    (told,) = (each for each in found if each.check == "control tokens")
+    assert told.numbers["control_tokens"] == ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
+    assert told.level is Severity.OK
+
+
+def test_an_end_of_text_that_a_message_can_have_is_told(exported: Exported, tmp_path: Path) -> None:
+    """Some conversions call it a token like any other."""
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
+    (bundle / MANIFEST).unlink()
+    write_manifest(bundle, **(described | {"eos_ids": (ord("!"),)}))
+    _, found = examine(bundle, lambda what, fraction: None)
+    (told,) = (
+        each for each in found if (each.check, each.level) == ("control tokens", Severity.WARNING)
+    )
+    assert told.found == "a message can have '!', which begins or ends a text"

@@ -14,6 +14,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
 from edge_spec.diagnostics.doctor.chosen import Chosen, Opening, choose, require_convertible
+from edge_spec.diagnostics.doctor.control_tokens import check_control_tokens
 from edge_spec.diagnostics.doctor.families import check_family
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
@@ -61,7 +62,11 @@ _DESCRIBED: dict[str, Check] = {
     "vocabulary": check_vocabulary,
     "profiles": check_profiles,
 }
-_CHAT: dict[str, Check] = {"chat template": check_template, "end of text": check_ends}
+_CHAT: dict[str, Check] = {
+    "chat template": check_template,
+    "end of text": check_ends,
+    "control tokens": check_control_tokens,
+}
 _OPENING: dict[str, Check] = {"scores": check_scores}
 
 
