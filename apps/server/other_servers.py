@@ -194,6 +194,7 @@ COMPLETION_OFF = {
     "tool_choice": Off(("none", "auto"), _CHAT),
     "parallel_tool_calls": Off((True, False)),
     "top_logprobs": Off((0,), "send logprobs with their number"),
+    "include_reasoning": Off((True,), IN_TEXT),
     **dict.fromkeys(
         (
             "chat_template_kwargs",
