@@ -179,7 +179,7 @@ def for_template(message: Message) -> dict[str, Any]:
     mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
     that are nested too deeply."""
     role = "system" if message.role == "developer" else message.role
-    is_silent = message.content is None and message.refusal is None
+    is_silent = message.content is None and message.refusal is None and role == "assistant"
     given: dict[str, Any] = {
         "role": role,
         "content": None if is_silent and message.tool_calls else message.text,

@@ -196,19 +196,19 @@ class Desk:
         )
 
 
-def _refuse_calls(choice: Choice) -> None:
+def _refuse_calls(choice: Choice | None) -> None:
     """Raises ApiError for calls that are asked for where there are no tools."""
     if choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
 
 
-def _is_required(choice: Choice) -> bool:
+def _is_required(choice: Choice | None) -> bool:
     if isinstance(choice, AllowedChoice):
         return choice.allowed_tools.mode == "required"
     return choice in ("required", "any") or isinstance(choice, NamedTool)
 
 
-def _callable(choice: Choice, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def _callable(choice: Choice | None, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The tools that an answer may call. Raises ApiError for one that is not there."""
     names = {tool.function.name for tool in tools}
     chosen = names

@@ -127,6 +127,7 @@ def test_every_sampling_field_arrives(client: httpx.Client, served: Engine) -> N
         "top_p": 0.9,
         "min_p": 0.01,
         "presence_penalty": 0.5,
+        "frequency_penalty": 0.4,
         "repetition_penalty": 1.3,
         "seed": 5,
     }
@@ -134,7 +135,7 @@ def test_every_sampling_field_arrives(client: httpx.Client, served: Engine) -> N
     with served.fork() as fork:
         expected = fork.generate("abc", max_tokens=20, sampling=params).text
         plain = fork.generate("abc", max_tokens=20, sampling=SamplingParams(0.7, seed=5)).text
-    body = {"prompt": "abc", "max_tokens": 20, "frequency_penalty": 0, "user": "me"}
+    body = {"prompt": "abc", "max_tokens": 20, "user": "me"}
     answer = ask(client, COMPLETIONS, **body, **fields, logit_bias={"101": -50})
     assert answer["choices"][0]["text"] == expected != plain
 

@@ -124,6 +124,7 @@ def test_streams_are_independent_of_each_other() -> None:
             {"temperature": 1.0},
             {"temperature": 0.7, "top_p": 0.8},
             {"temperature": 2.0, "top_k": 3, "presence_penalty": 0.5},
+            {"temperature": 1.0, "frequency_penalty": 0.7},
         ]
     ),
     path=st.lists(st.integers(0, 9), max_size=4),

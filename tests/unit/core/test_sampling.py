@@ -106,7 +106,10 @@ def test_a_draw_from_many_float32_weights_is_as_exact_as_from_float64() -> None:
 
 def test_penalties_and_bias_equal_the_straightforward_computation() -> None:
     params = SamplingParams(
-        repetition_penalty=1.5, presence_penalty=0.25, logit_bias={1: 4.0, 2: -1.0}
+        repetition_penalty=1.5,
+        presence_penalty=0.25,
+        frequency_penalty=0.5,
+        logit_bias={1: 4.0, 2: -1.0},
     )
     sampler = Sampler(params, prompt=[0, 1])
     sampler.observe([3, 4, 3])
@@ -118,7 +121,7 @@ def test_penalties_and_bias_equal_the_straightforward_computation() -> None:
         logit = expected[token]
         expected[token] = logit / 1.5 if logit > 0 else logit * 1.5
     for token in {3, 4, 5}:  # output and path
-        expected[token] -= 0.25
+        expected[token] -= 0.25 + 0.5 * [3, 4, 3, *path].count(token)
     before = LOGITS.copy()
     # float32 arithmetic on values of about 3: six digits.
     assert sampler._processed(LOGITS, path).tolist() == pytest.approx(expected, abs=1e-6)
@@ -126,7 +129,12 @@ def test_penalties_and_bias_equal_the_straightforward_computation() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(repetition_penalty=2.0), SamplingParams(presence_penalty=1.5)]
+    "params",
+    [
+        SamplingParams(repetition_penalty=2.0),
+        SamplingParams(presence_penalty=1.5),
+        SamplingParams(frequency_penalty=1.5),
+    ],
 )
 def test_penalties_count_the_rows_own_path(params: SamplingParams) -> None:
     logits = np.array([3.0, 2.0, 1.0], np.float32)
@@ -140,7 +148,8 @@ def test_penalties_count_the_rows_own_path(params: SamplingParams) -> None:
 
 
 def test_a_path_and_the_same_output_give_the_same_choice() -> None:
-    params = SamplingParams(temperature=1, repetition_penalty=1.3, presence_penalty=0.5, seed=3)
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}
+    params = SamplingParams(temperature=1, seed=3, **penalties)
     for seed in range(50):
         path = np.random.default_rng(seed).integers(0, 6, 4).tolist()
         told = Sampler(params, [1])

@@ -1,0 +1,364 @@
+"""Members of requests, by our names and by those of other servers, do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec import Engine
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server.messages import Message, for_template
+from edge_spec.apps.server.schema import ChatRequest
+from edge_spec.apps.server.work import Desk
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from fixtures import tiny_models
+from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, post, refusal, text
+
+AGE = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 10, "maximum": 99}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(served_once: Engine) -> Iterator[httpx.Client]:
+    options = ServerOptions(port=0, parallel=1)
+    with (
+        served_once.fork() as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=60) as opened,
+    ):
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": 12.0},
+        {"max_tokens": None, "max_completion_tokens": 12},
+        {"max_tokens": None, "n_predict": 12},
+        {"max_tokens": 99, "max_completion_tokens": 12},
+        {"n_predict": 12, "num_predict": 12},
+        {"top_k": -1},
+        {"top_k": 0.0, "typical_p": 1, "tfs": 1.0, "mirostat": 0, "mirostat_tau": 5},
+        {"dry_multiplier": 0, "dry_base": 1.75, "xtc_probability": 0.0, "min_tokens": 0},
+        {"seed": -1},
+        {"stop": [""]},
+        {"stop": ""},
+        {"stop": [], "stop_token_ids": []},
+        {"stop": [f"<{number}>" for number in range(100)]},
+        {"frequency_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 64},
+        {"logit_bias": {}, "ignore_eos": False, "n": 1.0},
+        {"grammar": "", "response_format": {"type": "text"}},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"cache_prompt": True, "id_slot": -1, "keep_alive": "5m", "priority": 0},
+        {"safety_identifier": "a", "prompt_cache_key": "b", "timings_per_token": True},
+        {"stream_options": {"include_obfuscation": False}, "stream": False},
+        {"anything": None, "logprobs": False, "suffix": None},
+    ],
+    ids=json.dumps,
+)
+@BOTH
+def test_a_field_that_asks_for_nothing_changes_nothing(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    assert text(client, path, **body) == text(client, path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"n_predict": 3}, {"max_tokens": 3}),
+        ({"max_completion_tokens": 3.0}, {"max_tokens": 3}),
+        ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"rep_pen": 1.5, "repeat_last_n": -1}, {"repetition_penalty": 1.5}),
+        ({"stop_sequences": ["a"]}, {"stop": "a"}),
+        ({"temp": 1, "random_seed": 7}, {"temperature": 1, "seed": 7}),
+        ({"logit_bias": [[65, 50], [65, 50.0]]}, {"logit_bias": {"65": 100}}),
+        ({"logit_bias": {"65": 100, "66": False}}, {"logit_bias": {"65": 100, "66": -100}}),
+        ({"guided_json": AGE}, {"json_schema": AGE}),
+        ({"guided_json": json.dumps(AGE)}, {"json_schema": AGE}),
+        ({"structured_outputs": {"json": AGE}}, {"json_schema": AGE}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": {}}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {}}),
+        ({"response_format": {"type": "json_object", "schema": AGE}}, {"json_schema": AGE}),
+        ({"response_format": {"type": "json_schema", "schema": AGE}}, {"json_schema": AGE}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": AGE}}},
+            {"json_schema": AGE},
+        ),
+        ({"guided_grammar": 'root ::= "x" [a-z]+'}, {"grammar": 'root ::= "x" [a-z]+'}),
+        ({"guided_regex": "x[a-z]+"}, {"grammar": 'root ::= "x" [a-z]+'}),
+        ({"grammar": "start: /x[a-z]+/"}, {"grammar": 'root ::= "x" [a-z]+'}),
+        ({"response_format": {"type": "regex", "regex": "x[a-z]+"}}, {"regex": "x[a-z]+"}),
+        ({"structured_outputs": {"choice": ["so", "no"]}}, {"guided_choice": ["no", "so"]}),
+    ],
+    ids=json.dumps,
+)
+@BOTH
+def test_other_names_mean_the_same(
+    client: httpx.Client, path: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    given = {} if "max_tokens" in other else {"max_tokens": 30}
+    if not given:
+        one = {"max_tokens": None, **one}
+    assert text(client, path, **given, **one) == text(client, path, **given, **other)
+
+
+@pytest.mark.parametrize(
+    ("form", "fits"),
+    [
+        ({"json_schema": AGE}, r'\{"age": [1-9][0-9]\}'),
+        ({"guided_choice": ['say "no"', "yes"]}, r'say "no"|yes'),
+        ({"regex": "[ab]{4}"}, "[ab]{4}"),
+        ({"grammar": 'root ::= pair{2}\npair ::= [0-9] "," # two\n'}, "([0-9],){2}"),
+    ],
+)
+@BOTH
+def test_an_answer_has_the_form_that_is_asked_for(
+    client: httpx.Client, path: str, form: dict[str, Any], fits: str
+) -> None:
+    assert re.fullmatch(fits, text(client, path, max_tokens=60, **form))
+
+
+@BOTH
+def test_a_choice_may_be_any_text(client: httpx.Client, path: str) -> None:
+    choices = ['"', "\\", "\n", "ü/|*", "%json"]
+    assert text(client, path, max_tokens=60, guided_choice=choices) in choices
+
+
+@BOTH
+def test_minus_one_token_is_the_whole_context(served_once: Engine, path: str) -> None:
+    options = ServerOptions(port=0, parallel=1, max_tokens=5)
+    with (
+        served_once.fork() as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        usages = [
+            post(client, path, max_tokens=limit, ignore_eos=True).json()["usage"]
+            for limit in (None, -1, -2)
+        ]
+    assert usages[0]["completion_tokens"] == 5
+    for usage in usages[1:]:
+        assert usage["total_tokens"] >= engine.context_length
+
+
+@BOTH
+def test_an_end_that_is_ignored_does_not_come(client: httpx.Client, path: str) -> None:
+    end = {"logit_bias": {"264": 100}}
+    assert text(client, path, **end) == ""
+    assert len(text(client, path, ignore_eos=True, **end)) > 0
+    assert "form" in refusal(post(client, path, ignore_eos=True, regex="a"))
+
+
+@BOTH
+def test_the_text_ends_before_a_stop_token(
+    client: httpx.Client, served_once: Engine, path: str
+) -> None:
+    ids = [token["id"] for token in tokens_of(client, path)]
+    stop = next(place for place in range(3, len(ids)) if ids[place] not in ids[:place])
+    (choice,) = post(client, path, stop_token_ids=[ids[stop]]).json()["choices"]
+    told = choice["message"]["content"] if path == CHAT else choice["text"]
+    assert told == served_once.parts.text.tokenizer.decode(ids[:stop])
+    assert choice["finish_reason"] == "stop"
+    assert "stop_token_ids" in refusal(post(client, path, stop_token_ids=[9999]))
+
+
+def tokens_of(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    document = post(client, path, **{"speculative": {"tokens": True}, **body}).json()
+    told: list[dict[str, Any]] = document["edge_spec"]["tokens"]
+    return told
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_a_frequency_penalty_keeps_tokens_from_coming_again(
+    client: httpx.Client, drafter: str
+) -> None:
+    body: dict[str, Any] = {"logit_bias": {"65": 100, "66": 100, "67": 100}, "max_tokens": 24}
+
+    def most(penalty: float) -> int:
+        told = tokens_of(
+            client,
+            COMPLETIONS,
+            frequency_penalty=penalty,
+            speculative={"drafter": drafter, "tokens": True},
+            **body,
+        )
+        return max(Counter(token["id"] for token in told).values())
+
+    assert most(2) < most(0)
+    assert most(2) <= 24 // 3 + 2  # each about as often as the others
+
+
+def test_a_prompt_is_echoed(client: httpx.Client) -> None:
+    body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3}
+    plain = post(client, COMPLETIONS, **body).json()["choices"]
+    echoed = post(client, COMPLETIONS, **body, echo=True).json()["choices"]
+    prompts = ["ab", "ab", "cd", "cd"]
+    told = [prompt + choice["text"] for prompt, choice in zip(prompts, plain, strict=True)]
+    assert [choice["text"] for choice in echoed] == told
+    streamed = post(client, COMPLETIONS, **body, echo=True, stream=True).text.split("\n\n")
+    texts = [""] * 4
+    for event in streamed[:-2]:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == told
+
+
+@BOTH
+def test_n_probs_asks_for_scores(client: httpx.Client, path: str) -> None:
+    scored = post(client, path, n_probs=2).json()["choices"][0]["logprobs"]
+    tops = (
+        [e["top_logprobs"] for e in scored["content"]] if path == CHAT else scored["top_logprobs"]
+    )
+    assert {len(top) for top in tops} == {2}
+    assert post(client, path, n_probs=0).json()["choices"][0]["logprobs"] is None
+
+
+READS = "{% if enable_thinking is defined and not enable_thinking %}<off>{% endif %}"
+READS += "{% if documents %}{{ documents | tojson }}{% endif %}{{ reasoning_effort or '' }}"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A model whose chat template has switches."""
+    path = tmp_path_factory.mktemp("thinker") / "tiny"
+    tiny_models.write_hf(tiny_models.build("llama", max_position_embeddings=1024), path)
+    template = tiny_models.TEMPLATE + "{% if add_generation_prompt %}>{% endif %}" + READS
+    tiny_models.write_json(path / "tokenizer_config.json", {"chat_template": template})
+    options = LoadOptions(runtime="reference", context_length=1024)
+    with load_engine(str(path), options, lambda what, fraction: None) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"think": False}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking": False}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"documents": [{"text": "a"}]}, {"documents": [{"text": "a"}]}),
+        ({"chat_template_kwargs": {}}, {}),
+    ],
+    ids=json.dumps,
+)
+def test_the_chat_template_is_given_what_it_reads(
+    thinker: Engine, body: dict[str, Any], options: dict[str, Any]
+) -> None:
+    request = ChatRequest.model_validate({"messages": HELLO, **body})
+    work, _ = Desk("tiny", thinker, ServerOptions()).chat(request)
+    assert work.prompts[0] == thinker.chat_prompt(HELLO, template_kwargs=options)
+    assert bool(options) == (work.prompts[0] != thinker.chat_prompt(HELLO))
+
+
+@pytest.mark.parametrize(
+    ("body", "added"),
+    [
+        ({"continue_final_message": True}, False),
+        ({"continue_final_message": True, "add_generation_prompt": False}, False),
+        ({"prefix": True}, False),
+        ({"partial": True}, False),
+        ({}, True),
+    ],
+    ids=json.dumps,
+)
+def test_an_answer_goes_on_with_the_last_message(
+    thinker: Engine, body: dict[str, Any], added: bool
+) -> None:
+    last = {"role": "assistant", "content": "so"}
+    mark = {name: body.pop(name) for name in ("prefix", "partial") if name in body}
+    request = ChatRequest.model_validate({"messages": [*HELLO, {**last, **mark}], **body})
+    work, _ = Desk("tiny", thinker, ServerOptions()).chat(request)
+    prompt = thinker.parts.text.tokenizer.decode(work.prompts[0])
+    assert prompt.endswith(">") if added else prompt.endswith("so")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"chat_template_kwargs": {"enable_thinkng": True}}, "chat_template_kwargs gives"),
+        ({"reasoning_effort": "high"}, "reasoning_effort gives this model's chat template"),
+        ({"enable_thinking": True}, "enable_thinking gives this model's chat template"),
+    ],
+)
+def test_a_variable_that_the_template_does_not_read_is_refused(
+    client: httpx.Client, body: dict[str, Any], told: str
+) -> None:
+    assert told in refusal(post(client, CHAT, **body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "medium"},
+        {"reasoning_effort": "none"},
+    ],
+)
+def test_a_variable_that_asks_for_nothing_is_taken(
+    client: httpx.Client, body: dict[str, Any]
+) -> None:
+    assert text(client, CHAT, **body) == text(client, CHAT)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"content": None}, {"content": ""}),
+        ({}, {"content": ""}),
+        ({"content": None, "tool_calls": []}, {"content": ""}),
+        ({"content": []}, {"content": ""}),
+        ({"content": None, "function_call": None, "audio": None}, {"content": ""}),
+        ({"content": "a", "id": 5, "opts": {"visible": True}}, {"content": "a"}),
+        ({"content": [{"type": "output_text", "text": "a"}]}, {"content": "a"}),
+        (
+            {"content": "", "tool_calls": [{**CALL, "index": 0}]},
+            {"content": "", "tool_calls": [CALL]},
+        ),
+        (
+            {"content": "", "tool_calls": [{**CALL, "function": {"name": "f"}}]},
+            {"content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": ""}}]},
+        ),
+        (
+            {"tool_calls": [{**CALL, "function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"content": None, "tool_calls": [CALL]},
+        ),
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+def test_messages_that_clients_replay_are_taken(
+    client: httpx.Client, role: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    told = [
+        text(client, CHAT, messages=[*HELLO, {"role": role, **given}, *HELLO])
+        for given in (one, other)
+    ]
+    assert told[0] == told[1]
+
+
+def test_thoughts_go_to_the_template() -> None:
+    message = Message.model_validate({"role": "assistant", "content": None, "reasoning": "hm"})
+    assert for_template(message) == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+    }
