@@ -60,6 +60,15 @@ class HasOwnKernels(Runtime, Protocol):
 
 
 @runtime_checkable
+class OpensBeside(Runtime, Protocol):
+    """A runtime that may open a file while other threads run."""
+
+    @property
+    def opens_beside(self) -> bool:
+        """Says whether `open` hardly ever waits for the interpreter."""
+
+
+@runtime_checkable
 class ConfigScreeningRuntime(Runtime, Protocol):
     """A runtime that does not run all that is converted for it."""
 

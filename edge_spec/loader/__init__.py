@@ -12,17 +12,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import ParamSpec
 
-from edge_spec.core.model import Progress
+from edge_spec.core.model import Model, Progress
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import OpenModels, check_capabilities, open_models
-from edge_spec.loader.opening import TargetRefusedError
+from edge_spec.loader.opening import TargetOpening, TargetRefusedError, open_target
 from edge_spec.loader.place import PlacedModels, place_models, place_on_next, resolve_options
 from edge_spec.models.asked_options import (
     MODEL_ALSO,
@@ -88,24 +88,31 @@ def _load(
 ) -> Engine:
     with ExitStack() as opened:  # closes what is open already where the rest fails
         placed = place_models(source, options, needs_chat, makes_room=screen is not None)
+        target = TargetOpening(placed)
+        opened.callback(target.close)
+        if needs_chat:
+            placed.target.text.template()
         if screen is not None:
             screen(placed)
-        placed, models = _opened(placed, opened, makes_room=screen is not None)
+        placed, models = _opened(placed, target, opened, makes_room=screen is not None)
         engine = compose_engine(placed, models, opened, measure_when_idle, learning)
         opened.pop_all()
     return engine
 
 
 def _opened(
-    placed: PlacedModels, opened: ExitStack, makes_room: bool
+    placed: PlacedModels, target: TargetOpening, opened: ExitStack, makes_room: bool
 ) -> tuple[PlacedModels, OpenModels]:
-    """Opens the models, the target on the first runtime that does not fail."""
+    """Opens the models, the target on the first runtime that does not fail. target: that of the
+    first one."""
+    open_it: Callable[[], Model] = target.take
     while True:
         with ExitStack() as tried:
             try:
-                models = open_models(placed, tried)
+                models = open_models(placed, open_it, tried)
             except TargetRefusedError as refused:
                 placed = place_on_next(placed, refused.error, makes_room)
+                open_it = partial(open_target, placed)
             else:
                 opened.enter_context(tried.pop_all())
                 return placed, models

@@ -23,7 +23,6 @@ from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_trained_head
-from edge_spec.loader.opening import open_target
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import DraftingOptions
@@ -61,7 +60,9 @@ class OpenModels:
     history: PairHistory | None = None  # of the target and its first draft
 
 
-def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
+def open_models(
+    placed: PlacedModels, open_target: Callable[[], Model], opened: ExitStack
+) -> OpenModels:
     """opened: closes all of them. Raises an EdgeSpecError, and TargetRefusedError where another
     runtime may be asked for the target."""
     options, target = placed.options, placed.target
@@ -87,7 +88,7 @@ def open_models(placed: PlacedModels, opened: ExitStack) -> OpenModels:
     context = _drafter_context(placed, drafts, costs, measured, options)
     is_measured = options.drafter == "auto"  # which the costs of rows decide, and refuses nothing
     drafters = [] if is_measured else factory.load_drafters(options.drafter, context)
-    loaded = open_target(placed)
+    loaded = open_target()
     opened.callback(loaded.close)
     if is_measured:
         drafters = factory.load_drafters(options.drafter, context)

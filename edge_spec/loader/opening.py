@@ -12,10 +12,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from pathlib import Path
+from threading import Thread
 
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Model
+from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.errors import (
     DeviceError,
     EdgeSpecError,
@@ -24,11 +27,15 @@ from edge_spec.errors import (
     UnsupportedModelError,
 )
 from edge_spec.fitting.devices import processor
+from edge_spec.fitting.memory import free_bytes
 from edge_spec.loader.place import PlacedModels
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.storage.atomic import cache_directory
 
 _TRIAL_S = 300.0  # to open a model in
+# Of a file that is opened beside other work: whoever refuses it meanwhile waits for a second or so.
+_MOST_BYTES = 2_500_000_000
+_ROOM = 2  # times such a file, that has to be free: nothing is closed before to make room for it
 
 
 class TargetRefusedError(Exception):
@@ -37,6 +44,58 @@ class TargetRefusedError(Exception):
     def __init__(self, error: EdgeSpecError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class TargetOpening:
+    """The opening of a target. That of a file which does not take long begins at once, in a thread
+    of its own: its text is made ready meanwhile."""
+
+    def __init__(self, placed: PlacedModels) -> None:
+        self._placed = placed
+        self._model: Model | None = None
+        self._error: BaseException | None = None
+        self._thread: Thread | None = None
+        if _opens_beside(placed):
+            run = copy_context().run
+            # A command that ends by force does not wait for it (cli/start.py).
+            self._thread = Thread(
+                target=run, args=(self._open,), name="edge-spec-opening", daemon=True
+            )
+            self._thread.start()
+
+    def take(self) -> Model:
+        """Returns it open. Raises as `open_target` does."""
+        if self._thread is None:
+            return open_target(self._placed)
+        self._thread.join()
+        error, model = self._error, self._model
+        self._error = self._model = None
+        if error is not None:
+            raise error
+        assert model is not None
+        return model
+
+    def close(self) -> None:
+        """Closes what nobody has taken."""
+        if self._thread is not None:
+            self._thread.join()
+            if self._model is not None:
+                self._model.close()
+
+    def _open(self) -> None:
+        try:
+            self._model = open_target(self._placed)
+        except BaseException as error:  # is told to whoever takes it
+            self._error = error
+
+
+def _opens_beside(placed: PlacedModels) -> bool:
+    """Says whether there is no reason to wait with it."""
+    runtime = placed.target.runtime
+    if not isinstance(runtime, OpensBeside) or not runtime.opens_beside or _is_left(_mark(placed)):
+        return False
+    free, size = free_bytes(), placed.target.source.path.stat().st_size
+    return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
 
 
 def open_target(placed: PlacedModels) -> Model:

@@ -172,8 +172,6 @@ def _placed(
         progress,
         before_conversion=partial(_require_worth_converting, needs_chat, options.head),
     )
-    if needs_chat:
-        target.text.template()
     target = _translating(target, options)
     if options.parse_special:
         target = replace(target, text=replace(target.text, parse_special=True))
@@ -190,6 +188,8 @@ def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
     """Returns it with the languages that were asked for. Raises UsageError, also for a translator
     that nothing tells in which one to answer."""
     languages = options.source_language, options.target_language
+    if target.config.encoder is None and languages == (None, None):
+        return target
     tokenizer = target.text.tokenizer
     if not isinstance(tokenizer, Tokenizer) or (languages == (None, None) and not _asks(tokenizer)):
         return target
@@ -200,7 +200,8 @@ def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
             f"{target.name} translates into {len(end.languages)} languages, and nothing says which",
             remedy=f"Give --target-language, such as {end.some()}.",
         )
-    return replace(target, text=replace(target.text, tokenizer=found))
+    text = replace(target.text, tokenizer=found)
+    return replace(target, make_text=lambda: text)
 
 
 def _asks(tokenizer: Tokenizer) -> bool:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,16 @@ class ResolvedModel:
     runtime: Runtime
     source: Any  # what the runtime's `open` takes
     config: ModelConfig
-    text: ChatFormat
+    make_text: Callable[[], ChatFormat]
     profiles: Path | None = None  # that came with it
     as_it_is: bool = False  # whether the runtime reads the very file that was named
+
+    @cached_property
+    def text(self) -> ChatFormat:
+        """Returns what reads and writes its text, which is made when it is first asked for: a large
+        vocabulary takes a third of a second. Raises ModelFileError, and UnsupportedModelError where
+        neither we nor the runtime can have its tokenizer."""
+        return self.make_text()
 
     @property
     def loss(self) -> float | None:
@@ -125,18 +133,19 @@ def _described(resolution: Resolution, path: Path) -> ResolvedModel:
 
 
 def _from_bundle(resolution: Resolution, bundle: Bundle) -> ResolvedModel:
-    source = resolution.source
-    text = text_of_bundle(bundle)
+    source, make_text = resolution.source, partial(text_of_bundle, bundle)
     return ResolvedModel(
-        source.name, resolution.runtime, bundle, bundle.config, text, source.profiles
+        source.name, resolution.runtime, bundle, bundle.config, make_text, source.profiles
     )
 
 
 def _from_info(resolution: Resolution, info: ModelInfo, keeps: bool) -> ResolvedModel:
     source, runtime = resolution.source, resolution.runtime
-    text = text_of_info(info, runtime, keeps)
+    make_text = partial(text_of_info, info, runtime, keeps)
     as_it_is = resolution.stored.own is not None
-    return ResolvedModel(source.name, runtime, info, info.config, text, source.profiles, as_it_is)
+    return ResolvedModel(
+        source.name, runtime, info, info.config, make_text, source.profiles, as_it_is
+    )
 
 
 def joined_types(weight_types: frozenset[str]) -> str:

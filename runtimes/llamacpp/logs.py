@@ -17,7 +17,8 @@ _MAX_LINE = 160  # characters of an error's line in an error of ours
 
 
 class LibraryLog:
-    """Receives the library's lines. Attribute `callback` has to live as long as the library."""
+    """Receives the library's lines. Attribute `callback` has to live as long as the library, which
+    calls it with `data`."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(f"edge_spec.{name}")
@@ -25,7 +26,21 @@ class LibraryLog:
         self.num_errors = 0
         self._errors: deque[str] = deque(maxlen=8)
         self._line, self._level = "", 0
-        self.callback = LogCallback(self._receive)
+        self._receiver = LogCallback(self._receive)
+        self.callback, self.data = self._receiver, ctypes.c_void_p()
+
+    def send_through(self, filter: Any) -> None:
+        """Has each line go through a function of C, which drops those below `least_level` and calls
+        `data` with the others. A thread that loads a model would wait for the interpreter with each
+        of hundreds of lines that nobody reads."""
+        self.callback = ctypes.cast(filter, LogCallback)
+        self.data = ctypes.cast(self._receiver, ctypes.c_void_p)
+
+    @property
+    def least_level(self) -> int:
+        """The first of the library's levels that anybody listens to by now."""
+        heard = (level for level, each in _LEVELS.items() if self._logger.isEnabledFor(each))
+        return min(heard, default=_ERROR)
 
     def errors_after(self, num_errors: int) -> str:
         """The lines of errors that came since there were `num_errors`, the last few."""

@@ -38,6 +38,12 @@ class LlamaCppRuntime:
         library if they fit its build, which is part of the same keys."""
         return wanted()
 
+    @property
+    def opens_beside(self) -> bool:
+        """See `edge_spec.core.runtime_protocols.OpensBeside`: what llama.cpp logs is dropped on its
+        way to Python where there are kernels of ours."""
+        return bool(wanted())
+
     def open(self, source: ModelInfo, options: RuntimeOptions) -> LlamaCppModel:
         """Raises MissingDependencyError, UsageError for an unknown device or KV type, DeviceError,
         UnsupportedModelError where the library cannot load the file."""
@@ -97,7 +103,7 @@ class LlamaCppRuntime:
         ):
             return ()
         with suppress(MissingDependencyError, UsageError):
-            return choose_devices(wanted_devices(options), self._library().devices())
+            return choose_devices(wanted_devices(options), upstream.own_devices())
         return ()
 
     def smaller_memory(

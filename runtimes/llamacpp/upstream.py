@@ -26,12 +26,14 @@ from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     ContextChoices,
     Library,
+    LibraryDevice,
     ModelChoices,
     SequenceForm,
     Way,
 )
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
+from edge_spec.runtimes.llamacpp.rows.library import function
 from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
@@ -40,7 +42,7 @@ _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 # a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
 # Zen 5; benchmarks/results/2026-11-26-engines.md).
 _SPINS = "4000"
-_loading = Lock()  # of the library, which two threads may want first
+_loading, _binding = Lock(), Lock()  # of the library, which two threads may want first
 # Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
 _BUNDLED = Path(__file__).with_name("bundled")
 
@@ -75,12 +77,24 @@ def _imported() -> tuple[Any, Any]:
     return llama_cpp, libggml
 
 
+def own_devices() -> list[LibraryDevice]:
+    """Returns those of this machine, and waits for no test of kernels. Raises as `library` does."""
+    _, ggml, _ = _loaded()
+    return devices(ggml, ())
+
+
 def _loaded() -> tuple[Any, Any, LibraryLog]:
     """Returns llama.cpp's functions, ggml's, and what both log. Raises as `library` does."""
+    with _binding:
+        return _bound()
+
+
+@cache
+def _bound() -> tuple[Any, Any, LibraryLog]:
     api, libggml = _imported()
     bind_devices(libggml)
     log = LibraryLog(NAME)
-    api.llama_log_set(log.callback, None)
+    api.llama_log_set(log.callback, log.data)
     load_backend(libggml, log)
     return api, libggml, log
 
@@ -131,6 +145,9 @@ def library() -> Library:
 def _library() -> Library:
     api, ggml, log = _loaded()
     rows = install(ggml)
+    if rows.table is not None:
+        log.send_through(function("log"))
+        api.llama_log_set(log.callback, log.data)
     packed: dict[bytes, Packed] = {}  # what the last load of each file gave to the kernels
 
     def loaded(source: ModelInfo) -> Packed:
@@ -153,7 +170,7 @@ def _library() -> Library:
             Way("f16-bf16", kv_type="f16-bf16"),
         ),
         steady_rows=partial(steady_rows, api.llama_cpp._lib),
-        load_model=partial(_load_model, api, rows, packed),
+        load_model=partial(_load_model, api, log, rows, packed),
         free_model=api.llama_model_free,
         vocab_size=lambda model: int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))),
         hidden_size=api.llama_model_n_embd,
@@ -203,8 +220,15 @@ def _device_library(is_guarded: bool) -> Library:
 
 
 def _load_model(
-    api: Any, rows: Rows, packed: dict[bytes, Packed], path: bytes, choices: ModelChoices
+    api: Any,
+    log: LibraryLog,
+    rows: Rows,
+    packed: dict[bytes, Packed],
+    path: bytes,
+    choices: ModelChoices,
 ) -> int | None:
+    if rows.table is not None:
+        function("log_from")(log.least_level)
     params = api.llama_model_default_params()
     params.vocab_only = choices.vocabulary_only
     params.load_mode = _NO_MMAP if choices.mmap is False else _MMAP

@@ -101,7 +101,9 @@ def test_loading_keeps_it_and_looking_at_a_model_does_not(
 ) -> None:
     source = Source(str(gguf()), lambda what, fraction: None)
     resolution = resolution_on(source, "reference", LoadOptions())
-    assert find_resolved(resolution, source.progress) is not None
+    found = find_resolved(resolution, source.progress)
+    assert found is not None and not num_made()
+    assert found.text is found.text
     assert num_made() == 1 and not cache.exists()
     encoded = [
         prepare_model(resolution, source.progress).text.tokenizer.encode(TEXTS[2]) for _ in range(2)

@@ -40,6 +40,7 @@ BY_MACHINE = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 EVERYWHERE: Mapping[str, Sequence[str]] = {
     "kernels_portable.cpp": (),
     "dispatch.cpp": (),
+    "log.cpp": (),
     "checks.cpp": (),
     "checks_attention.cpp": (),
     "ort_operator.cpp": ("-fexceptions",),

@@ -58,6 +58,8 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("libraries", [_HANDLE, _TEXT, ctypes.c_size_t], _INT),
     ("begin_load", [_INT], None),
     ("end_load", [ctypes.POINTER(Load)], None),
+    ("log", [_INT, _TEXT, _HANDLE], None),
+    ("log_from", [_INT], None),
     ("counters", [ctypes.POINTER(ctypes.c_int64 * 4)], None),
 )
 
