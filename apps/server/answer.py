@@ -156,8 +156,9 @@ class ServerAnswer:
             choices = zip(self._work.prompts, self._work.options, strict=True)
             for choice, (prompt, options) in enumerate(choices):
                 if self._cancelled and choice:
-                    break
-                self._answer(choice, prompt, options)
+                    self._leave_out(choice)
+                else:
+                    self._answer(choice, prompt, options)
         except Exception as error:  # told to the client, whatever it is: the server stays up
             self._error = error
         finally:
@@ -196,6 +197,12 @@ class ServerAnswer:
                 slot.plain_per_second = result.stats.plain_per_second
             self.results.append(result)
         self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
+
+    def _leave_out(self, choice: int) -> None:
+        """Ends a choice that was not begun: replies have as many as were asked for."""
+        result = GenerationResult(finish_reason=FinishReason.CANCELLED)
+        self.results.append(result)
+        self._tell(Ended(choice, result, 0, None, self._slot.plain_per_second))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)

@@ -28,7 +28,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
         histogram.update(stats.acceptance_histogram)
         reasons.update(stats.plain_reasons)
     predicted_per_second = _ratio(predicted_n * 1e3, predicted_ms)
-    plain_per_second = next((s.plain_per_second for s in reversed(all_stats)), None)
+    plain_per_second = next(filter(None, (s.plain_per_second for s in reversed(all_stats))), None)
     speedup = None
     if predicted_ms and written_n and plain_per_second:
         speedup = written_n / predicted_ms * 1e3 / plain_per_second
@@ -51,7 +51,7 @@ def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
         "rounds": rounds,
         "plain_rounds": sum(stats.plain_rounds for stats in all_stats),
         "plain_reasons": dict(reasons),
-        "lossless": all_stats[-1].lossless,
+        "lossless": all_stats[0].lossless,
         "ttft_ms": round(all_stats[0].ttft_ms, 3),
     }
 

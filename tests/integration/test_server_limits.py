@@ -122,9 +122,11 @@ def test_nobody_waits_longer_than_the_queue_allows(serve: Serve, gate: Any) -> N
         assert figure(client, "edge_spec_queue_length") == 0
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
 def test_an_answer_that_takes_too_long_is_cut(
-    serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
+    """Also the choices that were not begun have an end, and usage is told."""
     client, cut, cancel = serve(parallel=1, request_timeout_s=0.05), Event(), ServerAnswer.cancel
     in_third = Event()
 
@@ -136,15 +138,22 @@ def test_an_answer_that_takes_too_long_is_cut(
     monkeypatch.setattr(ServerAnswer, "cancel", told)
     gate.let(2)
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(client.post, COMPLETIONS, json={**LONG, "stream": False})
+        more = {"stream": is_streamed, "stream_options": {"include_usage": True}, "n": 2}
+        asked = thread.submit(client.post, COMPLETIONS, json=LONG | more)
         for _ in range(3):
             gate.await_pass()
         in_third.set()
         assert cut.wait(30)
         gate.end()
-        answer = asked.result().json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["completion_tokens"] == 3
+        text = asked.result().text
+    if is_streamed:
+        told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    else:
+        told = [json.loads(text)]
+    choices = [choice for each in told for choice in each["choices"]]
+    ends = [(choice["index"], choice["finish_reason"]) for choice in choices]
+    assert [end for end in ends if end[1]] == [(0, "length"), (1, "length")]
+    assert told[-1]["usage"]["completion_tokens"] == 3
 
 
 def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(serve: Serve) -> None:
