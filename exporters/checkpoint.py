@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
+from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -44,6 +45,8 @@ class StoredCheckpoint:
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling = NOTHING_STATED
+    named_templates: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: SpecialTokens = field(default_factory=dict)
     tokenizer_digest: str | None = None  # None where it is read as it is
 
     def __post_init__(self) -> None:

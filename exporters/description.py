@@ -39,6 +39,8 @@ def describe(
         "bos_id": checkpoint.bos_id,
         "adds_bos": checkpoint.adds_bos,
         "sampling": checkpoint.sampling.stated,
+        "named_templates": checkpoint.named_templates,
+        "special_tokens": checkpoint.special_tokens,
         "quantization": quantization,
         "kv_cache": kv_cache,
         "source_sha256": sha256_file(path) if path.is_file() else None,

@@ -12,6 +12,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
@@ -48,6 +49,8 @@ class GgufModelInfo:
     adds_bos: bool
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling
+    named_templates: Mapping[str, str]
+    special_tokens: SpecialTokens
     tokenizer_digest: str
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 

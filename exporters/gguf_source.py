@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -34,6 +35,7 @@ from edge_spec.exporters.gguf_tokenizer import (
     tokenizer_from_gguf,
     vocabulary_digest,
 )
+from edge_spec.exporters.hf_templates import default_of
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
@@ -46,6 +48,17 @@ SAMPLING_KEYS = {
 }
 _LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
 
+_TEMPLATE = "tokenizer.chat_template"
+# Special tokens that chat templates may name: by the names of GGUF, which spells one so.
+TEMPLATE_TOKENS = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "seperator": "sep_token",
+    "padding": "pad_token",
+    "cls": "cls_token",
+    "mask": "mask_token",
+}
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
 
 
@@ -88,7 +101,8 @@ def text_fields(file: GgufFile) -> TextFields:
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
     return TextFields(
-        chat_template=metadata.get("tokenizer.chat_template", str),
+        **_templates(metadata),
+        special_tokens=_special_tokens(metadata),
         eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
         bos_id=bos,
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
@@ -96,6 +110,30 @@ def text_fields(file: GgufFile) -> TextFields:
         sampling=_sampling(metadata.values),
         tokenizer_digest=tokenizer_digest(file),
     )
+
+
+def _templates(metadata: Metadata) -> _Templates:
+    """Returns what the keys `tokenizer.chat_template` and `tokenizer.chat_template.NAME` hold."""
+    named = {
+        key.removeprefix(f"{_TEMPLATE}."): metadata.require(key, str)
+        for key in metadata.values
+        if key.startswith(f"{_TEMPLATE}.")
+    }
+    default = metadata.get(_TEMPLATE, str)
+    return _Templates(
+        chat_template=default_of(named) if default is None else default, named_templates=named
+    )
+
+
+def _special_tokens(metadata: Metadata) -> SpecialTokens:
+    """Returns the text of each token that a key states, by its name in transformers."""
+    tokens = metadata.get("tokenizer.ggml.tokens", list) or []
+    found = {}
+    for key, name in TEMPLATE_TOKENS.items():
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id", int)
+        if token is not None and 0 <= token < len(tokens) and isinstance(tokens[token], str):
+            found[name] = tokens[token]
+    return found
 
 
 class _TokenizerJson(str):
@@ -143,10 +181,15 @@ def _as_written(value: Any) -> Any:
     return float(str(np.float32(value))) if is_short else value
 
 
-class TextFields(TypedDict):
+class _Templates(TypedDict):
+    chat_template: str | None
+    named_templates: Mapping[str, str]
+
+
+class TextFields(_Templates):
     """The fields of a Checkpoint that concern its text."""
 
-    chat_template: str | None
+    special_tokens: SpecialTokens
     eos_ids: tuple[int, ...]
     bos_id: int | None
     adds_bos: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,16 +22,17 @@ from edge_spec.exporters.families.tensors import (
     whole_norms,
     without_unread,
 )
+from edge_spec.exporters.hf_files import read_json, read_text
+from edge_spec.exporters.hf_templates import template_fields
 from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.models.bundle_files import is_below, regular_size
+from edge_spec.models.bundle_files import is_below
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SHOWN = 200  # characters of a name in a message
-MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
 
 
 def open_directory(path: Path) -> StoredCheckpoint:
@@ -77,49 +77,13 @@ def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     eos_ids = _token_ids(path, "eos_token_id", eos)
     bos_ids = _token_ids(path, "bos_token_id", values.get("bos_token_id"))
     return {
-        "chat_template": _chat_template(path, tokenizer_config),
+        **template_fields(path, tokenizer_config),
         "eos_ids": tuple(sorted(set(eos_ids))),
         "bos_id": bos_ids[0] if bos_ids else None,
         "adds_bos": _adds_bos(path, tokenizer_config, bos_ids),
-        "read_tokenizer": lambda: _read_text(path / "tokenizer.json"),
+        "read_tokenizer": lambda: read_text(path / "tokenizer.json"),
         "sampling": _sampling(generation),
     }
-
-
-def _read_text(path: Path) -> str:
-    try:
-        size = regular_size(path)
-        if size > MAX_TEXT_BYTES:
-            raise ModelFileError(
-                f"{path} is larger than {MAX_TEXT_BYTES // 10**6} MB",
-                remedy="Do not use this model.",
-            )
-        with path.open(encoding="utf-8") as file:
-            return file.read(size)  # characters: no more than that, should it grow
-    except FileNotFoundError:
-        raise ModelFileError(
-            f"no such file: {path}",
-            remedy="Expected a Hugging Face directory with config.json, tokenizer.json and "
-            "safetensors weights.",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(
-            f"cannot read {path}: {error}", remedy="Download the file again."
-        ) from None
-
-
-def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    if not required and not path.exists():
-        return {}
-    try:
-        values = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(
-            f"{path} is not JSON: {error}", remedy="Download the file again."
-        ) from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path} holds no JSON object", remedy="Download the file again.")
-    return values
 
 
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -186,20 +150,6 @@ def _adds_bos(path: Path, tokenizer_config: Mapping[str, Any], bos_ids: Sequence
     except (AttributeError, IndexError, KeyError, TypeError):  # it begins with the text itself
         return False
     return False
-
-
-def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").exists():
-        return _read_text(path / "chat_template.jinja")
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict)
-        }
-        template = named.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _known_family(path: Path, values: Mapping[str, Any]) -> Family:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.recommended_sampling import RecommendedSampling
+
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates
+SpecialTokens = Mapping[str, str | Sequence[str]]  # such as {"bos_token": "<s>"}
 
 
 class Tensors(Protocol):
@@ -49,6 +52,8 @@ class ModelInfo(Protocol):
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     sampling: RecommendedSampling
+    named_templates: Mapping[str, str]  # other ones than `chat_template`, by name
+    special_tokens: SpecialTokens  # as chat templates are given them; "": one that there is not
 
     @property
     def weight_types(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import ModelInfo
+from edge_spec.core.model_info import DEFAULT_TEMPLATE, ModelInfo
 from edge_spec.errors import UnsupportedModelError, UsageError
 
 _CLASSES = {
@@ -93,8 +93,14 @@ def text_files(source: ModelInfo) -> Mapping[str, str]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": source.adds_bos,
     }
+    told |= {name: token or None for name, token in source.special_tokens.items()}
     if source.chat_template is not None:
-        told["chat_template"] = source.chat_template
+        templates = {DEFAULT_TEMPLATE: source.chat_template, **source.named_templates}
+        told["chat_template"] = (
+            [{"name": name, "template": each} for name, each in templates.items()]
+            if source.named_templates
+            else source.chat_template
+        )
     return {
         "tokenizer.json": source.tokenizer_json(),
         "tokenizer_config.json": json.dumps(told, indent=2),

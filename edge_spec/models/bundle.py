@@ -86,6 +86,9 @@ class Manifest(BaseModel):
     bos_id: int | None
     adds_bos: bool
     sampling: dict[str, float] = {}  # as its makers recommend, by the names of SamplingParams
+    named_templates: dict[str, str] = {}  # other ones than `chat_template`
+    # As templates are given them, such as {"bos_token": "<s>"}.
+    special_tokens: dict[str, str | tuple[str, ...]] = {}
     quantization: str
     source_sha256: str | None  # of the file it was made from, where it was one file
     parity: dict[str, float]  # distance from the source, on the packaged text

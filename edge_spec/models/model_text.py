@@ -59,6 +59,8 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         sampling=recommended_sampling(manifest.sampling),
+        named_templates=manifest.named_templates,
+        special_tokens=manifest.special_tokens,
     )
 
 
@@ -93,6 +95,8 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         eos_ids=published.eos_ids,
         bos_id=published.bos_id,
         sampling=published.sampling,
+        named_templates=published.named_templates,
+        special_tokens=published.special_tokens,
     )
 
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Unpack
 
+from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions
-from edge_spec.text.control_tokens import ControlTokens, literals_of
+from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.fitting import fitted, with_arguments
+from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
-from edge_spec.text.template_traits import TemplateTraits, ToolForm
+from edge_spec.text.template_traits import ToolForm
 
-_LAST = "probe-last"
-_PROBE: Sequence[Message] = (
-    {"role": "user", "content": "probe-user"},
-    {"role": "assistant", "content": "probe-assistant"},
-    {"role": "user", "content": _LAST},
-)
+_NAME = "chat_template"  # the value of a request that names a template
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class ChatFormat:
     bos_id: int | None
     sampling: RecommendedSampling = NOTHING_STATED
     parse_special: bool = False  # whether control tokens are read in messages, too
+    named_templates: Mapping[str, str] = field(default_factory=dict)  # beside `chat_template`
+    special_tokens: SpecialTokens = field(default_factory=dict)  # as templates are given them
 
     def chat_prompt(
         self,
@@ -52,13 +52,14 @@ class ChatFormat:
             messages = [{"role": "user", "content": messages}]
         if self.parse_special:
             return self.tokenizer.encode(self.rendered(messages, tools, **options))
-        plain = with_arguments(plain_messages(messages), self.traits)
+        opened = self._chosen(tools, options)
+        plain = with_arguments(plain_messages(messages), opened.traits)
 
         def render(messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
-            return self.rendered(messages, tools, **options)
+            return _rendered(opened, messages, tools, options)
 
         try:
-            return self.control_tokens.encode(render, plain, tools, options)
+            return opened.control_tokens.encode(render, plain, tools, _without_name(options))
         except RecursionError:
             raise _too_deep() from None
 
@@ -66,65 +67,103 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
-        template = self.template()
-        plain = plain_messages(messages)
-        try:
-            messages, tools = fitted(plain, tools, self.traits)
-        except RecursionError:
-            raise _too_deep() from None
-        return template.render(messages, tools, **options)
+        return _rendered(self._chosen(tools, options), messages, tools, _without_name(options))
 
     def tool_form(self) -> ToolForm:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as
         `template` does."""
-        native = self.traits.native_tools
+        native = self._for_tools.traits.native_tools
         return ToolForm() if native is None else native.form
 
     @property
     def knows_tools(self) -> bool:
         """Says whether the chat template does. Raises UnsupportedModelError as `template` does."""
-        return self.traits.native_tools is not None
-
-    @cached_property
-    def traits(self) -> TemplateTraits:
-        """Returns what the chat template takes. Raises as `template` does."""
-        return TemplateTraits(self.template().render)
+        return self._for_tools.traits.native_tools is not None
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Returns the names that the chat template reads. Raises as `template` does."""
-        return self.template().variables()
+        """Returns the names that the chat templates read. Raises as `template` does."""
+        opened = map(self._opened, (DEFAULT_TEMPLATE, *self.named_templates))
+        return frozenset[str]().union(*(each.variables for each in opened))
 
     def prompt_of(self, text: str) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
         those of the text itself, to be continued."""
         return self.tokenizer.encode(text) if self.chat_template is None else self.chat_prompt(text)
 
-    @cached_property
-    def control_tokens(self) -> ControlTokens:
-        """Raises UnsupportedModelError as `template` does."""
-        template, source = self.template(), self.chat_template or ""
-
-        def around() -> str:
-            try:
-                return template.render(_PROBE).partition(_LAST)[0]
-            except EdgeSpecError:  # it takes other conversations
-                return ""
-
-        ends = {*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))}
-        return ControlTokens(self.tokenizer, literals_of(source), ends, around)
-
     def template(self) -> ChatTemplate:
         """Raises UnsupportedModelError where there is none, or none that compiles."""
-        return self._template
+        return self._opened(DEFAULT_TEMPLATE).template
+
+    @property
+    def control_tokens(self) -> ControlTokens:
+        """Returns those of conversations without tools. Raises UnsupportedModelError as `template`
+        does."""
+        return self._opened(DEFAULT_TEMPLATE).control_tokens
+
+    @property
+    def _for_tools(self) -> OpenedTemplate:
+        has_own = TOOL_TEMPLATE in self.named_templates
+        return self._opened(TOOL_TEMPLATE if has_own else DEFAULT_TEMPLATE)
+
+    def _chosen(self, tools: Tools, options: PromptOptions) -> OpenedTemplate:
+        """Returns the template that is asked for by name, as transformers does; else the one for
+        tools where there are tools and it has one. Raises UsageError for a name that it has not."""
+        values = options.get("template_kwargs")
+        asked = values.get(_NAME) if isinstance(values, Mapping) else None
+        if asked is None:
+            return self._for_tools if tools else self._opened(DEFAULT_TEMPLATE)
+        if asked != DEFAULT_TEMPLATE and (
+            not isinstance(asked, str) or asked not in self.named_templates
+        ):
+            raise UsageError(
+                f"the model has no chat template named {reprlib.repr(asked)}",
+                remedy=f"It has: {', '.join((DEFAULT_TEMPLATE, *self.named_templates))[:200]}.",
+            )
+        return self._opened(asked)
+
+    def _opened(self, name: str) -> OpenedTemplate:
+        found = self._templates.get(name)
+        if found is None:
+            source = self.named_templates.get(name, self.chat_template)
+            ends = {*self.eos_ids, *(() if self.bos_id is None else (self.bos_id,))}
+            tokens = {**self._tokens_by_id(), **self.special_tokens}
+            found = OpenedTemplate(source, tokens, self.tokenizer, ends)
+            self._templates[name] = found
+        return found
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        names = [
-            "" if token is None else self.tokenizer.token_text(token)
-            for token in (self.bos_id, next(iter(self.eos_ids), None))
-        ]
-        return ChatTemplate(self.chat_template, *names)
+    def _templates(self) -> dict[str, OpenedTemplate]:
+        """By name, once they are opened."""
+        return {}
+
+    def _tokens_by_id(self) -> SpecialTokens:
+        """Returns the tokens that templates name most, which the model's files need not name."""
+        ids = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
+        return {
+            name: self.tokenizer.token_text(token)
+            for name, token in ids.items()
+            if token is not None
+        }
+
+
+def _rendered(
+    opened: OpenedTemplate, messages: Sequence[Message], tools: Tools, options: PromptOptions
+) -> str:
+    plain = plain_messages(messages)
+    try:
+        messages, tools = fitted(plain, tools, opened.traits)
+    except RecursionError:
+        raise _too_deep() from None
+    return opened.template.render(messages, tools, **options)
+
+
+def _without_name(options: PromptOptions) -> PromptOptions:
+    """Returns the options without the name of a template, which is none of its values."""
+    values = options.get("template_kwargs")
+    if not isinstance(values, Mapping) or _NAME not in values:
+        return options
+    return {**options, "template_kwargs": {n: v for n, v in values.items() if n != _NAME}}
 
 
 def _too_deep() -> UsageError:

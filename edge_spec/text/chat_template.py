@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 
+from edge_spec.core.model_info import SpecialTokens
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
 
@@ -42,10 +44,10 @@ class ChatTemplate:
         source: str | None,
         bos_token: str = "",
         eos_token: str = "",
-        **special_tokens: str | Sequence[str],
+        special_tokens: SpecialTokens = MappingProxyType({}),
     ) -> None:
-        """special_tokens: others by name, such as pad_token. One that is empty is not given to the
-        template at all."""
+        """special_tokens: by name, such as pad_token, which go before the others. One that is empty
+        is not given to the template at all."""
         from edge_spec.text.template_sandbox import TemplateSandbox
 
         if source is None:

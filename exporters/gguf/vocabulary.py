@@ -10,8 +10,7 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.tokenizer_json import NO_SCORE, vocabulary_of
-from edge_spec.exporters.gguf_source import STOP_TOKENS
-from edge_spec.exporters.hf_source import read_json
+from edge_spec.exporters.gguf_source import STOP_TOKENS, TEMPLATE_TOKENS
 
 _PREFIX = "tokenizer."
 
@@ -39,9 +38,10 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
             f"most {len(STOP_TOKENS)}",
             remedy="Leave the important ones in generation_config.json.",
         )
-    main = _main_stop(checkpoint)
-    stops.sort(key=lambda stop: stop != main)  # stable: the main one comes first
-    metadata: Metadata = {
+    named = _named_tokens(checkpoint)
+    stops.sort(key=lambda stop: stop != named.get("eos"))  # stable: the main one comes first
+    metadata: Metadata = {f"tokenizer.ggml.{name}_token_id": id for name, id in named.items()}
+    metadata |= {
         f"tokenizer.ggml.{name}_token_id": stop
         for name, stop in zip(STOP_TOKENS, stops, strict=False)
     }
@@ -51,18 +51,19 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
     metadata["tokenizer.ggml.add_bos_token"] = checkpoint.adds_bos and checkpoint.bos_id is not None
     if checkpoint.chat_template is not None:
         metadata["tokenizer.chat_template"] = checkpoint.chat_template
+    for name, template in checkpoint.named_templates.items():
+        metadata[f"tokenizer.chat_template.{name}"] = template
+    if checkpoint.named_templates:
+        metadata["tokenizer.chat_templates"] = list(checkpoint.named_templates)
     return metadata
 
 
-def _main_stop(checkpoint: StoredCheckpoint) -> int | None:
-    """The token that chat templates and other programs know as EOS."""
-    configured = read_json(checkpoint.path / "tokenizer_config.json", required=False)
-    token = configured.get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        return None
-    found: int | None = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json()).token_to_id(text)
-    return found
+def _named_tokens(checkpoint: StoredCheckpoint) -> dict[str, int]:
+    """Returns the tokens that chat templates know by name, by GGUF's names."""
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
+    texts = {key: checkpoint.special_tokens.get(name) for key, name in TEMPLATE_TOKENS.items()}
+    ids = {key: tokenizer.token_to_id(text) for key, text in texts.items() if isinstance(text, str)}
+    return {key: token for key, token in ids.items() if token is not None}
 
 
 def _padding(metadata: Metadata, vocab_size: int) -> Metadata:

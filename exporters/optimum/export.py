@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
+from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import (
     EdgeSpecError,
@@ -26,7 +27,8 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards, text_fields
+from edge_spec.exporters.hf_files import read_json
+from edge_spec.exporters.hf_source import INDEX, SINGLE, shards, text_fields
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.parity import (
     Converted,
@@ -68,6 +70,8 @@ class OptimumSource:
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]
     sampling: RecommendedSampling
+    named_templates: Mapping[str, str]
+    special_tokens: SpecialTokens
 
 
 class OptimumExporter:
@@ -200,6 +204,8 @@ class _Making:
             bos_id=source.bos_id,
             adds_bos=source.adds_bos,
             sampling=source.sampling.stated,
+            named_templates=source.named_templates,
+            special_tokens=source.special_tokens,
             quantization=self._quantization,
             source_sha256=None,
             parity=self._parity,

@@ -166,4 +166,6 @@ def _text_of_other(source: Any) -> ChatFormat:
         eos_ids=source.eos_ids,
         bos_id=source.bos_id,
         sampling=source.sampling,
+        named_templates=source.named_templates,
+        special_tokens=source.special_tokens,
     )

@@ -15,8 +15,9 @@ TOKENIZER = "tokenizer.json"
 # Beside the weights; of these, only the first two have to be there.
 DESCRIPTION = (
     *(CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json"),
-    *("chat_template.jinja", "special_tokens_map.json"),
+    *("chat_template.jinja", "chat_template.json", "special_tokens_map.json"),
 )
+_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Of several GGUF files the first of these: Q4_0 is what all runtimes here run or convert as it is,
@@ -103,7 +104,9 @@ def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
         if weights:
             return ChosenFiles((CONFIG, *weights), has_to_be_head=True)
     if weights and CONFIG in names:
-        return ChosenFiles((*(name for name in DESCRIPTION if name in names), *weights))
+        description = [name for name in DESCRIPTION if name in names]
+        description += sorted(filter(_TEMPLATES.fullmatch, names))
+        return ChosenFiles((*description, *weights))
     return ChosenFiles((_preferred(reference, names),))
 
 

@@ -19,7 +19,9 @@ TRIMMED = TURNS.replace("m.content", "m.content | trim")
 
 
 def rendered(source: str, *messages: Any, tools: Any = (), **options: Any) -> str:
-    return ChatTemplate(source, "<s>", "</s>", pad_token="<pad>").render(messages, tools, **options)
+    return ChatTemplate(source, "<s>", "</s>", {"pad_token": "<pad>"}).render(
+        messages, tools, **options
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""A chat template of one model, with what it takes and what only it may write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+from edge_spec.core.model_info import SpecialTokens
+from edge_spec.core.text_codec import TextCodec
+from edge_spec.errors import EdgeSpecError
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.control_tokens import ControlTokens, literals_of
+from edge_spec.text.plain_messages import Message
+from edge_spec.text.template_traits import TemplateTraits
+
+_LAST = "probe-last"
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "probe-user"},
+    {"role": "assistant", "content": "probe-assistant"},
+    {"role": "user", "content": _LAST},
+)
+
+
+class OpenedTemplate:
+    """Raises UnsupportedModelError where there is no template, or none that compiles."""
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: SpecialTokens,
+        codec: TextCodec,
+        ends: Collection[int],
+    ) -> None:
+        """ends: tokens that end or begin a text."""
+        self.template = ChatTemplate(source, special_tokens=special_tokens)
+        self.traits = TemplateTraits(self.template.render)
+        self._source = source or ""
+        self._codec = codec
+        self._ends = ends
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Returns the names that it reads."""
+        return self.template.variables()
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        def around() -> str:
+            try:
+                return self.template.render(_PROBE).partition(_LAST)[0]
+            except EdgeSpecError:  # it takes other conversations
+                return ""
+
+        return ControlTokens(self._codec, literals_of(self._source), self._ends, around)
