@@ -53,12 +53,12 @@ class ChatFormat:
         if self.parse_special:
             return self.tokenizer.encode(self.rendered(messages, tools, **options))
         opened = self._chosen(tools, options)
-        plain = with_arguments(plain_messages(messages), opened.traits)
 
         def render(messages: Sequence[Message], tools: Tools, options: PromptOptions) -> str:
             return _rendered(opened, messages, tools, options)
 
         try:
+            plain = with_arguments(plain_messages(messages), opened.traits)
             return opened.control_tokens.encode(render, plain, tools, _without_name(options))
         except RecursionError:
             raise _too_deep() from None
