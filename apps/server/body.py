@@ -31,10 +31,18 @@ Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_INT)]
 
 
+def _closed(schema: JsonObject, kind: type[Body]) -> None:
+    """Says in the description whether there may be members that are no fields."""
+    if not kind.other_names.keeps_others:
+        schema["additionalProperties"] = False
+
+
 class Body(BaseModel):
     """Takes its fields by their names, and by those that other servers have for them."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra=_closed
+    )
     other_names: ClassVar[OtherNames] = OtherNames()
 
     @model_validator(mode="before")

@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf, isfinite
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.logprobs import Score, score_of
 from edge_spec.core.rng import Draws, Purpose, exponential, generator, pick
-from edge_spec.errors import SessionError, UsageError
-
-LEAST_PENALTY = 0.01  # of repetitions: what is divided by less leaves float32
-_NO_BIAS: Mapping[int, float] = {}
-
-_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: value >= 0, "0 or more"),
-    "top_k": (lambda value: value >= 0, "0 (all tokens) or more"),
-    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "min_p": (lambda value: 0 <= value < 1, "from 0 up to 1"),
-    "repetition_penalty": (lambda value: value >= LEAST_PENALTY, f"{LEAST_PENALTY} or more"),
-    "presence_penalty": (isfinite, "a finite number"),
-    "frequency_penalty": (isfinite, "a finite number"),
-    "logit_bias": (
-        lambda value: all(bias < inf for bias in value.values()),
-        "a bias by token, each below infinity",
-    ),
-    "seed": (lambda value: value is None or 0 <= value < 2**64, "0 or more and below 2**64"),
-}
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Says how the next token is chosen. Raises UsageError for a value out of its range.
-
-    Temperature 0 takes the most probable token. Otherwise logits are processed in this order:
-    bias, penalties, temperature, top-k, top-p, min-p.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0  # 0: all tokens
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # > 1 makes every token of prompt and output less likely
-    presence_penalty: float = 0.0  # subtracted from the logit of every token of the output
-    frequency_penalty: float = 0.0  # the same, as often as the token stands there
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
-    seed: int | None = None  # None: a fresh one each time
-
-    def __post_init__(self) -> None:
-        for name, (is_valid, expected) in _VALID.items():
-            value = getattr(self, name)
-            try:
-                valid = is_valid(value)
-            except (AttributeError, TypeError):  # of another type
-                valid = False
-            if not valid:
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {expected}.")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def penalized(self) -> bool:
-        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
-
-    @property
-    def raw(self) -> bool:
-        """Says whether logits can be used as the model gave them."""
-        return not (self.penalized or self.logit_bias)
+from edge_spec.core.sampling_params import LEAST_PENALTY as LEAST_PENALTY
+from edge_spec.core.sampling_params import SamplingParams as SamplingParams
+from edge_spec.errors import SessionError
 
 
 class TokenChoice(NamedTuple):

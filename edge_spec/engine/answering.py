@@ -110,6 +110,8 @@ class Answering(ABC):
         options: `AnswerOptions`. Raises UsageError for an empty prompt or malformed options,
         ContextFullError if the prompt does not fit.
         """
+        if hasattr(prompt, "tolist"):  # an array's
+            prompt = prompt.tolist()
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()

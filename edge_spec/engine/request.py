@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from typing import Any, TypedDict, get_type_hints
 
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -31,6 +33,9 @@ OTHER_ANSWER_NAMES = {
     "json_schema": "grammar",
     "temp": "temperature",
     "repeat_penalty": "repetition_penalty",
+    "chat_template_kwargs": "template_kwargs",
+    "enable_thinking": "template_kwargs",
+    "reasoning_effort": "template_kwargs",
 }
 _HELP = {
     "max_tokens": "Without it, an answer goes on until its end, or until the context is full.",
@@ -48,8 +53,8 @@ class AnswerOptions(TypedDict, total=False):
     """Options of `generate`, `chat` and `stream`."""
 
     max_tokens: int | None  # None: until the model ends its text or the context is full
-    stop: str | Sequence[str]  # the text ends before the first of these
-    stop_token_ids: Sequence[int]  # and before the first of these tokens
+    stop: str | Sequence[str] | None  # the text ends before the first of these
+    stop_token_ids: Sequence[int] | None  # and before the first of these tokens
     sampling: SamplingParams  # greedy where not given
     grammar: Grammar | None  # what the text has to look like
     logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
@@ -73,10 +78,11 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     """Raises UsageError for what there is no option for or this model cannot be asked,
     ContextFullError for a prompt that does not fit."""
     _check_options(options)
-    max_tokens, stop = options.get("max_tokens"), options.get("stop", ())
-    stop_token_ids = options.get("stop_token_ids", ())
+    max_tokens, stop = options.get("max_tokens"), options.get("stop") or ()
+    stop_token_ids = options.get("stop_token_ids") or ()
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}", remedy="It has to be 1 or more.")
+    _require_tokens(prompt)
     _check_tokens(parts, "the prompt", prompt)
     _check_tokens(parts, "stop_token_ids", stop_token_ids)
     if not prompt:
@@ -139,7 +145,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             require_type(name, value, taken[name], _HELP[name])
             continue
         loading = [each.name for each in fields(AskedOptions)]
-        found = meant(name, [*ANSWER_NAMES, *loading], OTHER_ANSWER_NAMES)
+        names = [*ANSWER_NAMES, *ChatOptions.__annotations__, *loading]
+        found = meant(name, names, OTHER_ANSWER_NAMES)
         if found is None:
             remedy = f"There are {', '.join(taken)}."
         elif found in loading:
@@ -151,9 +158,27 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def how_to_give(name: str) -> str:
     """Says how an answer is asked for with one of ANSWER_NAMES."""
+    if name in ChatOptions.__annotations__ and name not in AnswerOptions.__annotations__:
+        return f"Give chat or stream {name}=...."
     if name in AnswerOptions.__annotations__:
         return f"Give each answer {name}=..., as chat and generate take it."
     return f"Give each answer sampling=SamplingParams({name}=...)."
+
+
+def _require_tokens(prompt: Any) -> None:
+    """Raises UsageError for what is no list of whole numbers."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
+    if not is_list or not all(map(_is_whole, prompt)):
+        raise UsageError(
+            f"the prompt is {reprlib.repr(prompt)}",
+            remedy="It is a text, or a list of token ids.",
+        )
+
+
+def _is_whole(token: Any) -> bool:
+    if type(token) is int:  # told fast: prompts are long
+        return True
+    return isinstance(token, Integral) and not isinstance(token, bool)
 
 
 def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:

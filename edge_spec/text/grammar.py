@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ import numpy as np
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.text.gbnf import as_lark
 from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -35,6 +37,9 @@ JSON_STYLE: Any = {
 }
 
 
+_MAKERS = {"json-schema": "json_schema", "regex": "regex", "lark": "lark", "gbnf": "gbnf"}
+
+
 @dataclass(frozen=True)
 class Grammar:
     """Describes what an answer has to look like. It is checked when an answer is asked for:
@@ -44,6 +49,14 @@ class Grammar:
     source: str
     strict: bool = True  # of a JSON schema
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what is no text."""
+        if self.kind not in _MAKERS or not isinstance(self.source, str):
+            raise UsageError(
+                f"a grammar is {reprlib.repr(self.source)} of the kind {self.kind!r}",
+                remedy=f"Write one with Grammar.{', '.join(_MAKERS.values())}.",
+            )
+
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | None = None, *, strict: bool = True) -> Self:
         """JSON that a JSON Schema describes; any object without one.
@@ -51,7 +64,13 @@ class Grammar:
         strict: keywords that answers cannot be held to are refused; else they are passed over.
         """
         schema = {"type": "object"} if schema is None else schema
-        return cls("json-schema", json.dumps(schema), strict)
+        try:
+            return cls("json-schema", json.dumps(schema), strict)
+        except TypeError as error:
+            raise UsageError(
+                f"a schema is no JSON: {error}",
+                remedy='It is a mapping, such as {"type": "object"}.',
+            ) from None
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -123,7 +142,7 @@ class GrammarCompiler:
             elif grammar.kind == "regex":
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:
-                text = _as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
+                text = as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
                 source = LLMatcher.grammar_from_lark(text)
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
             fault = matcher.get_error()
@@ -156,16 +175,6 @@ class GrammarCompiler:
                 remedy="Ask without a schema or grammar, or use another runtime.",
             )
         return LLTokenizer(source, n_vocab=size, eos_token=list(self._stop_ids))
-
-
-def _as_lark(gbnf: str) -> str:
-    """Raises ValueError for a grammar that cannot be read."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
-
-    try:
-        return any_to_lark(gbnf)
-    except (GbnfToLarkError, RecursionError) as error:
-        raise ValueError(str(error) or "it is nested too deeply") from None
 
 
 class _AddedText:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,11 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     read. An answer or a result of a tool without content has an empty one, but for an answer that
     calls tools. Raises UsageError for a message that is malformed.
     """
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+        raise UsageError(
+            f"the messages are {reprlib.repr(messages)}",
+            remedy='They are a text, or a list of {"role": "user", "content": "..."}.',
+        )
     return [_plain(message) for message in messages]
 
 

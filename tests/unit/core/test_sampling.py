@@ -147,6 +147,28 @@ def test_penalties_count_the_rows_own_path(params: SamplingParams) -> None:
     assert sampler.choose(logits, []).token == 1
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"top_k": value} for value in (1.5, True, "5", -1, None)),
+        *({"seed": value} for value in (1.5, True, "5", -1)),
+        *({"temperature": value} for value in (True, "1", None, float("nan"))),
+        *({"frequency_penalty": value} for value in (True, "1", float("inf"))),
+        *({"logit_bias": value} for value in ({"1": 2}, {1.5: 2}, {1: "x"}, {1: True}, [(1, 2)])),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(given))} is"):
+        SamplingParams(**given)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    bias = {np.int64(1): np.float32(2)}
+    params = SamplingParams(np.float32(0.5), np.int64(4), seed=np.uint64(5), logit_bias=bias)
+    assert Sampler(params, []).choose(LOGITS, []).token >= 0
+
+
 def test_a_path_and_the_same_output_give_the_same_choice() -> None:
     penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}
     params = SamplingParams(temperature=1, seed=3, **penalties)

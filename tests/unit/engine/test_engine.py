@@ -176,7 +176,15 @@ def test_a_model_without_a_chat_template_still_generates(
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("temperature", "sampling=SamplingParams(temperature="), ("max_token", "max_tokens=...")],
+    [
+        ("temperature", "sampling=SamplingParams(temperature="),
+        ("max_token", "max_tokens=..."),
+        ("stops", "stop=..."),
+        ("stop_tokens", "stop_token_ids=..."),
+        ("repeat_penalty", "sampling=SamplingParams(repetition_penalty="),
+        ("chat_template_kwargs", "chat or stream template_kwargs=..."),
+        ("tool", "chat or stream tools=..."),
+    ],
 )
 def test_an_option_that_there_is_not_is_never_left_out_in_silence(
     name: str, remedy: str, make_engine: Any, remembers_all: Any
@@ -186,6 +194,29 @@ def test_an_option_that_there_is_not_is_never_left_out_in_silence(
         with pytest.raises(UsageError, match=f"no option {name}") as caught:
             ask("hello", **{name: 1})
         assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("prompt", [None, 5, ["a"], [1.5], [True], b"abc", [[1]], {"a": 1}])
+def test_a_prompt_is_text_or_tokens(prompt: Any, make_engine: Any, remembers_all: Any) -> None:
+    with pytest.raises(UsageError, match="the prompt is") as caught:
+        make_engine(remembers_all()).generate(prompt)
+    assert "a text, or a list of token ids" in caught.value.remedy
+
+
+@pytest.mark.parametrize("messages", [None, 5, b"a", {"role": "user", "content": "a"}, {"a"}])
+def test_messages_are_a_text_or_a_list(messages: Any, make_engine: Any, remembers_all: Any) -> None:
+    with pytest.raises(UsageError, match="the messages are") as caught:
+        make_engine(remembers_all()).chat(messages)
+    assert "a list of" in caught.value.remedy
+
+
+@pytest.mark.parametrize("tokens", [np.arange(4), (0, 1, 2, 3), range(4)])
+def test_tokens_may_come_in_any_list(tokens: Any, make_engine: Any, remembers_all: Any) -> None:
+    engine = make_engine(remembers_all())
+    assert (
+        engine.generate(tokens, max_tokens=2).text
+        == engine.generate([0, 1, 2, 3], max_tokens=2, stop=None).text
+    )
 
 
 def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any) -> None:
