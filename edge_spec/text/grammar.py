@@ -63,14 +63,15 @@ class Grammar:
 
         strict: keywords that answers cannot be held to are refused; else they are passed over.
         """
-        schema = {"type": "object"} if schema is None else schema
         try:
-            return cls("json-schema", json.dumps(schema), strict)
-        except TypeError as error:
+            source = json.dumps({"type": "object"} if schema is None else schema)
+        except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(
-                f"a schema is no JSON: {error}",
-                remedy='It is a mapping, such as {"type": "object"}.',
+                f"the schema is no JSON: {error}",
+                remedy='Give a mapping such as {"type": "object"}; pydantic\'s classes make one '
+                "with model_json_schema().",
             ) from None
+        return cls("json-schema", source, strict)
 
     @property
     def passed_over(self) -> tuple[str, ...]:

@@ -25,6 +25,30 @@ class OverlapError(Exception):
     """It is not known what fits one form only."""
 
 
+def have_own_tags(groups: Sequence[Forms], read: Read) -> bool:
+    """Says whether all are objects with a member whose values are others in each group, as those of
+    a discriminated union."""
+    objects = [[form for form in group if isinstance(form, Objects)] for group in groups]
+    if [list(group) for group in groups] != objects or not any(objects):
+        return False
+    shared = set.intersection(*(set(form.required) for group in objects for form in group))
+    return any(_is_tag(name, objects, read) for name in shared)
+
+
+def _is_tag(name: str, groups: Sequence[Sequence[Objects]], read: Read) -> bool:
+    taken: set[str] = set()
+    for group in groups:
+        tags: set[str] = set()
+        for member in (member for form in group for member in read(form.member(name))):
+            if not isinstance(member, Strings) or member.values is None:
+                return False
+            tags |= set(member.values)
+        if tags & taken:
+            return False
+        taken |= tags
+    return True
+
+
 def apart(form: Form, others: Iterable[Form], read: Read, depth: int = 0) -> list[Form]:
     """Returns forms that have what fits `form` and none of the others, or less. Raises
     OverlapError."""

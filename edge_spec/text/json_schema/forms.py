@@ -324,7 +324,10 @@ def together(parts: Iterable[Node]) -> Together:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Says whether JSON has such a number."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def exact(value: float) -> Fraction:

@@ -12,13 +12,14 @@ from edge_spec.text.json_schema.forms import Numbers
 
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads bounds
 _GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
+_LEAST = 1e-15  # of bounds, likewise, that are not 0
 _MAX_EXCLUDED = 100
 
 
 def number_schemas(document: Document, node: Node, form: Numbers) -> list[dict[str, Any]]:
     """One schema or several, of which one has to fit."""
     if form.values is not None:
-        if any(abs(value) > _EXACT for value in form.values):
+        if any(abs(value) > _EXACT or 0 < abs(value) < _LEAST for value in form.values):
             document.cannot_hold(node, "enum", "a number of more than 15 digits")
             return [{"type": "integer" if form.is_whole else "number"}]
         return [{"enum": list(form.values)}]
@@ -45,7 +46,16 @@ def _bounded(form: Numbers) -> Numbers | None:
         if high < 0:
             return None
         most, below = _GREATEST, None
-    return replace(form, least=least, most=most, above=above, below=below).sound()
+    form = replace(form, least=least, most=most, above=above, below=below)
+    if any(each is not None and 0 < abs(each) < _LEAST for each in (least, above)):
+        low = max(each for each in (least, above) if each is not None)
+        form = replace(form, least=_LEAST if low > 0 else 0, above=None) if low < _LEAST else form
+    if any(each is not None and 0 < abs(each) < _LEAST for each in (most, below)):
+        high = min(each for each in (most, below) if each is not None)
+        form = (
+            replace(form, most=0 if high > 0 else -_LEAST, below=None) if high > -_LEAST else form
+        )
+    return form.sound()
 
 
 def _schema(document: Document, node: Node, form: Numbers) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from edge_spec.text.json_schema.disjoint import OverlapError, apart
+from edge_spec.text.json_schema.disjoint import OverlapError, apart, have_own_tags
 from edge_spec.text.json_schema.document import CannotHoldError, Document, Node
 from edge_spec.text.json_schema.forms import (
     EVERYTHING,
@@ -29,6 +28,7 @@ from edge_spec.text.json_schema.negation import FORBIDDEN, MEMBERS, WITHOUT, neg
 from edge_spec.text.json_schema.typed import TYPES, typed
 
 MAX_FORMS = 1000
+MAX_MEMBERS = 60  # of oneOf, which are compared each with each
 MAX_VALUES = 20_000
 
 
@@ -134,8 +134,12 @@ class Reader:
         """oneOf: what fits one member may fit no other one."""
         members = self._document.children(node, "oneOf")
         groups = [self._both(node, forms, self._member(node, member)) for member in members]
+        if have_own_tags(groups, self.forms):
+            return tuple(form for group in groups for form in group)
         found: list[Form] = []
         try:
+            if len(groups) > MAX_MEMBERS:
+                raise OverlapError
             for index, group in enumerate(groups):
                 others = [form for n, each in enumerate(groups) if n != index for form in each]
                 for form in group:
@@ -181,7 +185,7 @@ class Reader:
         return Numbers(values=(self._number(node.path, value),))
 
     def _number(self, path: str, value: Any) -> float | int:
-        if not is_number(value) or not math.isfinite(value):
+        if not is_number(value):
             self._document.wrong(path, "a value that is no JSON")
         return value  # type: ignore[no-any-return]
 

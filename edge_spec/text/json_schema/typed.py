@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,6 +29,11 @@ from edge_spec.text.json_schema.negation import FORBIDDEN, MEMBERS
 from edge_spec.text.json_schema.patterns import UnknownPatternError, as_rust
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+
+
+_GREATEST = 10**300  # beyond it, whole numbers are no floats
+_MAX_PATTERNS = 100  # of members' names: llguidance compares each with each
+_MAX_PATTERN = 20_000  # characters
 
 
 def typed(document: Document, node: Node) -> Forms:
@@ -90,9 +94,9 @@ class _Typed:
         return None if value is None else self._checked(keyword, value)
 
     def _checked(self, keyword: str, value: Any) -> float | int:
-        if not is_number(value) or not math.isfinite(value):
+        if not is_number(value):
             self._document.wrong(f"{self._node.path}/{keyword}", f"{keyword} is a number")
-        return value  # type: ignore[no-any-return]
+        return max(min(value, _GREATEST), -_GREATEST)  # type: ignore[no-any-return]
 
     def _step(self) -> Fraction | None:
         value = self._number("multipleOf")
@@ -117,6 +121,9 @@ class _Typed:
         if pattern is not None:
             if not isinstance(pattern, str):
                 self._document.wrong(f"{self._node.path}/pattern", "pattern is a string")
+            if len(pattern) > _MAX_PATTERN:
+                why = f"more than {_MAX_PATTERN} characters"
+                self._document.wrong(f"{self._node.path}/pattern", why)
             try:
                 form = replace(form, patterns=(as_rust(pattern),))
             except UnknownPatternError as error:
@@ -188,6 +195,9 @@ class _Typed:
 
     def _patterns(self) -> Mapping[str, Together]:
         found: dict[str, Together] = {}
+        if len(self._given.get("patternProperties", ())) > _MAX_PATTERNS:
+            place = f"{self._node.path}/patternProperties"
+            self._document.wrong(place, f"more than {_MAX_PATTERNS} patterns")
         for pattern, each in self._document.named(self._node, "patternProperties").items():
             try:
                 written = as_rust(pattern)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from math import comb
 from typing import Any
 
 from edge_spec.text.json_schema.document import Document, Node
@@ -213,11 +214,12 @@ class Writer:
             sizes = sizes[:1]
         else:
             sizes = range(sizes.start, min(most - len(required), len(optional)) + 1)
-        subsets = [each for size in sizes for each in combinations(optional, size)]
-        if len(optional) > 20 or len(subsets) > _MAX_CHOICES or not subsets:
+        num_choices = sum(comb(len(optional), size) for size in sizes)
+        if len(optional) > 40 or not 0 < num_choices <= _MAX_CHOICES:
             keyword = "minProperties" if least else "maxProperties"
             self._document.cannot_hold(node, keyword, "there are too many choices of members")
             return [schema]
+        subsets = [each for size in sizes for each in combinations(optional, size)]
         return [_chosen(schema, optional, each, is_exact=most is not None) for each in subsets]
 
 
