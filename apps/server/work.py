@@ -83,7 +83,10 @@ class Desk:
         self._require_read(request)
         try:
             return self._engine.chat_prompt(
-                messages, [_shown(tool) for tool in tools], **_template_options(request)
+                messages,
+                [_shown(tool) for tool in tools],
+                closes_thought=_begins_with_form(request, tools),
+                **_template_options(request),
             )
         except UnsupportedModelError as error:
             raise ApiError(
@@ -200,6 +203,12 @@ def _refuse_calls(choice: Choice | None) -> None:
     """Raises ApiError for calls that are asked for where there are no tools."""
     if choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
+
+
+def _begins_with_form(request: ChatRequest, tools: Sequence[Tool]) -> bool:
+    """Says whether the answer has a form from its first token on, where no thought can stand."""
+    is_formed = request.form is not None and request.form.grammar.is_of_answer
+    return is_formed or (bool(tools) and _is_required(request.tool_choice))
 
 
 def _is_required(choice: Choice | None) -> bool:

@@ -57,7 +57,8 @@ def generate(
         model, prompt = "smollm2", model
     params = sampling.params()
     grammar = None if schema is None else _grammar(schema)
-    asked = _Asked(sys.stdin.read() if prompt == "-" else prompt, raw)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    asked = _Asked(text, raw, closes_thought=grammar is not None)
     with open_engine(model, loading, screen=asked.encode) as engine:
         generation = engine.generate(
             asked.tokens,
@@ -73,9 +74,10 @@ def generate(
 class _Asked:
     """The prompt: its tokens are known when the model's header is, before the weights are read."""
 
-    def __init__(self, text: str, raw: bool) -> None:
+    def __init__(self, text: str, raw: bool, *, closes_thought: bool) -> None:
         self._text = text
         self._raw = raw
+        self._closes_thought = closes_thought
         self.tokens: Sequence[int] = ()
 
     def encode(self, placed: PlacedModels) -> None:
@@ -89,8 +91,10 @@ class _Asked:
                 "%s has no chat template: the prompt is continued as it is, as with --raw",
                 placed.target.name,
             )
-        encode = text.tokenizer.encode if self._raw else text.prompt_of
-        self.tokens = encode(self._text)
+        if self._raw:
+            self.tokens = text.tokenizer.encode(self._text)
+        else:
+            self.tokens = text.prompt_of(self._text, closes_thought=self._closes_thought)
         require_room(self.tokens, placed.context_length)
 
 

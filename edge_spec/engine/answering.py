@@ -54,6 +54,7 @@ class Answering(ABC):
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        closes_thought: bool | None = None,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
         """Returns the assistant's next message; a string is one message of the user. With `stream`,
@@ -61,15 +62,20 @@ class Answering(ABC):
 
         options: `ChatOptions`; tools that the chat template does not know are described in a
         message of the system. template_kwargs: what else the template is given.
-        continue_final_message: the answer goes on with the last message. Raises UsageError for
+        continue_final_message: the answer goes on with the last message. closes_thought: a thought
+        that the template opens is closed; None: where there is a grammar. Raises UsageError for
         malformed messages, tools or options, ContextFullError if the messages do not fit.
         """
+        grammar = options.get("grammar")
+        if closes_thought is None and grammar is not None:
+            closes_thought = grammar.is_of_answer
         prompt = self.chat_prompt(
             messages,
             tools,
             template_kwargs=template_kwargs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            closes_thought=closes_thought,
         )
         generation = self._start(prompt, **options)
         return generation if stream else generation.finish()

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Unpack
+from typing import Any, Unpack, cast
 
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
@@ -18,6 +18,7 @@ from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.template_traits import ToolForm
+from edge_spec.text.thoughts import closed_thought
 
 _NAME = "chat_template"  # the value of a request that names a template
 
@@ -86,10 +87,12 @@ class ChatFormat:
         opened = map(self._opened, (DEFAULT_TEMPLATE, *self.named_templates))
         return frozenset[str]().union(*(each.variables for each in opened))
 
-    def prompt_of(self, text: str) -> list[int]:
+    def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,
-        those of the text itself, to be continued."""
-        return self.tokenizer.encode(text) if self.chat_template is None else self.chat_prompt(text)
+        those of the text itself, to be continued. options: `PromptOptions`."""
+        if self.chat_template is None:
+            return self.tokenizer.encode(text)
+        return self.chat_prompt(text, **options)
 
     def template(self) -> ChatTemplate:
         """Raises UnsupportedModelError where there is none, or none that compiles."""
@@ -155,7 +158,16 @@ def _rendered(
         messages, tools = fitted(plain, tools, opened.traits)
     except RecursionError:
         raise _too_deep() from None
-    return opened.template.render(messages, tools, **options)
+    closes_thought = options.get("closes_thought")
+    others = {name: value for name, value in options.items() if name != "closes_thought"}
+
+    def render(**values: Any) -> str:
+        """values: of the template, beside those that are given."""
+        own = options.get("template_kwargs") or {}
+        more = {"template_kwargs": {**own, **values}} if values else {}
+        return opened.template.render(messages, tools, **cast(PromptOptions, {**others, **more}))
+
+    return closed_thought(render(), render) if closes_thought else render()
 
 
 def _without_name(options: PromptOptions) -> PromptOptions:

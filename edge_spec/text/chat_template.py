@@ -34,6 +34,9 @@ class PromptOptions(TypedDict, total=False):
     # Whether the prompt ends with the last message's content; a name: with that part of it, such as
     # "reasoning_content".
     continue_final_message: bool | str
+    # Whether a thought that the template opens is closed, so that the answer itself follows; None:
+    # where the answer has a grammar.
+    closes_thought: bool | None
 
 
 class ChatTemplate:

@@ -22,6 +22,7 @@ from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.gbnf import as_lark
 from edge_spec.text.json_schema import HeldSchema, held_schema
+from edge_spec.text.thoughts import speaks_of_thoughts
 from edge_spec.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,11 @@ class Grammar:
         """What of a JSON schema answers are not held to: a line each, with keyword and place.
         Raises UsageError as answers do."""
         return self.held().passed_over if self.kind == "json-schema" else ()
+
+    @property
+    def is_of_answer(self) -> bool:
+        """Says whether the form is that of the answer alone, without thoughts before it."""
+        return self.kind == "json-schema" or not speaks_of_thoughts(self.source)
 
     def held(self) -> HeldSchema:
         """The schema as llguidance holds it."""
