@@ -133,7 +133,7 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     passed over, unless the tool says strict: true."""
     parameters = function.get("parameters")
     parameters = {} if parameters is None else parameters
-    if isinstance(parameters, Mapping) and parameters.keys().isdisjoint(_NAMING):
+    if isinstance(parameters, Mapping) and all(parameters.get(each) is None for each in _NAMING):
         parameters = {**parameters, "properties": {}}
     source = json.dumps(parameters)
     return _held_arguments(source, function["name"], function.get("strict") is True).schema

@@ -7,10 +7,12 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 from edge_spec.text.json_schema.document import CannotHoldError, Document
-from edge_spec.text.json_schema.finite import pruned
+from edge_spec.text.json_schema.finite import num_levels, pruned
 from edge_spec.text.json_schema.forms import Form, Objects
 from edge_spec.text.json_schema.reader import Reader
 from edge_spec.text.json_schema.writer import Writer
+
+MAX_LEVELS = 200  # llguidance reads definitions recursively: with 1,000 it runs out of stack
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def held_schema(
             forms = tuple(form for form in forms if isinstance(form, Objects))
             if not forms:
                 document.wrong("", "arguments are an object, which nothing here is,")
-        root = writer.written((document.root,), forms if is_object else None)
+        root = writer.whole((document.root,), forms if is_object else None)
     except CannotHoldError as error:
         raise UsageError(
             f"answers cannot be held to {error}",
@@ -49,5 +51,7 @@ def held_schema(
         document.wrong("", "too many levels")
     found = pruned(root, writer.definitions)
     if found is None:
-        document.wrong("", "Unsatisfiable schema")
+        document.wrong("", "Unsatisfiable schema (nothing fits it)")
+    if num_levels(found) > MAX_LEVELS:
+        document.wrong("", f"more than {MAX_LEVELS} schemas within each other")
     return HeldSchema(found, tuple(document.passed_over))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -62,6 +62,34 @@ def _without(schema: Any, finite: set[str]) -> Any:
     if "prefixItems" in schema:
         found["prefixItems"] = [_without(each, finite) for each in schema["prefixItems"]]
     return found
+
+
+def num_levels(schema: Mapping[str, Any]) -> int:
+    """Counts how many definitions are read within each other, by who reads each where it is
+    mentioned first."""
+    definitions, seen = schema.get("$defs", {}), set()
+    levels = [_references({name: part for name, part in schema.items() if name != "$defs"})]
+    most = 0
+    while levels:
+        name = next((each for each in levels[-1] if each not in seen), None)
+        if name is None:
+            levels.pop()
+            continue
+        seen.add(name)
+        levels.append(_references(definitions[name]))
+        most = max(most, len(levels))
+    return most
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if "$ref" in schema:
+            yield _name(schema)
+        for part in schema.values():
+            yield from _references(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
 
 
 def _name(reference: Mapping[str, str]) -> str:

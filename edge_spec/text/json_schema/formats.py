@@ -1,7 +1,7 @@
 """The formats that strings and numbers are held to, as regular expressions and bounds.
 
 Where what writes a schema takes less than the format's standard does, the narrower form is here:
-dates that exist, no leap seconds, addresses with a domain.
+dates that exist, no leap seconds, lengths of time that are counted, addresses with a domain.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # Formats that llguidance holds itself.
-NATIVE = frozenset({"duration", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+NATIVE = frozenset({"hostname", "ipv4", "ipv6", "uri", "uuid"})
 
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
@@ -25,6 +25,8 @@ _DATE = (
 )
 _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _TIME = f"{_CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_SPAN = "(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
+_DAYS = "(?:[0-9]{1,4}Y(?:[0-9]{1,4}M(?:[0-9]{1,4}D)?)?|[0-9]{1,4}M(?:[0-9]{1,4}D)?|[0-9]{1,6}D)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _WORD = "[a-zA-Z0-9_+-]{1,31}"
 _BASE64 = "(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?"
@@ -39,6 +41,7 @@ PATTERNS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
+    "duration": f"P(?:[0-9]{{1,5}}W|T{_SPAN}|{_DAYS}(?:T{_SPAN})?)",
     "email": rf"{_WORD}(?:\.{_WORD})?@(?:{_LABEL}\.){{1,3}}[a-zA-Z]{{2,24}}",
     "ipvanyaddress": _IPV4,
     "ipvanyinterface": rf"{_IPV4}/(?:[12]?[0-9]|3[0-2])",

@@ -257,13 +257,19 @@ class Objects:
 
     def with_others(self, others: Together) -> Objects:
         """The form, where members that nothing speaks of fit `others`."""
-        if any(source.others is not None for source in self.sources):
+        stated = [source for source in self.sources if source.others is not None]
+        if any(source.is_naming for source in stated):
             return self
+        others = together((*others, *(part for each in stated for part in each.others or ())))
         patterns: dict[str, Together] = {}
         for source in self.sources:
             for pattern, parts in source.patterns.items():
                 patterns[pattern] = together((*patterns.get(pattern, ()), *parts))
-        members = {name: self.member(name) for name in self.known}
+        named = {name for source in self.sources if source.is_naming for name in source.properties}
+        members = {
+            name: self.member(name) if name in named else together((*self.member(name), *others))
+            for name in dict.fromkeys(name for each in self.sources for name in each.properties)
+        }
         return replace(self, sources=(Members(members, patterns, others, True),))
 
     @property

@@ -31,6 +31,7 @@ from edge_spec.text.json_schema.patterns import UnknownPatternError, as_rust
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 
 
+_NAMING = ("additionalProperties", "patternProperties", "properties")
 _GREATEST = 10**300  # beyond it, whole numbers are no floats
 _MAX_PATTERNS = 100  # of members' names: llguidance compares each with each
 _MAX_PATTERN = 20_000  # characters
@@ -180,7 +181,7 @@ class _Typed:
         others: Together | None = None
         if "additionalProperties" in given:
             others = together([document.child(node, "additionalProperties")])
-        is_naming = "properties" in given or "patternProperties" in given
+        is_naming = not given.keys().isdisjoint(_NAMING)
         names = (document.child(node, "propertyNames"),) if "propertyNames" in given else ()
         is_said = properties or patterns or is_naming or others is not None
         form = Objects(

@@ -38,6 +38,7 @@ class Writer:
         self._reader = reader
         self._names: dict[tuple[int, ...], Any] = {}
         self._kept: list[Together] = []
+        self._waiting: list[tuple[str, Together, Forms]] = []
         self.definitions: dict[str, Any] = {}
 
     def written(self, parts: Together, forms: Forms | None = None) -> Any:
@@ -57,11 +58,18 @@ class Writer:
         if len(self.definitions) == MAX_PARTS:
             self._document.wrong("", f"more than {MAX_PARTS} parts, written out,")
         self.definitions[name] = False
-        reference = self._names[key] = {"$ref": f"#/$defs/{name}"}
-        self.definitions[name] = _any_of(
-            [*self._scalars(parts, found), *self._others(parts, found)]
-        )
-        return reference
+        self._waiting.append((name, parts, found))
+        self._names[key] = {"$ref": f"#/$defs/{name}"}
+        return self._names[key]
+
+    def whole(self, parts: Together, forms: Forms | None = None) -> Any:
+        """What `written` returns, with all definitions that it needs."""
+        root = self.written(parts, forms)
+        while self._waiting:
+            name, parts, found = self._waiting.pop()
+            schemas = [*self._scalars(parts, found), *self._others(parts, found)]
+            self.definitions[name] = _any_of(schemas)
+        return root
 
     def _resolved(self, part: Node) -> Node:
         """What a part stands for that is a reference alone."""
