@@ -51,7 +51,8 @@ class AnswerText:
         self._shown = ""  # text that no stop string takes away, and that is not handed out
         self._held: deque[Token] = deque()
         self._finished = False
-        self._begun = b""  # of a character
+        self._begun = b""  # of a character, in the tokens that were decoded
+        self._begun_before = b""  # in those that were handed out
 
     @property
     def stopped(self) -> bool:
@@ -106,14 +107,15 @@ class AnswerText:
                 break
             kept.append(replace(token, text=token.text[:left]))
             left -= len(token.text)
-        kept = _within(self._shown, kept)
+        kept = _within(self._shown, kept, self._begun_before)
         self._held.clear()
         self._held.extend(kept)
         return kept
 
     def _hand_out(self, tokens: list[Token]) -> Chunk:
-        for _ in tokens:
+        for token in tokens:
             self._held.popleft()
+            self._begun_before = _incomplete(self._begun_before + (token.raw or b""))
         # More than the texts of these only for the rest of a character after a token that is out.
         length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
         text, self._shown = self._shown[:length], self._shown[length:]
@@ -147,10 +149,8 @@ class AnswerText:
         own = self._tokens.of(token)
         if ends or own.raw is None:
             return TokenPiece(own.name, None)
-        begun = self._begun + own.raw
-        text, length = codecs.utf_8_decode(begun, "replace", False)
-        is_whole = not self._begun and length == len(begun) and text.encode() == begun
-        self._begun = begun[length:]
+        is_whole = not self._begun and _is_text(own.raw)
+        self._begun = _incomplete(self._begun + own.raw)
         is_shown = is_whole and "\ufffd" not in piece  # which may be for bytes of tokens before it
         return TokenPiece.of_bytes(piece.encode()) if is_shown else own
 
@@ -159,12 +159,13 @@ class AnswerText:
         return Alternative(token, piece.name, logprob, piece.raw)
 
 
-def _within(text: str, tokens: Sequence[Token]) -> list[Token]:
+def _within(text: str, tokens: Sequence[Token], before: bytes) -> list[Token]:
     """Returns the tokens with no more bytes than this text of theirs has: a stop string may begin
-    within a token, and with a part of a character."""
-    joined = b"".join(token.raw or b"" for token in tokens)
-    lengths = range(len(joined) + 1)
-    left = next((n for n in lengths if joined[:n].decode("utf-8", "replace") == text), len(joined))
+    within a token, and with a part of a character. before: a part that was handed out."""
+    joined = before + b"".join(token.raw or b"" for token in tokens)
+    ends = range(len(before), len(joined) + 1)
+    end = next((n for n in ends if joined[:n].decode("utf-8", "replace") == text), len(joined))
+    left = end - len(before)
     kept = []
     for token in tokens:
         if token.raw is not None and left < len(token.raw):
@@ -173,3 +174,14 @@ def _within(text: str, tokens: Sequence[Token]) -> list[Token]:
         left -= len(token.raw or b"")
         kept.append(token)
     return kept
+
+
+def _incomplete(raw: bytes) -> bytes:
+    """Returns the beginning of a character that is at the end."""
+    _, length = codecs.utf_8_decode(raw, "replace", False)
+    return raw[length:]
+
+
+def _is_text(raw: bytes) -> bool:
+    text, _ = codecs.utf_8_decode(raw, "ignore", True)
+    return text.encode() == raw

@@ -9,16 +9,18 @@ from functools import cached_property
 from weakref import WeakValueDictionary
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
+from edge_spec.core.text_codec import TextPieces
 from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.text.given_encoding import encode_given, without_added_from, without_names
 from edge_spec.text.source_end import SourceEnd
+from edge_spec.text.text_stream import ByteStream, DecodedStream
 from edge_spec.text.token_pieces import TokenBytes
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
 # megabyte takes a second.
 _LONG_CHARACTERS = 1 << 14
+_UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
 
 
@@ -112,6 +114,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens. Raises ModelFileError."""
+        text = self._decoded(ids)
+        if _UNREADABLE in text and self._joins_bytes:
+            stream = self.stream()
+            text = "".join(map(stream.push, ids)) + stream.finish()
+        return text
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         try:
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         except BaseException as error:
@@ -127,7 +136,14 @@ class Tokenizer:
 
     @cached_property
     def _bytes(self) -> TokenBytes:
-        return TokenBytes(self._tokenizer, self._encoded("a")[-1:], self.decode)
+        return TokenBytes(self._tokenizer, self._encoded("a")[-1:], self._decoded)
+
+    @cached_property
+    def _joins_bytes(self) -> bool:
+        """Says whether tokens such as <0xF0> join to characters. Where they do not, the library
+        replaces those of characters before them, too."""
+        decoder = self._tokenizer.decoder
+        return decoder is not None and b'"ByteFallback"' in decoder.__getstate__()
 
     def _encoded(self, text: str) -> list[int]:
         if len(text) < _LONG_CHARACTERS:
@@ -137,8 +153,15 @@ class Tokenizer:
         ids = encoded.ids
         return ids
 
-    def stream(self) -> TextStream:
-        return TextStream(self._tokenizer)
+    def stream(self) -> TextPieces:
+        if self._joins_bytes:
+            return ByteStream(self.piece, self._first_piece)
+        return DecodedStream(self._tokenizer)
+
+    def _first_piece(self, token: int) -> bytes:
+        """Returns what the token adds at the beginning of a text, where a space may be left out."""
+        text = self._decoded([token])
+        return self.piece(token) if _UNREADABLE in text else text.encode()
 
     def to_json(self) -> str:
         """The tokenizer.json."""
@@ -198,31 +221,3 @@ def _unusable(error: BaseException) -> ModelFileError:
         f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
         remedy="Download or export the model again.",
     )
-
-
-class TextStream:
-    """Turns tokens into text as they come; the pieces join to `Tokenizer.decode` of them all.
-
-    A character that spans tokens appears with the last of them.
-    """
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._num_characters = 0
-
-    def push(self, token: int) -> str:
-        self._ids.append(token)
-        try:
-            piece = self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # bytes that turn out to be no character change the text before them
-            self._stream = DecodeStream(skip_special_tokens=True)
-            piece = self.finish()
-        self._num_characters += len(piece)
-        return piece
-
-    def finish(self) -> str:
-        """Returns what is left when no more tokens come: an incomplete character's replacement."""
-        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return text[self._num_characters :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.llamacpp.library import Library, ModelChoices
 from edge_spec.text.given_encoding import Place, touches
+from edge_spec.text.text_stream import ByteStream
 from edge_spec.text.token_search import occurrences, pattern_of
 
 _FIRST_PIECE_BYTES = 64
@@ -142,8 +142,8 @@ class LibraryTokenizer:
         """The text of `ids` without special tokens."""
         return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
 
-    def stream(self) -> LibraryTextStream:
-        return LibraryTextStream(self)
+    def stream(self) -> ByteStream:
+        return ByteStream(self.piece)
 
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""
@@ -175,18 +175,3 @@ class LibraryTokenizer:
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
-
-
-class LibraryTextStream:
-    """Turns tokens into text as they come; the pieces join to `decode` of them all."""
-
-    def __init__(self, tokenizer: LibraryTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token: int) -> str:
-        return self._decoder.decode(self._tokenizer.piece(token))
-
-    def finish(self) -> str:
-        """Returns what is left when no more tokens come: an incomplete character's replacement."""
-        return self._decoder.decode(b"", final=True)
