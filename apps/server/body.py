@@ -3,14 +3,12 @@ unions of which a refusal names the member that was meant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     JsonValue,
     model_validator,
@@ -52,28 +50,3 @@ class Body(BaseModel):
             return given
         taken = [field.alias or name for name, field in cls.model_fields.items()]
         return cls.other_names.read(given, taken)
-
-
-def chosen_by(tag: Callable[[Any], str | None], send: str) -> Discriminator:
-    """Finds the member of a union that is meant, so that a refusal is of this one.
-
-    tag: of the member; None: there is none. send: what a refusal says to send then.
-    """
-    return Discriminator(tag, custom_error_type="no_member", custom_error_message=f"send {send}")
-
-
-def by_kind(
-    send: str, kinds: Mapping[type, str], types: Mapping[str | None, str] | None = None
-) -> Discriminator:
-    """Finds the member by what JSON calls the value.
-
-    kinds: the tag of each. types: the tags of objects by their `type`; None: of one without.
-    """
-
-    def tag(value: Any) -> str | None:
-        if isinstance(value, dict) and types is not None:
-            kind = value.get("type")
-            return types.get(kind) if isinstance(kind, str | None) else None
-        return kinds.get(type(value))
-
-    return chosen_by(tag, send)

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject, by_kind
+from edge_spec.apps.server.body import Body, JsonObject
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
+from edge_spec.apps.validation import by_kind
 from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128

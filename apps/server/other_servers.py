@@ -30,6 +30,7 @@ ANSWER_ALSO = {
         ("stop_sequence", "stop_sequences", "stopping_strings", "stop_strings"), "stop"
     ),
     "ban_eos_token": "ignore_eos",
+    **dict.fromkeys(("think", "thinking"), "enable_thinking"),
     "guided_json": "json_schema",
     "guided_regex": "regex",
     **dict.fromkeys(("guided_grammar", "grammar_string", "ebnf"), "grammar"),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from edge_spec.apps.server.body import Body
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.other_servers import ANSWER_ALSO
+from edge_spec.apps.validation import fault_of, joined, place_of
 
-_SHOWN = 60  # characters of a value
-_OBJECTS = ("model_type", "model_attributes_type", "dict_type")
+
+@cache
+def _also() -> frozenset[tuple[str, str]]:
+    """Returns all names that stand for a field of some object, with the field's."""
+    kinds, pairs = [Body], set[tuple[str, str]]()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        pairs |= set(kind.other_names.also.items())
+    return frozenset(pairs)
 
 
 def refused_body(error: Mapping[str, Any], body: Any) -> ApiError:
@@ -18,66 +26,8 @@ def refused_body(error: Mapping[str, Any], body: Any) -> ApiError:
     if error["type"] == "json_invalid":
         return ApiError(400, "The body is no valid JSON.")
     place, *loc = error["loc"]
-    path = as_written(loc, body) if place == "body" else loc
-    told = error.get("ctx", {})
-    if "member" in told:
-        path = [*path, told["member"]]
-    elif error["type"] == "missing" and loc:
-        path = [*path, loc[-1]]
+    path = place_of(error, loc, body, _also()) if place == "body" else loc
     where = joined(path) or "The body"
-    message = " ".join(f"{where}{_fault(error)}".split())
+    message = " ".join(f"{where}{fault_of(error)}".split())
     message += "" if message.endswith("?") else "."
     return ApiError(400, message, param=str(path[0]) if path else None)
-
-
-def as_written(loc: Sequence[str | int], body: Any) -> list[str | int]:
-    """Returns where a value stands in the body: the places of pydantic's errors have the members
-    of unions, too, and our names where the client wrote another server's."""
-    path: list[str | int] = []
-    value = body
-    for part in loc:
-        if not path and isinstance(value, dict) and part not in value:
-            part = next((name for name in value if ANSWER_ALSO.get(name) == part), part)
-        try:
-            value = value[part]
-        except (LookupError, TypeError):
-            continue  # no part of the body
-        path.append(part)
-    return path
-
-
-def joined(path: Sequence[str | int]) -> str:
-    """Returns it as JavaScript writes it, such as messages[3].content."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
-def _fault(error: Mapping[str, Any]) -> str:
-    """Says what is wrong with the value at a place; it goes on a sentence that begins with the
-    place."""
-    told = error.get("ctx", {})
-    if "member" in told:
-        return f" {told['fault']}"
-    if error["type"] == "missing":
-        return " is missing"
-    if error["type"] == "no_member":
-        return f": {shown(error['input'])} is not what it takes; {error['msg']}"
-    message = str(told.get("error", error["msg"])).replace(" after validation", "")
-    if error["type"] in _OBJECTS:
-        message = "Input should be an object"
-    elif error["type"] == "string_pattern_mismatch":
-        message = f"Input should match {told['pattern']}"
-    if message.startswith("Input "):
-        message = f"{shown(error['input'])} {message.removeprefix('Input ')}"
-    return f": {message}"
-
-
-def shown(value: Any) -> str:
-    """Returns a value as JSON, cut where it is long."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError):
-        text = type(value).__name__
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

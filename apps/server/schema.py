@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
 from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, by_kind, chosen_by
+from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.apps.server.forms import FormRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
+from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
 
 MAX_CHOICES = 16
@@ -175,7 +176,7 @@ class _AnswerRequest(FormRequest):
 
 class ChatRequest(_AnswerRequest):
     other_names = OtherNames(
-        also={**others.ANSWER_ALSO, "think": "enable_thinking", "thinking": "enable_thinking"},
+        also=others.ANSWER_ALSO,
         harmless=others.ANSWER_HARMLESS,
         off=others.CHAT_OFF,
     )

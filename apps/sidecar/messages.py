@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, SamplingParams
+from edge_spec.apps.validation import by_kind, fault_of, joined, place_of
 
 PROTOCOL: Final = 1
 Id = int | str
@@ -81,9 +82,23 @@ class RpcRequest:
         try:
             return kind.model_validate(self.params)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise RpcError(Code.INVALID_PARAMS, f"{where}: {first['msg']}") from None
+            first = error.errors(include_url=False)[0]
+            where = joined(place_of(first, first["loc"], self.params))
+            raise RpcError(Code.INVALID_PARAMS, f"{where}{fault_of(first)}") from None
+
+
+Texts = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
+    by_kind("a text, or a list of texts", {str: "<text>", list: "<list>"}),
+]
+Messages = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[dict[str, Any]], Tag("<list>")],
+    by_kind("a text, or a list of messages", {str: "<text>", list: "<list>"}),
+]
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[int], Tag("<list>")],
+    by_kind("a text, or a list of token ids", {str: "<text>", list: "<list>"}),
+]
 
 
 class Params(BaseModel):
@@ -106,7 +121,7 @@ class Options(Params):
     """Those of `Engine.chat`, by the same names."""
 
     max_tokens: int | None = None
-    stop: str | list[str] = []
+    stop: Texts = []
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -144,13 +159,13 @@ class Options(Params):
 
 
 class ToChat(OfConversation):
-    messages: str | list[dict[str, Any]]
+    messages: Messages
     tools: list[dict[str, Any]] = []
     options: Options = Options()
 
 
 class ToGenerate(OfConversation):
-    prompt: str | list[int]
+    prompt: Prompt
     options: Options = Options()
 
 

@@ -71,6 +71,10 @@ def client(served_once: Engine) -> Iterator[httpx.Client]:
             "response_format.shema is no field that is known here: is schema meant?",
         ),
         (
+            {"response_format": {"type": "json_object", "value": 5}},
+            "response_format.value: 5 should be an object.",
+        ),
+        (
             {"response_format": {"type": "json_object", "schema": 5}},
             "response_format.schema: 5 should be an object.",
         ),
@@ -100,6 +104,9 @@ def test_what_is_not_honoured_is_named(
         (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template is not supported: the model's own"),
         (CHAT, {"reasoning_budget": 50}, "reasoning_budget is not supported: send chat_"),
         (CHAT, {"logprobs": 5}, "logprobs: 5 should be a valid boolean."),
+        (CHAT, {"think": "high"}, 'think: "high" should be a valid boolean.'),
+        (CHAT, {"thinking": {"type": "maybe"}}, 'thinking: {"type": "maybe"} should be a valid'),
+        (COMPLETIONS, {"think": True}, "think is not supported: it belongs to POST /v1/chat"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs needs logprobs: true."),
         (CHAT, {"tool_choice": 5}, "tool_choice: 5 is not what it takes; send none, auto"),
         (CHAT, {"tool_choice": "f"}, "tool_choice: \"f\" should be 'none', 'auto', 'required'"),
@@ -147,6 +154,8 @@ def test_what_is_not_honoured_of_one_endpoint_is_named(
         ),
         ({"role": "user", "contnet": "a"}, "messages[1].contnet is no field that is known here"),
         ({"role": "user", "content": "a", "images": ["x"]}, "messages[1].images is not supported"),
+        ({"role": "assistant", "thinking": 5}, "messages[1].thinking: 5 should be a valid string."),
+        ({"role": "assistant", "partial": "so"}, 'messages[1].partial: "so" should be a valid'),
         (
             {"role": "assistant", "function_call": {"name": "f"}},
             "messages[1].function_call is not supported: send tool_calls.",

@@ -65,11 +65,13 @@ def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -
 @pytest.mark.parametrize(
     ("params", "told"),
     [
-        ({}, "messages"),
-        ({"messages": 7}, "messages"),
-        ({"messages": "Hi", "max_tokens": 4}, "max_tokens"),  # belongs into options
-        ({"messages": "Hi", "options": {"max_tokens": "4"}}, "options.max_tokens"),
-        ({"messages": "Hi", "conversation": ""}, "conversation"),
+        ({}, "messages is missing"),
+        ({"messages": 7}, "messages: 7 is not what it takes; send a text, or a list of messages"),
+        ({"messages": [{}, "a"]}, r'messages\[1\]: "a" should be an object'),
+        ({"messages": "Hi", "max_tokens": 4}, "max_tokens is no field"),  # belongs into options
+        ({"messages": "Hi", "options": {"max_tokens": "4"}}, 'options.max_tokens: "4" should'),
+        ({"messages": "Hi", "options": {"stop": ["a", 1]}}, r"options.stop\[1\]: 1 should"),
+        ({"messages": "Hi", "conversation": ""}, "conversation: String should have at least"),
     ],
 )
 def test_wrong_parameters_are_named(params: object, told: str) -> None:
