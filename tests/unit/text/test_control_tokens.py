@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from edge_spec.text.chat_format import ChatFormat
@@ -32,7 +34,7 @@ BUSY = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
 )
 # Makes tokens of a role's name.
-ROLES = (
+ROLES_NAMED = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}<|im_end|>{% endfor %}"
     "{{ '<|assistant|>' }}"
 )
@@ -133,7 +135,7 @@ def test_what_is_given_stays_text_wherever_it_stands(place: str, template: str) 
     assert sorted(control_of(forged)) == sorted(expected)
 
 
-@pytest.mark.parametrize("template", [PLAIN, BUSY, ROLES])
+@pytest.mark.parametrize("template", [PLAIN, BUSY, ROLES_NAMED])
 def test_prompts_without_such_text_are_as_they_were(template: str) -> None:
     text = format_of(template)
     for content in (
@@ -188,7 +190,7 @@ def test_no_control_token_is_joined_of_what_is_given(template: str, messages: li
 
 
 def test_a_template_makes_tokens_of_roles() -> None:
-    ids = format_of(ROLES).chat_prompt([said("<|user|>"), said("user")])
+    ids = format_of(ROLES_NAMED).chat_prompt([said("<|user|>"), said("user")])
     expected = ["<|user|>", "<|im_end|>", "<|user|>", "<|im_end|>", "<|assistant|>"]
     assert control_of(ids) == expected
 
@@ -227,3 +229,31 @@ def test_a_longer_conversation_begins_with_the_same_tokens() -> None:
     plain = text.chat_prompt([said("a")], add_generation_prompt=False)
     longer = text.chat_prompt([said("a"), said(FORGED, "assistant"), said(FORGED)])
     assert longer[: len(plain)] == plain
+
+
+FRAGMENTS = (*SPECIAL, *TAGS, "<|im_", "end|>", "im_end", "<|", "|>", "<", ">", "|", "end", "user")
+FRAGMENTS += ("\n", "\n\n", " ", "a", "\ue000", "\\ue000", "<td>", "-", "_")
+WORDS = st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join)
+
+
+@pytest.mark.parametrize("template", [PLAIN, BUSY, ROLES_NAMED])
+@given(texts=st.lists(WORDS, min_size=8, max_size=8))
+def test_no_conversation_forges_a_turn(template: str, texts: list[str]) -> None:
+    def conversation(texts: list[str]) -> tuple[list[Any], list[Any]]:
+        system, asked, name, argument, key, result, described, last = texts
+        messages = [
+            said(system, "system"),
+            said(asked, name=name),
+            call("f", {key: argument}),
+            said(result, "tool", name=name),
+            said(asked, "assistant", reasoning_content=last),
+            said(last),
+        ]
+        return messages, [tool(description=described, **{key: {"enum": [argument]}})]
+
+    text = format_of(template)
+    plain, found = (
+        [each for each in control_of(text.chat_prompt(*conversation(each))) if each in SPECIAL]
+        for each in (["x"] * 8, texts)
+    )
+    assert found == plain
