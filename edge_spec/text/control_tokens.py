@@ -15,11 +15,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from jinja2 import nodes
-
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.given_encoding import fresh_character, touches
 from edge_spec.text.plain_messages import ROLES
+from edge_spec.text.template_reading import TemplateReading
 from edge_spec.text.token_search import occurrences, pattern_of
 
 # Whatever a tokenizer calls them.
@@ -29,6 +28,7 @@ _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
 _SYMBOL = r"[^\w\s]"
+_SHORT = 4096  # characters of a text that is looked at in no time
 _LONGEST = 100  # characters of a token, or of what a template looks for
 Render = Callable[..., str]  # called with what is given
 
@@ -46,24 +46,25 @@ class ControlTokens:
     def __init__(
         self,
         codec: TextCodec,
-        literals: Sequence[str],
+        template: TemplateReading,
         ends: Collection[int],
         around: Callable[[], str],
     ) -> None:
-        """literals: texts in the template. ends: tokens that end or begin a text. around: renders a
-        conversation of short messages, "" where that cannot be."""
+        """ends: tokens that end or begin a text. around: renders a conversation of short messages,
+        "" where that cannot be."""
         self._codec = codec
-        self._literals = literals
+        self._template = template
+        self._literals = template.literals
         self._ends = ends
         self._around = around
 
     @cached_property
     def control(self) -> frozenset[str]:
         """Returns the texts of the control tokens."""
-        added, around = self._codec.added_tokens(), self._around()
+        around = self._around()
         return frozenset(
             text
-            for text, (token, is_special) in added.items()
+            for text, (token, is_special) in self._added.items()
             if is_special
             or token in self._ends
             or _CONTROL.fullmatch(text)
@@ -74,12 +75,16 @@ class ControlTokens:
     def tags(self) -> frozenset[str]:
         """Returns the texts of the tags."""
         written = "\0".join(self._literals)
-        others = self._codec.added_tokens().keys() - self.control
+        others = self._added.keys() - self.control
         return frozenset(
             text
             for text in others
             if _TAG.fullmatch(text) and (_STRUCTURE.search(text) or text in written)
         )
+
+    @cached_property
+    def _added(self) -> Mapping[str, tuple[int, bool]]:
+        return self._codec.added_tokens()
 
     def written_by_text(self) -> list[str]:
         """Returns ends and beginnings of a text that are tokens like any other, so that text
@@ -95,9 +100,7 @@ class ControlTokens:
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
         texts = list(_texts(given))
-        if not any(map(self._symbols.search, texts)) and self._names.isdisjoint(
-            each.strip() for each in texts
-        ):
+        if not any(map(self._may_take_part, texts)):
             return self._codec.encode(render(*given))
         mark = fresh_character(*texts, *self._literals)
         marked = render(*self._marked(given, mark))
@@ -115,6 +118,41 @@ class ControlTokens:
                 return self._codec.encode(plain)
         return self._codec.encode_given(text, places, self._ids)
 
+    def _may_take_part(self, text: str) -> bool:
+        """Says whether a part of this may become a part of a control token in a prompt: only then
+        has the template to be rendered with marks."""
+        stripped = text.strip()
+        looks = self._reads_variants or self._template.rewrites or len(text) < _SHORT
+        if looks and not self._symbols.search(text):  # a long one is faster searched for the tokens
+            return stripped in self._names
+        return (
+            self._reads_variants
+            or self._template.rewrites
+            or bool(self._pattern.search(text))
+            or any(cut in text for cut in self._template.cuts)
+            or self._is_joined(text)
+            or (stripped != text and self._is_joined(stripped))
+        )
+
+    def _is_joined(self, text: str) -> bool:
+        """Says whether it goes on with a control token, begins one, or is what is within one."""
+        if text in self._names or (
+            len(text) < _LONGEST and self._symbols.search(text) and text in self._joined
+        ):
+            return True
+        beginnings, ends = self._parts
+        return any(
+            text[-n:] in beginnings or text[:n] in ends for n in range(1, min(len(text), _LONGEST))
+        )
+
+    @cached_property
+    def _joined(self) -> str:
+        return "\0".join(self.control | self.tags)
+
+    @cached_property
+    def _parts(self) -> tuple[frozenset[str], frozenset[str]]:
+        return _parts(self.control | self.tags)
+
     def _spelled(self, text: str) -> list[str]:
         return [text[start:end] for start, end in occurrences(self._pattern, text)]
 
@@ -124,8 +162,7 @@ class ControlTokens:
 
     @cached_property
     def _ids(self) -> frozenset[int]:
-        added = self._codec.added_tokens()
-        return frozenset(added[text][0] for text in self.control | self.tags)
+        return frozenset(self._added[text][0] for text in self.control | self.tags)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -136,9 +173,9 @@ class ControlTokens:
         """Matches what a control token has at least one of."""
         if self._reads_variants:
             return re.compile(_SYMBOL)
-        found = set()
-        for text in self.control | self.tags:
-            found |= set(re.findall(_SYMBOL, text)) or {text[0]}
+        texts = self.control | self.tags
+        found = {*re.findall(_SYMBOL, "".join(texts))}
+        found |= {text[0] for text in texts if found.isdisjoint(text)}
         return re.compile(f"[{re.escape(''.join(sorted(found)))}]" if found else r"(?!)")
 
     @cached_property
@@ -183,8 +220,7 @@ class ControlTokens:
     def _sought(self, control: Collection[str], more: Collection[str]) -> tuple[str, ...]:
         """Returns texts of the template that no control token has a part in."""
         pattern, joined = pattern_of(control), "\0".join(control)
-        ends = {text[-n:] for text in control for n in range(1, len(text))}
-        beginnings = {text[:n] for text in control for n in range(1, len(text))}
+        beginnings, ends = _parts(control)
         return tuple(
             text
             for text in {*self._literals, *more}
@@ -219,13 +255,12 @@ class _Marker:
         return self._symbols.sub(rf"\g<0>{self._mark}", text)
 
 
-def literals_of(source: str) -> list[str]:
-    """Returns the texts in a chat template, in expressions and between them."""
-    from edge_spec.text.template_sandbox import TemplateSandbox
-
-    found = TemplateSandbox().parse(source).find_all((nodes.Const, nodes.TemplateData))
-    texts = [each.value if isinstance(each, nodes.Const) else each.data for each in found]
-    return [text for text in texts if isinstance(text, str)]
+def _parts(texts: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns what these begin and end with."""
+    return (
+        frozenset(text[:n] for text in texts for n in range(1, len(text))),
+        frozenset(text[-n:] for text in texts for n in range(1, len(text))),
+    )
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken
 
+_NO_STEPS = {"type": "Sequence", "normalizers": []}
 _PRIVATE = range(0xE000, 0x110000)  # most of it means nothing in any text
 
 
@@ -63,6 +64,11 @@ def encode_given(
         # The vocabulary has them beside its other tokens, as that of a Unigram model has.
         ids = _encoded_reading(renamed(), tokenizer, text, read, control)
     return ids
+
+
+def changes_text(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
+    """Says whether a normalizer does anything: some files have an empty list of them."""
+    return normalizer is not None and json.loads(normalizer.__getstate__()) != _NO_STEPS
 
 
 def without_added_from(tokenizer: tokenizers.Tokenizer, first: int) -> tokenizers.Tokenizer:

@@ -9,8 +9,9 @@ from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.control_tokens import ControlTokens, literals_of
+from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.plain_messages import Message
+from edge_spec.text.template_reading import TemplateReading
 from edge_spec.text.template_traits import TemplateTraits
 
 _LAST = "probe-last"
@@ -51,4 +52,4 @@ class OpenedTemplate:
             except EdgeSpecError:  # it takes other conversations
                 return ""
 
-        return ControlTokens(self._codec, literals_of(self._source), self._ends, around)
+        return ControlTokens(self._codec, TemplateReading.of(self._source), self._ends, around)

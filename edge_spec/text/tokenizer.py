@@ -12,7 +12,12 @@ import tokenizers
 
 from edge_spec.core.text_codec import TextPieces
 from edge_spec.errors import ModelFileError, UsageError
-from edge_spec.text.given_encoding import encode_given, without_added_from, without_names
+from edge_spec.text.given_encoding import (
+    changes_text,
+    encode_given,
+    without_added_from,
+    without_names,
+)
 from edge_spec.text.source_end import SourceEnd
 from edge_spec.text.text_stream import ByteStream, DecodedStream
 from edge_spec.text.token_pieces import TokenBytes
@@ -182,8 +187,9 @@ class Tokenizer:
     @property
     def reads_variants(self) -> bool:
         """Says whether an added token may be spelled otherwise, such as in other letters."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return self._tokenizer.normalizer is not None and any(one.normalized for one in added)
+        if not changes_text(self._tokenizer.normalizer):
+            return False
+        return any(one.normalized for one in self._tokenizer.get_added_tokens_decoder().values())
 
     def added_text(self) -> dict[int, str]:
         """Added tokens that are text, such as a tag, by id: `decode` shows them, unlike special
