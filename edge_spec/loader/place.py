@@ -174,7 +174,8 @@ def _placed(
     )
     target = _translating(target, options)
     if options.parse_special:
-        target = replace(target, text=replace(target.text, parse_special=True))
+        made = target.make_text
+        target = replace(target, make_text=lambda: replace(made(), parse_special=True))
     drafts = tuple(_prepared_drafts(target, chosen_drafts, progress))
     return PlacedModels(options, source, target, sources, drafts, source.identity, None)
 
