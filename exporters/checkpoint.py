@@ -48,6 +48,7 @@ class StoredCheckpoint:
     named_templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: SpecialTokens = field(default_factory=dict)
     tokenizer_digest: str | None = None  # None where it is read as it is
+    end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))

@@ -21,7 +21,8 @@ class Metadata:
         value = self.values.get(key)
         if kind is float and isinstance(value, int):
             value = float(value)
-        if value is not None and not isinstance(value, kind):
+        is_number = kind is not int or not isinstance(value, bool)
+        if value is not None and not (isinstance(value, kind) and is_number):
             raise ModelFileError(
                 f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}",
                 remedy="Convert the model again.",

@@ -23,6 +23,7 @@ from edge_spec.exporters.gguf_kind import require_language_model
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, open_gguf_file
 from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
+from edge_spec.exporters.gguf_vocabulary import column, token_texts
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -52,6 +53,7 @@ class GgufModelInfo:
     named_templates: Mapping[str, str]
     special_tokens: SpecialTokens
     tokenizer_digest: str
+    end_sources: Mapping[int, str]  # what states each of eos_ids
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
     @property
@@ -126,20 +128,9 @@ def _is_beyond_ours(metadata: Metadata, architecture: str) -> bool:
 
 
 def _check_vocabulary(file: GgufFile) -> None:
-    tokens = Metadata(file.metadata, file.path).require("tokenizer.ggml.tokens", list)
-    if not {*map(type, tokens)} <= {str} or len(set(tokens)) != len(tokens):
-        raise ModelFileError(
-            f"the vocabulary of {file.path} has two tokens with the same text",
-            remedy="Download or convert the file again.",
-        )
+    num_tokens = len(token_texts(file.metadata, file.path))
     for key in ("token_type", "scores"):
-        values = file.metadata.get(f"tokenizer.ggml.{key}")
-        if values is not None and len(values) != len(tokens):
-            raise ModelFileError(
-                f"the vocabulary of {file.path} has {len(tokens)} tokens, but a {key} of "
-                f"{len(values)}",
-                remedy="Download or convert the file again.",
-            )
+        column(file.metadata, file.path, key, num_tokens)
 
 
 def _check_vectors(file: GgufFile) -> None:

@@ -60,6 +60,8 @@ TEMPLATE_TOKENS = {
     "mask": "mask_token",
 }
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
+# What ends a completion between a prefix and a suffix: padding, another repository or file.
+_FIM_STOP_TOKENS = ("fim_pad", "fim_rep", "fim_sep")
 
 
 def open_gguf(path: Path) -> StoredCheckpoint:
@@ -95,7 +97,7 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
 def text_fields(file: GgufFile) -> TextFields:
     """Returns how text becomes tokens, and where it ends. Raises ModelFileError."""
     metadata = Metadata(file.metadata, file.path)
-    stop_ids = (metadata.get(f"tokenizer.ggml.{name}_token_id", int) for name in STOP_TOKENS)
+    ends = _stated_ends(metadata)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
     # llama.cpp adds BOS by default for SentencePiece vocabularies only.
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
@@ -103,7 +105,8 @@ def text_fields(file: GgufFile) -> TextFields:
     return TextFields(
         **_templates(metadata),
         special_tokens=_special_tokens(metadata),
-        eos_ids=tuple(sorted({stop for stop in stop_ids if stop is not None})),
+        eos_ids=tuple(ends),
+        end_sources=ends,
         bos_id=bos,
         adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
         read_tokenizer=partial(_tokenizer_json, file),
@@ -134,6 +137,22 @@ def _special_tokens(metadata: Metadata) -> SpecialTokens:
         if token is not None and 0 <= token < len(tokens) and isinstance(tokens[token], str):
             found[name] = tokens[token]
     return found
+
+
+def _stated_ends(metadata: Metadata) -> dict[int, str]:
+    """Returns the ends and the keys that state each. As in llama.cpp, a key that states what is no
+    token of the file states nothing."""
+    num_tokens = len(metadata.get("tokenizer.ggml.tokens", list) or ())
+    keys: dict[int, list[str]] = {}
+    for names in (STOP_TOKENS, _FIM_STOP_TOKENS):
+        stated = {
+            f"{name}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id", int)
+            for name in names
+        }
+        found = [(id, key) for key, id in stated.items() if id is not None and 0 <= id < num_tokens]
+        for id, key in sorted(found):
+            keys.setdefault(id, []).append(key)
+    return {id: ", ".join(stating) for id, stating in keys.items()}
 
 
 class _TokenizerJson(str):
@@ -191,6 +210,7 @@ class TextFields(_Templates):
 
     special_tokens: SpecialTokens
     eos_ids: tuple[int, ...]
+    end_sources: Mapping[int, str]
     bos_id: int | None
     adds_bos: bool
     read_tokenizer: Callable[[], str]

@@ -9,7 +9,6 @@ longest. Vocabularies for which this cannot be had are refused.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,22 +22,30 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_vocabulary import column, damaged, token_texts
+from edge_spec.text.ends import END_NAMES
 
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.
-TOKENIZER_VERSION = 1
+TOKENIZER_VERSION = 2
 _KEYS = "tokenizer.ggml."  # and the model's name are all that `tokenizer_from_gguf` reads
 _NAME = "general.name"
 
 _SPACE = "\u2581"
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _PARSED_IN_TEXT = frozenset((_UNKNOWN, _CONTROL, _USER_DEFINED))
-# llama.cpp takes these for control tokens, whatever type the file gives them.
-_CONTROL_NAME = re.compile(
-    r"<\|(eo[tm]_id|im_end|end|endoftext|end_of_text|((fim|code)_)?(prefix|suffix|middle)|fim_pad"
-    r"|fim_repo|repo_name|file_sep)\|>|<(eos|/s|end_of_turn|end_of_utterance|reponame|REPO|PAD)>"
-    r"|<fim[-_](prefix|suffix|middle|pad)>|<fim-repo>|_?<EOT>|\u2581?<(PRE|SUF|MID)>|\[(EOT|EOS|PAD)\]"
-)
-_CONTROL_STARTS = "<[_\u2581"  # one of these begins all that this matches
+# llama.cpp takes these for control tokens, whatever type the file gives them: ends, but for one
+# that it does not know by name, and what stands around the parts of a text with a gap in it.
+_CONTROL_NAMES = END_NAMES - {"\u2581<EOT>"} | {
+    form.format(part)
+    for forms, parts in (
+        (("<|fim_{}|>", "<fim-{}>", "<fim_{}>", "<|code_{}|>", "<|{}|>"), "prefix suffix middle"),
+        (("<{}>", "\u2581<{}>"), "PRE SUF MID"),
+        (("<\uff5cfim\u2581{}\uff5c>",), "begin hole end"),
+    )
+    for form in forms
+    for part in parts.split()
+}
+_TAG = "</s>"  # which is text where the file says so, and still found before a text is split
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORD = r"'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,15 +86,17 @@ class _Vocabulary:
             raise self.damaged(f"it has no list of {key}")
         return texts
 
-    def numbers(self, key: str) -> list[float]:
-        numbers = self.get(key)
-        if getattr(numbers, "shape", None) != (len(self.ids),) or not np.isfinite(numbers).all():
-            raise self.damaged(f"it lacks a {key} for each of its {len(self.ids)} tokens")
+    def numbers(self, key: str, usual: float) -> list[float]:
+        """usual: of each token where the file has none."""
+        numbers = column(self.metadata, self.path, key, len(self.ids))
+        if numbers is None:
+            return [usual] * len(self.ids)
+        if not np.isfinite(numbers).all():
+            raise self.damaged(f"it lacks {key} for each of its {len(self.ids)} tokens")
         return list(numbers.tolist())
 
     def damaged(self, what: str) -> ModelFileError:
-        where = f"the vocabulary of {self.path} is damaged"
-        return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")
+        return damaged(self.path, what)
 
     def unsupported(self, why: str) -> UnsupportedModelError:
         where = f"the tokenizer of {self.path} is not supported"
@@ -139,14 +148,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
 
 
 def _read(metadata: Mapping[str, Any], path: Path) -> _Vocabulary:
-    vocabulary = _Vocabulary(metadata, path, {}, [])
-    tokens = vocabulary.texts("tokens")
-    vocabulary.ids.update((token or f"[EMPTY_{at}]", at) for at, token in enumerate(tokens))
-    if not tokens or len(vocabulary.ids) != len(tokens):
-        raise vocabulary.damaged("it has no tokens, or two with the same text")
-    for token, kind in zip(vocabulary.ids, vocabulary.numbers("token_type"), strict=True):
-        is_control = token[0] in _CONTROL_STARTS and _CONTROL_NAME.fullmatch(token)
-        vocabulary.kinds.append(_CONTROL if is_control else int(kind))
+    vocabulary = _Vocabulary(metadata, path, token_texts(metadata, path), [])
+    kinds = vocabulary.numbers("token_type", _NORMAL)
+    for token, kind in zip(vocabulary.ids, kinds, strict=True):
+        vocabulary.kinds.append(_CONTROL if token in _CONTROL_NAMES else int(kind))
+    tag = vocabulary.ids.get(_TAG)
+    if tag is not None and vocabulary.get("token_type") is not None and kinds[tag] != _CONTROL:
+        vocabulary.kinds[tag] = _USER_DEFINED
     return vocabulary
 
 
@@ -221,7 +229,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _scored_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every pair that joins to a token, ordered so that ranks choose as llama.cpp's scores do."""
-    ids, scores = vocabulary.ids, vocabulary.numbers("scores")
+    ids, scores = vocabulary.ids, vocabulary.numbers("scores", 0.0)
     scored: list[tuple[float, str]] = []
     for token, kind, score in zip(ids, vocabulary.kinds, scores, strict=True):
         # A special token's text never gets as far as the merges, unless its spaces are escaped.

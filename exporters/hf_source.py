@@ -22,6 +22,7 @@ from edge_spec.exporters.families.tensors import (
     whole_norms,
     without_unread,
 )
+from edge_spec.exporters.hf_ends import stated_ends, token_ids
 from edge_spec.exporters.hf_files import read_json, read_text
 from edge_spec.exporters.hf_templates import template_fields
 from edge_spec.exporters.mtp_layers import without_mtp
@@ -73,12 +74,12 @@ def text_fields(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
     generation = read_json(path / "generation_config.json", required=False)
-    eos = generation.get("eos_token_id", values.get("eos_token_id"))
-    eos_ids = _token_ids(path, "eos_token_id", eos)
-    bos_ids = _token_ids(path, "bos_token_id", values.get("bos_token_id"))
+    ends = stated_ends(path, values)
+    bos_ids = token_ids(path / "config.json", "bos_token_id", values.get("bos_token_id"))
     return {
         **template_fields(path, tokenizer_config),
-        "eos_ids": tuple(sorted(set(eos_ids))),
+        "eos_ids": tuple(ends),
+        "end_sources": ends,
         "bos_id": bos_ids[0] if bos_ids else None,
         "adds_bos": _adds_bos(path, tokenizer_config, bos_ids),
         "read_tokenizer": lambda: read_text(path / "tokenizer.json"),
@@ -108,17 +109,6 @@ def shards(path: Path) -> list[str]:
                 remedy="Do not use this model.",
             )
     return files
-
-
-def _token_ids(path: Path, name: str, value: Any) -> list[int]:
-    """A token's id or a list of them; none where it is null."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and token >= 0 for token in ids):
-        raise ModelFileError(
-            f"{path}: {name} is {reprlib.repr(value)}, expected a token's number",
-            remedy="Download the model again.",
-        )
-    return ids
 
 
 def _sampling(generation: Mapping[str, Any]) -> RecommendedSampling:

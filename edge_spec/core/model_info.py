@@ -48,7 +48,8 @@ class ModelInfo(Protocol):
     path: Path
     config: ModelConfig
     chat_template: str | None
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]  # the first is the one that chat templates know
+    end_sources: Mapping[int, str]  # what states each of them, such as a file
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     sampling: RecommendedSampling

@@ -21,10 +21,11 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.core.runtime_protocols import TokenizingRuntime
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.models.bundle import TOKENIZER, Bundle
+from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.ends import with_every_end
 from edge_spec.text.source_end import SourceEnd
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -48,7 +49,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         json = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
-    return ChatFormat(
+    stated = ChatFormat(
         tokenizer=Tokenizer(
             json,
             manifest.bos_id if manifest.adds_bos else None,
@@ -61,7 +62,9 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         sampling=recommended_sampling(manifest.sampling),
         named_templates=manifest.named_templates,
         special_tokens=manifest.special_tokens,
+        end_sources=dict.fromkeys(manifest.eos_ids, MANIFEST),
     )
+    return with_every_end(stated, bundle.config.vocab_size)
 
 
 def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
@@ -89,7 +92,7 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         if not isinstance(runtime, TokenizingRuntime):
             raise
         tokenizer = runtime.open_tokenizer(published)
-    return ChatFormat(
+    stated = ChatFormat(
         tokenizer=tokenizer,
         chat_template=published.chat_template,
         eos_ids=published.eos_ids,
@@ -97,7 +100,9 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         sampling=published.sampling,
         named_templates=published.named_templates,
         special_tokens=published.special_tokens,
+        end_sources=published.end_sources,
     )
+    return with_every_end(stated, published.config.vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:

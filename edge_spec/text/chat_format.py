@@ -21,6 +21,8 @@ from edge_spec.text.template_traits import ToolForm
 from edge_spec.text.thoughts import closed_thought
 
 _NAME = "chat_template"  # the value of a request that names a template
+# Sources of ends that no file states: see `edge_spec.text.ends`.
+BY_NAME, BY_TEMPLATE = "its name", "the chat template"
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,13 @@ class ChatFormat:
 
     tokenizer: TextCodec
     chat_template: str | None
-    eos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]  # the first is the one that the chat template knows, if it is stated
     bos_id: int | None
     sampling: RecommendedSampling = NOTHING_STATED
     parse_special: bool = False  # whether control tokens are read in messages, too
     named_templates: Mapping[str, str] = field(default_factory=dict)  # beside `chat_template`
     special_tokens: SpecialTokens = field(default_factory=dict)  # as templates are given them
+    end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
 
     def chat_prompt(
         self,
@@ -142,7 +145,9 @@ class ChatFormat:
 
     def _tokens_by_id(self) -> SpecialTokens:
         """Returns the tokens that templates name most, which the model's files need not name."""
-        ids = {"bos_token": self.bos_id, "eos_token": next(iter(self.eos_ids), None)}
+        found = (BY_NAME, BY_TEMPLATE)
+        stated = (token for token in self.eos_ids if self.end_sources.get(token) not in found)
+        ids = {"bos_token": self.bos_id, "eos_token": next(stated, None)}
         return {
             name: self.tokenizer.token_text(token)
             for name, token in ids.items()

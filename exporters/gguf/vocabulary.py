@@ -11,6 +11,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.tokenizer_json import NO_SCORE, vocabulary_of
 from edge_spec.exporters.gguf_source import STOP_TOKENS, TEMPLATE_TOKENS
+from edge_spec.text.ends import END_NAMES
 
 _PREFIX = "tokenizer."
 
@@ -30,16 +31,21 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metada
 
 def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
     """Returns what begins and ends a text. Raises UnsupportedModelError for more ends than GGUF
-    names."""
-    stops = list(checkpoint.eos_ids)
+    names, beside those that are found by their own names."""
+    named = _named_tokens(checkpoint)
+    main = named.get("eos")  # which chat templates and other programs know as EOS
+    stops = sorted(checkpoint.eos_ids, key=lambda stop: (stop != main, stop))
+    if len(stops) > len(STOP_TOKENS):
+        library = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
+        stops = [
+            stop for stop in stops if stop == main or library.id_to_token(stop) not in END_NAMES
+        ]
     if len(stops) > len(STOP_TOKENS):
         raise UnsupportedModelError(
             f"{checkpoint.path} ends texts with any of {len(stops)} tokens, a GGUF file names at "
             f"most {len(STOP_TOKENS)}",
             remedy="Leave the important ones in generation_config.json.",
         )
-    named = _named_tokens(checkpoint)
-    stops.sort(key=lambda stop: stop != named.get("eos"))  # stable: the main one comes first
     metadata: Metadata = {f"tokenizer.ggml.{name}_token_id": id for name, id in named.items()}
     metadata |= {
         f"tokenizer.ggml.{name}_token_id": stop

@@ -20,7 +20,8 @@ from edge_spec.exporters.heads.mtp import (
     is_gguf_head,
     mtp_head,
 )
-from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
+from edge_spec.exporters.hf_files import read_json
+from edge_spec.exporters.hf_source import INDEX, SINGLE, shards
 from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
 from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor

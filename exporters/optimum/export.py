@@ -66,6 +66,7 @@ class OptimumSource:
     model_type: str
     chat_template: str | None
     eos_ids: tuple[int, ...]
+    end_sources: Mapping[int, str]
     bos_id: int | None
     adds_bos: bool  # whether every prompt begins with it
     read_tokenizer: Callable[[], str]

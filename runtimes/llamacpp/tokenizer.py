@@ -160,7 +160,8 @@ class LibraryTokenizer:
 
     def special_text(self, token: int) -> str:
         """How a special token is written, which no text shows; "" for other tokens."""
-        return "" if self.piece(token) else self.token_text(token)
+        text = self.token_text(token)  # "" for what is no token, of which pieces must not be asked
+        return "" if not text or self.piece(token) else text
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, special ones included, and its id."""

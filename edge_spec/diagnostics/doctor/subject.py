@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import BundleError, UnknownArchitectureError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, Manifest, is_bundle, open_unhashed, read_manifest
@@ -25,6 +26,7 @@ from edge_spec.models.pair_bundle import (
     read_pair,
 )
 from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.ends import with_every_end
 from edge_spec.text.tokenizer import Tokenizer
 
 # What architectures are converted to that our own readers do not know.
@@ -74,7 +76,7 @@ class Examined:
     def vocab_size(self) -> int:
         """Returns the model's, or the tokenizer's of one that `is_other`."""
         if self.is_other:
-            return 1 + max(self.text.tokenizer.vocabulary().values(), default=-1)
+            return _num_tokens(self.text.tokenizer)
         return self.config.vocab_size
 
     @cached_property
@@ -160,12 +162,19 @@ def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
 
 
 def _text_of_other(source: Any) -> ChatFormat:
-    return ChatFormat(
-        tokenizer=Tokenizer(source.read_tokenizer(), source.bos_id if source.adds_bos else None),
+    tokenizer = Tokenizer(source.read_tokenizer(), source.bos_id if source.adds_bos else None)
+    stated = ChatFormat(
+        tokenizer=tokenizer,
         chat_template=source.chat_template,
         eos_ids=source.eos_ids,
         bos_id=source.bos_id,
         sampling=source.sampling,
         named_templates=source.named_templates,
         special_tokens=source.special_tokens,
+        end_sources=source.end_sources,
     )
+    return with_every_end(stated, _num_tokens(tokenizer))
+
+
+def _num_tokens(tokenizer: TextCodec) -> int:
+    return 1 + max(tokenizer.vocabulary().values(), default=-1)

@@ -15,7 +15,7 @@ from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_export import prove, template_sha256
-from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.vocabulary import require_same_vocabulary
 
@@ -34,7 +34,7 @@ _SHAPE = (
 _SYSTEM: Message = {"role": "system", "content": "Answer in one sentence."}
 _OTHER_TEMPLATE = "Use another conversion of the model, or `generate --raw`."
 _ADD_END = "Add its token to eos_token_id in generation_config.json"
-_OTHER_ENDS = {  # by format. `--stop` does not help: such a token has no text
+_OTHER_ENDS = {  # by format
     "checkpoint": f"{_ADD_END}.",
     "gguf": "Use a file whose tokenizer.ggml.eos_token_id is its token, or convert the model "
     "again.",
@@ -108,13 +108,13 @@ def check_vocabulary(subject: Subject) -> Iterator[Finding]:
 
 
 def check_ends(subject: Subject) -> Iterator[Finding]:
-    """The tokens that end an answer."""
+    """The tokens that end an answer, and what states each or where it was found."""
     for role, variants in subject.roles.items():
         ends = [each.text.eos_ids for each in variants]
         outside = [
             (each, token)
             for each in variants
-            for token in each.text.eos_ids
+            for token in (each.manifest or each.source).eos_ids
             if not 0 <= token < each.vocab_size
         ]
         for each, token in outside:
@@ -123,8 +123,10 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
             yield warning("end of text", f"the variants of the {role} differ in it", _EXPORT_AGAIN)
         elif not ends[0]:
             yield warning("end of text", f"the {role} has none", "Answers end at --max-tokens.")
-        elif not outside and role == ROLES[0]:
-            yield ok("end of text", f"token {', '.join(map(str, ends[0]))}")
+        elif role == ROLES[0]:
+            for token, source in variants[0].text.end_sources.items():
+                named = _short(variants[0].text.tokenizer.token_text(token))
+                yield ok("end of text", f"token {token} {named}, by {source}")
 
 
 def scored_tokens(variant: Examined, most: int) -> list[int]:
@@ -198,7 +200,8 @@ def _end_problem(text: ChatFormat, behind_answer: str) -> str | None:
     ends = [name for name in map(text.tokenizer.token_text, text.eos_ids) if name]
     if not ends or any(end in turn_end for end in ends):
         return None
-    named = " or ".join(map(_short, ends))
+    stated = [id for id, by in text.end_sources.items() if by not in (BY_NAME, BY_TEMPLATE)]
+    named = " or ".join(map(_short, map(text.tokenizer.token_text, stated or text.eos_ids)))
     return f"an answer ends in {_short(turn_end)}, but a text in {named}: answers may not end"
 
 

@@ -264,7 +264,8 @@ def test_equal_scores_of_tokens_that_cannot_overlap_are_fine() -> None:
         ("tokens", [], "no tokens"),
         ("tokens", np.zeros(300), "no list of tokens"),
         ("tokens", ["a"] * 300, "two with the same text"),
-        ("token_type", None, "token_type for each of its"),
+        ("token_type", np.ones(300, np.int64), "are int64, expected int32"),
+        ("token_type", 3, "are int, expected int32"),
         ("token_type", np.ones(5, np.int32), "token_type for each of its"),
         ("merges", None, "no list of merges"),
         ("merges", ["a b", "a zz"], "'a zz'"),
@@ -280,7 +281,9 @@ def test_a_damaged_byte_level_vocabulary_names_the_file(key: str, value: Any, re
     assert str(PATH) in str(caught.value)
 
 
-@pytest.mark.parametrize("scores", [None, np.zeros(3), np.full(400, np.nan), ["1"]])
+@pytest.mark.parametrize(
+    "scores", [np.zeros(3, np.float32), np.full(400, np.nan, np.float32), np.zeros(400), ["1"]]
+)
 def test_a_sentencepiece_vocabulary_needs_a_score_for_each_token(scores: Any) -> None:
     of = sentencepiece({"ab": -1.0})
     if isinstance(scores, np.ndarray) and scores.size == 400:
@@ -288,6 +291,37 @@ def test_a_sentencepiece_vocabulary_needs_a_score_for_each_token(scores: Any) ->
     of["tokenizer.ggml.scores"] = scores
     with pytest.raises(ModelFileError, match="scores for each of its"):
         tokenizer_from_gguf(of, PATH)
+
+
+def test_tokens_without_types_are_normal_but_for_those_that_are_known_by_name() -> None:
+    of = byte_level("a+b", {"<c>": CONTROL, "<|im_end|>": CONTROL, "</s>": CONTROL})
+    del of["tokenizer.ggml.token_type"]
+    tokenizer = build(of)
+    assert "<c>" not in pieces(tokenizer, "ab<c>")
+    assert pieces(tokenizer, "ab<|im_end|></s>") == ["ab", "<|im_end|>", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("ab<|im_end|></s>").ids) == "ab"
+
+
+def test_a_tag_of_html_is_text_where_the_file_says_so() -> None:
+    """It is found before the text is split, as by llama.cpp, which takes it for an end."""
+    tokenizer = build(byte_level("a+b", {"</s>": NORMAL}))
+    assert pieces(tokenizer, "ab</s>") == ["ab", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("ab</s>").ids) == "ab</s>"
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_scores_may_be_whole_numbers_or_of_more_tokens_than_there_are(kind: type) -> None:
+    of = sentencepiece({f"{SPACE}a": -2.0, "ab": -1.0})
+    of["tokenizer.ggml.scores"] = np.append(of["tokenizer.ggml.scores"], 5).astype(kind)
+    types = np.append(of["tokenizer.ggml.token_type"], CONTROL)
+    of["tokenizer.ggml.token_type"] = types.astype(np.int32)
+    assert pieces(build(of), "ab") == [SPACE, "ab"]
+
+
+def test_without_scores_all_tokens_have_one() -> None:
+    of = sentencepiece({"ab": -1.0})
+    del of["tokenizer.ggml.scores"]
+    assert pieces(build(of), "ab") == [SPACE, "ab"]
 
 
 def test_a_sentencepiece_vocabulary_needs_a_token_for_each_byte() -> None:
