@@ -83,4 +83,10 @@ class OtherNames:
 
 def refusal(name: str | int, fault: str) -> PydanticCustomError:
     """Makes the error of a member of the object that is being read."""
-    return PydanticCustomError("member", "{fault}", {"fault": fault, "member": name})
+    shown = name if isinstance(name, int) else readable(name)
+    return PydanticCustomError("member", "{fault}", {"fault": readable(fault), "member": shown})
+
+
+def readable(text: str) -> str:
+    """Returns a text without halves of characters, which no error of pydantic can hold."""
+    return text.encode("utf-8", "replace").decode()

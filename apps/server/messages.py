@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from edge_spec.apps.server.body import Body, JsonObject
-from edge_spec.apps.server.field_names import Off, OtherNames, refusal
+from edge_spec.apps.server.field_names import Off, OtherNames, readable, refusal
 from edge_spec.apps.validation import by_kind
 from edge_spec.errors import UsageError
 
@@ -35,7 +35,9 @@ class RefusalPart(Body):
 def _is_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in _PARTS:
-        raise ValueError(f"the model reads text: send parts of type text, not {kind[:40]}")
+        raise ValueError(
+            f"the model reads text: send parts of type text, not {readable(kind[:40])}"
+        )
     return part
 
 
@@ -139,7 +141,7 @@ def _wrapped(given: Any) -> Any:
 
 class Tool(Body):
     other_names = _OWN
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
     _is_wrapped = model_validator(mode="before")(_wrapped)

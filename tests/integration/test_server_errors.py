@@ -181,6 +181,36 @@ def test_a_body_that_is_no_request_is_refused(client: httpx.Client, body: bytes)
     refusal(client.post(CHAT, content=body, headers=headers), 400)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '"\\ud800": 1',
+        '"logit_bias": {"\\ud800": 1}',
+        '"logit_bias": "\\ud800"',
+        '"response_format": {"type": "\\ud800"}',
+        '"response_format": {"type": "text", "\\ud800": 1}',
+        '"guided_choice": ["\\ud800"]',
+        '"grammar": "\\ud800"',
+        '"json_schema": "\\ud800"',
+        '"chat_template_kwargs": {"\\ud800": "\\ud800"}',
+        '"reasoning_effort": "\\ud800"',
+        '"tool_choice": "\\ud800"',
+        '"tools": [{"function": {"name": "\\ud800"}}]',
+        '"messages": [{"role": "\\ud800"}]',
+        '"messages": [{"role": "user", "content": [{"type": "\\ud800"}]}]',
+        '"messages": [{"role": "user", "content": "a", "role\\ud800": 1}]',
+    ],
+)
+def test_half_a_character_anywhere_is_refused_in_order(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture, body: str
+) -> None:
+    rest = "" if '"messages"' in body else f'"messages": {json.dumps(HELLO)},'
+    content = f'{{{rest} {body}, "max_tokens": 2}}'.encode()
+    headers = {"content-type": "application/json"}
+    refusal(client.post(CHAT, content=content, headers=headers), 400)
+    assert not caplog.records  # of an exception that nobody handled
+
+
 @pytest.mark.parametrize("where", ["content", "name", "tool", "stop", "schema", "model"])
 def test_half_a_character_is_no_fault_of_the_server(client: httpx.Client, where: str) -> None:
     half = "a\\ud800"
