@@ -6,16 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from edge_spec.text.json_schema.forms import (
-    Arrays,
-    Form,
-    Forms,
-    Numbers,
-    Objects,
-    Plain,
-    Strings,
-    Together,
-)
+from edge_spec.text.json_schema.forms import Arrays, Form, Forms, Objects, Together
+from edge_spec.text.json_schema.scalars import Numbers, Plain, Strings
 
 _MAX_DEPTH = 4  # of members that tell objects apart
 Read = Callable[[Together], Forms]

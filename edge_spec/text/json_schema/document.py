@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
 from edge_spec.errors import UsageError
+from edge_spec.text.json_schema.shapes import fault, meant
 
 
 def _words(text: str) -> frozenset[str]:
@@ -96,8 +97,15 @@ class Document:
         for keyword, value in node.schema.items():
             if keyword in ANNOTATIONS or (value is None and keyword != "const"):
                 continue
-            if keyword in KEYWORDS or not isinstance(keyword, str):
-                given[keyword] = value
+            if keyword == "required" and isinstance(value, bool):  # draft 3, beside a property
+                self.pass_over(node, keyword, "it is a list of names")
+            elif keyword in KEYWORDS or not isinstance(keyword, str):
+                value = meant(keyword, value)
+                told = fault(keyword, value)
+                if told is None:
+                    given[keyword] = value
+                else:
+                    self._malformed(node, keyword, told)
             elif not keyword.startswith(("x-", "content")):
                 self.pass_over(node, keyword, "no keyword of JSON Schema")
             elif keyword == "contentSchema" or value == "application/json":
@@ -106,6 +114,11 @@ class Document:
             if other in given:
                 given.setdefault("$ref", given.pop(other))
         return given
+
+    def _malformed(self, node: Node, keyword: str, why: str) -> None:
+        if self.is_strict:
+            self.wrong(f"{node.path}/{keyword}", why)
+        self.pass_over(node, keyword, why)
 
     def child(self, node: Node, *steps: str | int) -> Node:
         value = node.schema
@@ -117,16 +130,12 @@ class Document:
     def children(self, node: Node, keyword: str) -> list[Node]:
         """Of a keyword that has a list of schemas."""
         value = self.given(node)[keyword]
-        if not isinstance(value, list):
-            self.wrong(f"{node.path}/{keyword}", f"{keyword} is a list of schemas")
         return [self.child(node, keyword, index) for index in range(len(value))]
 
     def named(self, node: Node, keyword: str) -> dict[str, Node]:
         """Of a keyword that has schemas by names."""
-        value = self.given(node).get(keyword, {})
-        if not isinstance(value, Mapping):
-            self.wrong(f"{node.path}/{keyword}", f"{keyword} has schemas by names")
-        return {str(name): self.child(node, keyword, name) for name in value}
+        names = list(self.given(node).get(keyword, {}))
+        return {str(name): self.child(node, keyword, name) for name in names}
 
     def made(self, node: Node, key: object, make: Callable[[], Any]) -> Node:
         """A part that stands for a keyword of `node`. It is the same one each time, as parts are
@@ -138,20 +147,22 @@ class Document:
         return self._made[place]
 
     def target(self, node: Node) -> Node:
-        """What the reference of a part stands for."""
+        """What the reference of a part stands for: anything, if it is not there."""
         ref = self.given(node)["$ref"]
-        if not isinstance(ref, str):
-            self.wrong(f"{node.path}/$ref", "a reference is a string")
+        found = self._find(ref)
+        if found is None:
+            self._malformed(node, "$ref", f"{ref[:100]!r} is not in the schema")
+            return Node(True, node.path)
+        return found
+
+    def _find(self, ref: str) -> Node | None:
         url, fragment = urldefrag(urljoin(self._base, ref))
         start = self._anchors.get(url) if url != self._base else self.root
         if start is not None and fragment.startswith("/"):
-            return self._pointed(node, start, fragment)
-        found = start if not fragment else self._anchors.get(f"#{unquote(fragment)}")
-        if found is None:
-            self.wrong(f"{node.path}/$ref", f"{ref!r} is not in the schema, or not where it says,")
-        return found
+            return self._pointed(start, fragment)
+        return start if not fragment else self._anchors.get(f"#{unquote(fragment)}")
 
-    def _pointed(self, node: Node, start: Node, pointer: str) -> Node:
+    def _pointed(self, start: Node, pointer: str) -> Node | None:
         found = start
         for step in pointer[1:].split("/"):
             name = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -159,7 +170,7 @@ class Document:
                 key = int(name) if isinstance(found.schema, list) else name
                 found = self.child(found, key)
             except (LookupError, TypeError, ValueError):
-                self.wrong(f"{node.path}/$ref", f"there is no {start.path}{pointer} in the schema")
+                return None
         return found
 
     def _look_through(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_spec.text.json_schema.document import Document, Node
-from edge_spec.text.json_schema.forms import is_number
+from edge_spec.text.json_schema.scalars import is_number
 
 # Keywords of our own, that no JSON can have: members that there may not be; members that are not
 # named by it; values that there may not be.

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from edge_spec.text.json_schema.document import Document, Node
-from edge_spec.text.json_schema.forms import Numbers
+from edge_spec.text.json_schema.scalars import Numbers
 
 _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads bounds
 _GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits

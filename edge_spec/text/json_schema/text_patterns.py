@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from edge_spec.text.json_schema.forms import Strings
+from edge_spec.text.json_schema.scalars import Strings
 
 
 def fits(text: str, form: Strings) -> bool:

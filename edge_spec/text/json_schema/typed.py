@@ -16,25 +16,17 @@ from edge_spec.text.json_schema.forms import (
     Forms,
     Items,
     Members,
-    Numbers,
     Objects,
-    Plain,
-    Strings,
     Together,
-    exact,
-    is_number,
     together,
 )
 from edge_spec.text.json_schema.negation import FORBIDDEN, MEMBERS
 from edge_spec.text.json_schema.patterns import UnknownPatternError, as_rust
-
-TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-
+from edge_spec.text.json_schema.scalars import Numbers, Plain, Strings, exact, is_number
+from edge_spec.text.json_schema.shapes import TYPES
 
 _NAMING = ("additionalProperties", "patternProperties", "properties")
-_GREATEST = 10**300  # beyond it, whole numbers are no floats
-_MAX_PATTERNS = 100  # of members' names: llguidance compares each with each
-_MAX_PATTERN = 20_000  # characters
+_GREATEST = 10**300
 
 
 def typed(document: Document, node: Node) -> Forms:
@@ -64,10 +56,6 @@ class _Typed:
     def _types(self) -> list[str]:
         asked = self._given.get("type", list(TYPES))
         types = asked if isinstance(asked, list) else [asked]
-        for each in types:
-            if each not in TYPES:
-                why = f"Invalid type {each!r}; types are {', '.join(TYPES)}"
-                self._document.wrong(f"{self._node.path}/type", why)
         return [each for each in dict.fromkeys(types) if each != "integer" or "number" not in types]
 
     def _numbers(self, *, is_whole: bool) -> Numbers | None:
@@ -80,8 +68,8 @@ class _Typed:
             is_whole,
             least,
             most,
-            None if above is None else self._checked("exclusiveMinimum", above),
-            None if below is None else self._checked("exclusiveMaximum", below),
+            None if above is None else _within(above),
+            None if below is None else _within(below),
             self._step(),
         )
         name = self._given.get("format")
@@ -92,39 +80,20 @@ class _Typed:
 
     def _number(self, keyword: str) -> float | int | None:
         value = self._given.get(keyword)
-        return None if value is None else self._checked(keyword, value)
-
-    def _checked(self, keyword: str, value: Any) -> float | int:
-        if not is_number(value):
-            self._document.wrong(f"{self._node.path}/{keyword}", f"{keyword} is a number")
-        return max(min(value, _GREATEST), -_GREATEST)  # type: ignore[no-any-return]
+        return None if value is None else _within(value)
 
     def _step(self) -> Fraction | None:
         value = self._number("multipleOf")
-        if value is None:
-            return None
-        if not value:
-            self._document.wrong(f"{self._node.path}/multipleOf", "multipleOf is above 0")
-        return abs(exact(value))
+        return None if value is None else abs(exact(value))
 
     def _count(self, keyword: str, default: int | None = 0) -> Any:
         value = self._given.get(keyword)
-        if value is None:
-            return default
-        if not is_number(value) or value < 0 or value != int(value):
-            why = f"{keyword} is a whole number of 0 or more"
-            self._document.wrong(f"{self._node.path}/{keyword}", why)
-        return int(value)
+        return default if value is None else int(value)
 
     def _strings(self) -> Strings | None:
         form = Strings(self._count("minLength"), self._count("maxLength", None))
         pattern, name = self._given.get("pattern"), self._given.get("format")
         if pattern is not None:
-            if not isinstance(pattern, str):
-                self._document.wrong(f"{self._node.path}/pattern", "pattern is a string")
-            if len(pattern) > _MAX_PATTERN:
-                why = f"more than {_MAX_PATTERN} characters"
-                self._document.wrong(f"{self._node.path}/pattern", why)
             try:
                 form = replace(form, patterns=(as_rust(pattern),))
             except UnknownPatternError as error:
@@ -186,7 +155,7 @@ class _Typed:
         is_said = properties or patterns or is_naming or others is not None
         form = Objects(
             (Members(properties, patterns, others, is_naming),) if is_said else (),
-            self._required(),
+            tuple(dict.fromkeys(given.get("required", ()))),
             self._count("minProperties"),
             self._count("maxProperties", None),
             together(names),
@@ -196,9 +165,6 @@ class _Typed:
 
     def _patterns(self) -> Mapping[str, Together]:
         found: dict[str, Together] = {}
-        if len(self._given.get("patternProperties", ())) > _MAX_PATTERNS:
-            place = f"{self._node.path}/patternProperties"
-            self._document.wrong(place, f"more than {_MAX_PATTERNS} patterns")
         for pattern, each in self._document.named(self._node, "patternProperties").items():
             try:
                 written = as_rust(pattern)
@@ -208,12 +174,7 @@ class _Typed:
                 self._document.cannot_hold(self._node, "patternProperties", f"{pattern!r} {error}")
         return found
 
-    def _required(self) -> tuple[str, ...]:
-        required = self._given.get("required", [])
-        if isinstance(required, bool):  # draft 3, beside a property
-            if required:
-                self._document.pass_over(self._node, "required", "it is a list of names")
-            return ()
-        if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-            self._document.wrong(f"{self._node.path}/required", "required is a list of names")
-        return tuple(dict.fromkeys(required))
+
+def _within(value: float) -> float:
+    """Whole numbers beyond it are no floats."""
+    return max(min(value, _GREATEST), -_GREATEST)

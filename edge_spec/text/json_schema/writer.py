@@ -9,19 +9,10 @@ from math import comb
 from typing import Any
 
 from edge_spec.text.json_schema.document import Document, Node
-from edge_spec.text.json_schema.forms import (
-    EVERYTHING,
-    Arrays,
-    Forms,
-    Numbers,
-    Objects,
-    Plain,
-    Strings,
-    Together,
-    together,
-)
+from edge_spec.text.json_schema.forms import EVERYTHING, Arrays, Forms, Objects, Together, together
 from edge_spec.text.json_schema.numbers import number_schemas
 from edge_spec.text.json_schema.reader import Reader
+from edge_spec.text.json_schema.scalars import Numbers, Plain, Strings
 from edge_spec.text.json_schema.text_patterns import fits, other_than, pattern_of
 
 MAX_PARTS = 5000  # that are written
