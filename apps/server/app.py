@@ -228,7 +228,7 @@ def _other_method(request: Request, taken: str) -> Response:
 
 def _no_such_path(request: Request) -> ApiError:
     path = request.scope["path"]
-    meant = next((each for each in PATHS if each != "/" and path.endswith(each)), None)
+    meant = next((each for each in PATHS if path.endswith(each.removeprefix("/v1"))), None)
     hint = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
     return ApiError(404, f"There is no {path[:200]} here. {hint}")
 

@@ -31,6 +31,9 @@ from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
+# That a connection may be kept without a request. Clients keep theirs for the next one for about a
+# minute, and most do not ask again where it is closed under their request.
+_KEPT_S = 75
 _LAST_S = 5.0  # after the time of grace, for clients that do not read
 
 
@@ -262,6 +265,7 @@ class _Site:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEPT_S,
             timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
         )
 

@@ -14,6 +14,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server.running import LimitedConnection
 from edge_spec.errors import UsageError
 
 Serve = Callable[..., httpx.Client]
@@ -115,6 +116,7 @@ def test_an_address_that_was_joined_wrongly_is_understood(
     [
         ("/api/v1/chat/completions", f"Send it to {CHAT}."),
         ("/openai/v1/models", f"Send it to {MODELS}."),
+        ("/openai/deployments/tiny/chat/completions", f"Send it to {CHAT}."),
         ("/v1/embeddings", "GET /openapi.json"),
         ("/api/chat", "GET /openapi.json"),
         ("/" + "x" * 5000, "GET /openapi.json"),
@@ -180,6 +182,25 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(client: httpx.Client) -> 
 
 def test_a_client_of_before_is_answered_and_left(client: httpx.Client) -> None:
     assert b" 200 OK" in said(client, head(version="1.0") + BODY)
+
+
+def test_a_kept_connection_outlives_those_that_clients_keep(
+    served: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiohttp drops its own after 15 s, Python's requests and Go after a minute or more."""
+    asked: list[float] = []
+    kept = LimitedConnection.on_response_complete
+
+    def told(connection: LimitedConnection) -> None:
+        kept(connection)
+        timer = connection.timeout_keep_alive_task
+        assert timer is not None
+        asked.append(timer.when() - connection.loop.time())
+
+    monkeypatch.setattr(LimitedConnection, "on_response_complete", told)
+    with RunningServer(served, ServerOptions(port=0)) as running:
+        assert httpx.get(f"{running.url}/health").status_code == 200
+    assert asked and asked[0] > 60
 
 
 def test_two_lengths_are_refused(client: httpx.Client) -> None:
