@@ -10,6 +10,8 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason, GenerationResult, Origin
 from edge_spec.errors import EdgeSpecError
 from edge_spec.testing import ScriptedModel, random_logits
@@ -88,20 +90,24 @@ drafts = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     script=scripts,
     ends=st.booleans(),
     stops=st.lists(places, max_size=3),
+    named=st.lists(st.sampled_from(["<bos>", "a<bos>", "<eos>"]), max_size=1),
+    end_ids=st.lists(st.sampled_from([TH, ord("t"), BOS]), max_size=1),
     max_tokens=st.integers(1, 30),
     how=drafts,
 )
-@example(list(b"abt a"), True, [(2, 1)], 5, Drafts([5], [9]))  # in the middle of a round
-@example(list(b"abt a"), True, [(2, 1)], 3, Drafts([5], [9]))  # in the last allowed token
-@example([*b"a", *"\U0001f999".encode()], True, [(1, 1)], 9, Drafts([6], [9]))
-@example([*b"ab", *"\u20ac".encode()[:2]], False, [(2, 1)], 4, Drafts([6], [9]))
-@example([*b"a", TH, *b"ab"], True, [(2, 2)], 9, Drafts([2], [1]))  # across borders of tokens
-@example([*b"a", BOS, *b"tb"], True, [(1, 1)], 9, Drafts([6], [9]))  # after a special token
+@example(list(b"abt a"), True, [(2, 1)], [], [], 5, Drafts([5], [9]))  # in the middle of a round
+@example(list(b"abt a"), True, [(2, 1)], [], [], 3, Drafts([5], [9]))  # in the last allowed token
+@example([*b"a", *"\U0001f999".encode()], True, [(1, 1)], [], [], 9, Drafts([6], [9]))
+@example([*b"ab", *"\u20ac".encode()[:2]], False, [(2, 1)], [], [], 4, Drafts([6], [9]))
+@example(
+    [*b"a", TH, *b"ab"], True, [(2, 2)], [], [], 9, Drafts([2], [1])
+)  # across borders of tokens
+@example([*b"a", BOS, *b"tb"], True, [(1, 1)], [], [], 9, Drafts([6], [9]))  # after a special token
 def test_an_answers_accounts_do_not_depend_on_drafting(
     make_engine: Any,
     scripted: Any,
@@ -110,16 +116,18 @@ def test_an_answers_accounts_do_not_depend_on_drafting(
     script: list[int],
     ends: bool,
     stops: list[tuple[int, int]],
+    named: list[str],
+    end_ids: list[int],
     max_tokens: int,
     how: Drafts,
 ) -> None:
     written = [*script, EOS] if ends else [*script, *b"..........."]
     text = byte_tokenizer.decode(written)
-    stop = [text[start : start + length] for start, length in stops]
+    stop = [*named, *(text[start : start + length] for start, length in stops)]
     results = []
     for drafters in ([], [how.drafter(tree_drafter, written)]):
         engine = make_engine(scripted(len(PROMPT), written), drafters)
-        asked = {"max_tokens": max_tokens, "stop": stop, "logprobs": 2}
+        asked = {"max_tokens": max_tokens, "stop": stop, "logprobs": 2, "stop_token_ids": end_ids}
         generation = engine.generate(PROMPT, stream=True, **asked)
         check(generation.result, list(generation))
         whole = engine.generate(PROMPT, **asked)
@@ -171,13 +179,13 @@ def test_an_answer_that_fails_counts_what_it_has_shown(
     drafter = Drafts([3], [9]).drafter(tree_drafter, text)
     engine = make_engine(scripted(len(PROMPT), text), [drafter])
     generation = engine.generate(PROMPT, stream=True, stop=stop, logprobs=0)
-    chunks = [next(generation), next(generation)]
+    shown = next(generation).text + next(generation).text
     engine._session.forward = _failing
     with pytest.raises(EdgeSpecError):
-        chunks += list(generation)
+        for chunk in generation:  # what was held back, then the error
+            shown += chunk.text
     assert generation.result.finish_reason is FinishReason.ERROR
-    # What was held back is in the result; the stream ended with the error.
-    assert generation.result.text == "abcdefgh"
+    assert generation.result.text == shown == "abcdefgh"
     assert generation.result.stats.predicted_n == 8
 
 
@@ -203,3 +211,15 @@ def test_tokens_that_a_grammar_spells_are_counted_alike(
     check(generation.result, list(generation))
     assert accounts(generation.result) == accounts(plain)
     assert generation.result.stats.rounds <= plain.stats.rounds
+
+
+@pytest.mark.parametrize("stop", [(), ("a",), ("e", "\ufffd")])
+def test_figures_of_a_sampled_answer_agree(make_engine: Any, stop: Sequence[str]) -> None:
+    model = ScriptedModel(random_logits(260, scale=4.0), 260)
+    engine = make_engine(model, [SuffixDrafter()])
+    for seed in range(10):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        generation = engine.generate(
+            "abab", max_tokens=40, stop=stop, sampling=sampling, logprobs=1, stream=True
+        )
+        check(generation.result, list(generation))
