@@ -64,6 +64,8 @@ ANSWER_HARMLESS = frozenset(
         # Ollama: how a model is held in memory
         *("keep_alive", "num_ctx", "num_gpu", "num_thread", "num_batch", "num_keep", "use_mmap"),
         *("use_mlock", "low_vram"),
+        # LM Studio and Jan
+        *("ttl", "draft_model", "n_ctx", "ctx_len"),
         # text-generation-webui and SillyTavern
         *("api_type", "api_server", "truncation_length", "max_context_length", "smoothing_curve"),
         *("dynatemp_low", "dynatemp_high", "max_tokens_second", "auto_max_new_tokens"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
 from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole
+from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.apps.server.forms import FormRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
@@ -58,6 +58,12 @@ def _scores(value: Any) -> Any:
     return None if value is False else value
 
 
+def _all_whole(value: Any) -> Any:
+    """Reads a list at once: prompts are long."""
+    is_plain = not isinstance(value, list) or float not in set(map(type, value))
+    return value if is_plain else [whole(each) for each in value]
+
+
 def _prompt_tag(value: Any) -> str | None:
     if isinstance(value, str):
         return "<text>"
@@ -89,7 +95,9 @@ Biases = Annotated[
         _biases, json_schema_input_type=dict[Biased, _BIAS] | list[tuple[TokenId, _BIAS]]
     ),
 ]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
+]
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[TokenIds, Tag("<tokens>")]

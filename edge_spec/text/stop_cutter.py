@@ -13,6 +13,7 @@ class StopCutter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
+        self._beginnings = frozenset(stop[0] for stop in self._stops)
         self._naming: list[str] = []  # those that name a special token that has come
         self._held = ""
         self._unshown: list[int] = []  # places of characters in `_held` that are of special tokens
@@ -23,13 +24,16 @@ class StopCutter:
         follows. special: the name of the special token that this is, after its piece."""
         if self.stopped:
             return ""
+        if not special and not self._held and self._beginnings.isdisjoint(piece):
+            return piece  # no stop string begins here: told fast, since lists of them are long
         text, unshown = self._held + piece, self._unshown
         naming = [stop for stop in self._stops if special and special in stop]
         if naming:
             self._naming += naming
             unshown = [*unshown, *range(len(text), len(text) + len(special))]
             text += special
-        views = _views(text, unshown, self._stops, self._naming)
+        possible = [stop for stop in self._stops if stop[0] in text]
+        views = _views(text, unshown, possible, self._naming)
         # The stop string that is complete first, whatever pieces the text comes in.
         found = [
             (places[start + len(stop) - 1], places[start])
