@@ -18,12 +18,12 @@ from typing import Any, Self
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.gbnf import as_lark
+from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer
 from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.thoughts import speaks_of_thoughts
-from edge_spec.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +141,9 @@ class GrammarCompiler:
             ) from None
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = self._open_tokenizer()
+                self._tokenizer = open_grammar_tokenizer(
+                    self._codec, self._vocab_size, self._stop_ids
+                )
         try:
             if grammar.kind == "json-schema":
                 schema = json.dumps(grammar.held().schema)
@@ -161,61 +163,6 @@ class GrammarCompiler:
                 remedy="Correct the schema, pattern or grammar.",
             )
         return MatcherConstraint(matcher, self._vocab_size, self._stop_ids)
-
-    def _open_tokenizer(self) -> Any:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        codec, size = self._codec, self._vocab_size
-        if isinstance(codec, Tokenizer):
-            source: Any = codec.to_json()
-            added = codec.added_text()
-            if added:
-                library = LLTokenizer(source, n_vocab=size)
-                pieces = _Pieces(_AddedText(library, added), size, self._stop_ids)
-                source = TokenizerWrapper(pieces)
-        elif isinstance(codec, PiecewiseCodec):
-            source = TokenizerWrapper(_Pieces(codec, size, self._stop_ids))
-        else:
-            raise UsageError(
-                "this model's tokenizer does not tell what its tokens spell, which answers of a "
-                "given form need",
-                remedy="Ask without a schema or grammar, or use another runtime.",
-            )
-        return LLTokenizer(source, n_vocab=size, eos_token=list(self._stop_ids))
-
-
-class _AddedText:
-    """A tokenizer whose added tokens are text where the model's own are: llguidance takes all of
-    them for special ones, and then refuses the tag of a call that it demands of the model."""
-
-    def __init__(self, library: Any, added: Mapping[int, str]) -> None:
-        self._library = library
-        self._added = {token: text.encode() for token, text in added.items()}
-
-    def piece(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token]
-        is_special = self._library.is_special_token(token)
-        return b"" if is_special else bytes(self._library.decode_bytes([token]))
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._library.tokenize_str(text))
-
-
-class _Pieces:
-    """A tokenizer as llguidance's TokenizerWrapper reads it."""
-
-    def __init__(
-        self, codec: PiecewiseCodec | _AddedText, vocab_size: int, stop_ids: Sequence[int]
-    ) -> None:
-        self._codec = codec
-        self.tokens = [codec.piece(token) for token in range(vocab_size)]
-        self.special_token_ids = [token for token, piece in enumerate(self.tokens) if not piece]
-        self.eos_token_id = stop_ids[0]
-        self.bos_token_id: int | None = None
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._codec.encode(text if isinstance(text, str) else text.decode())
 
 
 class MatcherConstraint:

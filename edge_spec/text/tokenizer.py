@@ -15,6 +15,7 @@ from edge_spec.errors import ModelFileError, UsageError
 from edge_spec.text.given_encoding import (
     changes_text,
     encode_given,
+    json_of_text,
     without_added_from,
     without_names,
 )
@@ -172,6 +173,11 @@ class Tokenizer:
         """The tokenizer.json."""
         json: str = self._tokenizer.to_str()
         return json
+
+    def json_of_text(self) -> str:
+        """Returns one with the same ids in which no text spells a special token. It cannot be
+        opened where the vocabulary joins other tokens to one."""
+        return json_of_text(self._tokenizer)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, special ones included, and its id."""

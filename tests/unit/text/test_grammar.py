@@ -111,6 +111,15 @@ def test_what_no_answer_can_be_is_refused_and_nothing_is_disturbed(
     assert len(running.finish().tokens) == 5
 
 
+def test_a_form_may_have_the_text_of_a_special_token(make_engine: Any, remembers_all: Any) -> None:
+    """As a word of a schema, which the answer spells in other tokens."""
+    word = "a<eos>b"
+    for drafters in ([], [ForcedDrafter()]):
+        engine = make_engine(remembers_all(), [GuardedDrafter(each, VOCAB) for each in drafters])
+        result = engine.generate("p", grammar=Grammar.json_schema({"const": word}))
+        assert json.loads(result.text) == word
+
+
 def test_a_constraint_goes_ahead_along_draft_tokens_and_back(compiler: GrammarCompiler) -> None:
     """In whatever order paths are asked for, the answer is that of a fresh matcher."""
     rng = np.random.default_rng(0)
