@@ -21,6 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from edge_spec.errors import ModelFileError
+from edge_spec.exporters.gguf_types import unread_type
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models.bundle_files import regular_size
 
@@ -55,7 +56,8 @@ _SCALARS = {
 class GgufFile:
     """Metadata and tensors of one GGUF file, mapped read-only.
 
-    Raises `ModelFileError` for anything that is not a complete, consistent GGUF file.
+    Raises `ModelFileError` for anything that is not a complete, consistent GGUF file,
+    `UnsupportedModelError` for one whose tensors only other programs read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -284,5 +286,4 @@ class _Header:
         try:
             return name, shape, GGMLQuantizationType(kind), offset
         except ValueError:
-            self.fail(f"tensor {name} has the unknown type {kind}")
-            raise
+            raise unread_type(self.path, reprlib.repr(name), kind) from None
