@@ -85,7 +85,7 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     def answer(
         request: ChatRequest | CompletionRequest, read: Callable[[Desk], tuple[Work, Reply]]
     ) -> Response:
-        model = running.models.find(request.model)
+        model = running.models.find(request.model or None)
         return AnswerResponse(running, model, read, is_streamed=bool(request.stream))
 
     @app.post(

@@ -142,7 +142,7 @@ class _AnswerRequest(FormRequest):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_completion_tokens: Limit | None = None  # goes before max_tokens
+    max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -169,8 +169,13 @@ class _AnswerRequest(FormRequest):
 
     @property
     def limit(self) -> int | None:
-        """Returns None where the request does not say, NO_LIMIT where it wants none."""
-        return self.max_completion_tokens or self.max_tokens
+        """Returns None where the request does not say, NO_LIMIT where it wants none; of two limits
+        the lower one."""
+        given = [self.max_completion_tokens, self.max_tokens]
+        limits = [limit for limit in given if limit is not None]
+        return min(
+            (limit for limit in limits if limit != NO_LIMIT), default=max(limits, default=None)
+        )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -225,9 +230,8 @@ class ChatRequest(_AnswerRequest):
     @property
     def num_logprobs(self) -> int | None:
         """Returns how many alternatives are told beside each token; None: tokens are not scored."""
-        if self.logprobs:
-            return self.top_logprobs or self.n_probs or 0
-        return self.n_probs or None
+        num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
+        return num_asked if self.logprobs or num_asked else None
 
     @model_validator(mode="after")
     def _fits(self) -> ChatRequest:
@@ -238,9 +242,15 @@ class ChatRequest(_AnswerRequest):
                 "continue_final_message",
                 "goes on with a message, add_generation_prompt begins one: send one of them",
             )
+        kwargs = self.chat_template_kwargs or {}
         for name in ("messages", "tools"):
-            if name in (self.chat_template_kwargs or {}):
+            if name in kwargs:
                 raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+        for name, value in self.template_kwargs.items():
+            if kwargs.get(name, value) != value:
+                raise refusal(
+                    "chat_template_kwargs", f"has another {name} than the request: send one of them"
+                )
         return self
 
 
@@ -258,7 +268,9 @@ class CompletionRequest(_AnswerRequest):
     @property
     def num_logprobs(self) -> int | None:
         """Returns how many alternatives are told beside each token; None: tokens are not scored."""
-        return self.n_probs or None if self.logprobs is None else self.logprobs
+        if self.logprobs is None:
+            return self.n_probs or None
+        return max(self.logprobs, self.n_probs or 0)
 
     @model_validator(mode="after")
     def _fits(self) -> CompletionRequest:

@@ -101,6 +101,17 @@ def test_what_is_not_honoured_is_named(
         (COMPLETIONS, {"tools": [{}]}, "tools is not supported: it belongs to POST /v1/chat"),
         (CHAT, {"prompt": "a"}, "prompt is not supported: send messages; it belongs to POST"),
         (CHAT, {"functions": [{}]}, "functions is not supported: send tools."),
+        (
+            CHAT,
+            {"function_call": {"name": "f"}},
+            "function_call is not supported: send tool_choice.",
+        ),
+        (
+            CHAT,
+            {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
+            "chat_template_kwargs has another enable_thinking than the request: send one of them.",
+        ),
+        (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs has tools: send"),
         (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template is not supported: the model's own"),
         (CHAT, {"reasoning_budget": 50}, "reasoning_budget is not supported: send chat_"),
         (CHAT, {"logprobs": 5}, "logprobs: 5 should be a valid boolean."),
