@@ -10,10 +10,12 @@ from edge_spec.core.tree import TokenTree
 
 
 class PassPart(NamedTuple):
-    """One session's rows in a pass that several share."""
+    """One session's rows in a pass that several share. is_scored: whether anybody reads their
+    scores; those of a slice of a prompt need not be made."""
 
     session: Session
     tree: TokenTree
+    is_scored: bool = True
 
 
 @runtime_checkable
@@ -32,7 +34,8 @@ class SharesPasses(Protocol):
         """Returns the scores of each part and leaves its session as its own `forward` would. One
         thread at a time may call it.
 
-        num_rows: of the pass, which is widened to them; at least those of all parts. Where it
+        num_rows: of the pass, which is widened to them; at least those of all parts. Beside rows
+        that are not scored, those of the others may come without hidden states. Where it
         raises, none of the sessions has a last forward to commit, and each may score its tree by
         itself.
         """

@@ -70,11 +70,13 @@ def _fastest(
 
 
 class Request:
-    """One session's request. is_done: it has been carried out, or has failed."""
+    """One session's request. is_done: it has been carried out, or has failed. must_be_alone: a
+    shared pass with it has failed."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.is_done = False
+        self.must_be_alone = False
         self._error: BaseException | None = None
 
     def run(self, passes: Passes) -> None:
@@ -101,7 +103,7 @@ class Request:
 class TreeRequest(Request):
     """A tree to score: all of it, or its first rows where its `wish` leaves that open.
 
-    must_be_alone: a shared pass with it has failed. num_rows: of the tree, in its next pass.
+    num_rows: of the tree, in its next pass.
     """
 
     def __init__(
@@ -116,7 +118,6 @@ class TreeRequest(Request):
         of which at least the first `least` are to be scored; empty where it is not divided."""
         super().__init__(session)
         self.wish = Wish(values, min(least, len(tree))) if values else Wish((1.0,), len(tree))
-        self.must_be_alone = False
         self.num_rows = len(tree)
         self._tree = tree
         self._width = width
@@ -189,8 +190,23 @@ class PromptRequest(Request):
         self._tokens = tokens
         self._start = session.length
 
+    def part(self) -> PassPart:
+        """Returns what it has in a shared pass."""
+        taken = self._left[: self.most_tokens]
+        return PassPart(self.session, TokenTree.chain(taken[0], taken[1:]), is_scored=False)
+
+    def finish(self, num_tokens: int) -> None:
+        """Keeps what a shared pass has read. Keeps an error for `require_no_error`."""
+        with self._keeping_error():
+            self.session.commit(range(num_tokens))
+            self.is_done = not len(self._left)
+
+    @property
+    def _left(self) -> Sequence[int]:
+        return self._tokens[self.session.length - self._start :]
+
     def _run(self, passes: Passes) -> None:
-        left = self._tokens[self.session.length - self._start :]
+        left = self._left
         count = len(left)
         if self.most_tokens is not None:  # in passes of about one length: none has a token or two
             num_passes = -(-count // self.most_tokens)

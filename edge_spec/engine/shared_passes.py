@@ -2,9 +2,10 @@
 
 A pass takes most of its time for the weights, which it reads once for all rows, so those of several
 conversations are scored side by side (Yu et al. 2022, Orca: iteration-level scheduling). A
-conversation joins and leaves with each pass. Prompts have passes of their own, which take turns
-with those of the conversations that write: the tokens of a slice share the weights among each
-other already, and slices of a few tokens beside the rows of others took longer a token.
+conversation joins and leaves with each pass. Where kernels make rows cheap, a prompt is read beside
+the rows of those who write, as many of its tokens a pass as make it last twice as long (Agrawal et
+al. 2024, Sarathi-Serve). Elsewhere prompts have passes of their own, which take turns with those of
+the others: slices of a few tokens beside these took longer a token.
 
 No text depends on who else is there: where texts are promised to be bit-identical, passes are
 shared only if that was measured to change no bit, and prompts are divided only likewise; where
@@ -180,7 +181,7 @@ class SharedPasses:
             if isinstance(chosen, PromptRequest):
                 chosen.run(self._own)
             else:
-                self._score(chosen)
+                self._score(*chosen)
         finally:
             self._turn.acquire()
             self._is_running = False
@@ -191,10 +192,14 @@ class SharedPasses:
             self._queue = [request for request in self._queue if not request.is_done]
             self._turn.notify_all()
 
-    def _next(self) -> PromptRequest | list[TreeRequest]:
-        """Returns what the next pass is of: prompts and trees take turns."""
+    def _next(self) -> PromptRequest | tuple[list[TreeRequest], PromptRequest | None]:
+        """Returns what the next pass is of: a prompt, or trees, maybe with a prompt that is read
+        beside them. Prompts and trees that share no pass take turns."""
         trees, prompts = self._waiting()
-        if prompts and (self._is_prompts_turn or not trees):
+        beside = None
+        if prompts and trees and self._joins(trees[0]) and self._reads_beside(prompts[0]):
+            beside = prompts[0]
+        if prompts and not beside and (self._is_prompts_turn or not trees):
             self._is_prompts_turn = False
             is_company = len(trees) > 0 or self._load.active > len(prompts)
             is_divided = is_company and self._setup.sharing.slices
@@ -205,11 +210,28 @@ class SharedPasses:
         chosen: list[TreeRequest] = []
         if not self._times.rests and self._joins(trees[0]):
             joining = [request for request in trees if self._joins(request)]
-            chosen = deal_pass(joining, self._setup.widest, self.most, self._pass_s())
-        if len(chosen) < 2 or chosen[0] is not trees[0]:
-            chosen = trees[:1]
+            room = self._setup.widest - (beside is not None)
+            chosen = deal_pass(joining, room, self.most, self._pass_s())
+        if (len(chosen) < 2 and not (beside and chosen)) or chosen[0] is not trees[0]:
+            chosen, beside = trees[:1], None
             chosen[0].deal(None)
-        return chosen
+        if beside is not None:
+            beside.most_tokens = self._slice_tokens(sum(each.num_rows for each in chosen))
+        return chosen, beside
+
+    def _reads_beside(self, prompt: PromptRequest) -> bool:
+        """Tells whether a prompt may be read in passes with the rows of others."""
+        if not self._model.capabilities.invariant_rows or self._setup.sharing.widths:
+            return False
+        return not (self._times.rests or prompt.must_be_alone or collects(prompt.session))
+
+    def _slice_tokens(self, rows: int) -> int:
+        """Returns how many tokens make a pass of these rows twice as long, so that those who write
+        keep half of their rate."""
+        room, times = self._setup.widest - rows, self._times.all
+        if times.num_observed < 2 or times.row_s <= 0:
+            return min(room, SLICE_TOKENS)
+        return max(1, min(room, int(times.at(rows) / times.row_s)))
 
     def _waiting(self) -> tuple[list[TreeRequest], list[PromptRequest]]:
         trees = [request for request in self._queue if isinstance(request, TreeRequest)]
@@ -234,36 +256,44 @@ class SharedPasses:
         """Returns how long the next pass waits for conversations that came in time before: without
         them it would take nearly as long, and they would need another one. 0 for not at all."""
         trees, prompts = self._waiting()
-        if not trees or (prompts and self._is_prompts_turn):
+        takes_turns = bool(prompts) and not self._reads_beside(prompts[0])
+        if takes_turns and (self._is_prompts_turn or not trees):
             return 0.0
-        if self._times.rests or len(trees) >= self.most or not self._joins(trees[0]):
+        if self._times.rests or len(trees) >= self.most or not all(map(self._joins, trees[:1])):
             return 0.0
         return self._returns.wait_s(self._clock())
 
-    def _score(self, chosen: Sequence[TreeRequest]) -> None:
+    def _score(self, chosen: Sequence[TreeRequest], beside: PromptRequest | None) -> None:
+        """beside: whose slice the pass has, too."""
         started = self._clock()
-        if len(chosen) == 1:
+        if len(chosen) == 1 and beside is None:
             chosen[0].run(self._own)
             seconds = self._clock() - started
             chosen[0].charge(seconds)
             self._returns.observe(seconds)
             self._times.observe_alone(chosen[0].num_rows, seconds)
             return
-        rows = [request.num_rows for request in chosen]
+        requests = [*chosen, *([] if beside is None else [beside])]
+        parts = [request.part() for request in requests]
+        rows = [len(part.tree) for part in parts]
         width = wider(sum(rows), self._setup.sharing.widths)
         assert width is not None and isinstance(self._model, SharesPasses)
         try:
-            outs = self._model.forward_together([request.part() for request in chosen], width)
+            outs = self._model.forward_together(parts, width)
         except Exception as error:
             _log.info("a pass of several conversations failed, each is made alone: %s", error)
-            for request in chosen:
+            for request in requests:
                 request.must_be_alone = True
             self._times.rest()
             return
         seconds = self._clock() - started
         self._returns.observe(seconds)
-        self._times.observe_shared(rows, seconds)
+        if beside is None:
+            self._times.observe_shared(rows, seconds)
+        else:
+            self._times.all.observe(sum(rows), seconds)
+            beside.finish(rows[-1])
         charges = self._times.charges(rows, seconds)
-        for request, out, charged_s in zip(chosen, outs, charges, strict=True):
+        for request, out, charged_s in zip(chosen, outs, charges, strict=False):
             request.charge(charged_s)
-            request.finish(out, len(chosen))
+            request.finish(out, len(requests))

@@ -30,9 +30,12 @@ class Batch:
         self._to_sequences = np.uintp(self._sequences.ctypes.data) + rows
         self._scored = np.ones(num_tokens, np.int8)
         self._unscored = np.zeros(num_tokens, np.int8)
+        self._wanted = np.ones(num_tokens, np.int8)
         self._prefill = self._struct(batch_type, self._ones, self._to_sequence, self._unscored)
         self._chain = self._struct(batch_type, self._ones, self._to_sequence, self._scored)
-        self._tree = self._struct(batch_type, self._num_sequences, self._to_sequences, self._scored)
+        branched = self._num_sequences, self._to_sequences
+        self._tree = self._struct(batch_type, *branched, self._scored)
+        self._mixed = self._struct(batch_type, *branched, self._wanted)
 
     def prefill(self, tokens: Sequence[int], position: int, sequence: int = 0) -> Any:
         """A chain from `position` on, of which nothing is scored."""
@@ -62,14 +65,17 @@ class Batch:
         self._tree.n_tokens = rows
         return self._tree, self._sequences[:rows, 0].copy()
 
-    def mixed(self, rows: Sequence[tuple[int, int, Sequence[int]]]) -> Any:
-        """Token, position and sequences of each row, all of which are scored."""
+    def mixed(
+        self, rows: Sequence[tuple[int, int, Sequence[int]]], is_scored: Sequence[bool]
+    ) -> Any:
+        """rows: token, position and sequences of each."""
+        self._wanted[: len(rows)] = is_scored
         for at, (token, position, sequences) in enumerate(rows):
             self._tokens[at], self._positions[at] = token, position
             self._num_sequences[at] = len(sequences)
             self._sequences[at, : len(sequences)] = sequences
-        self._tree.n_tokens = len(rows)
-        return self._tree
+        self._mixed.n_tokens = len(rows)
+        return self._mixed
 
     def _set_chain(self, struct: Any, tokens: Sequence[int] | np.ndarray, position: int) -> Any:
         count = len(tokens)

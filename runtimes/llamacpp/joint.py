@@ -12,7 +12,8 @@ between cells of others, stays in a sequence that nobody reads, HELD.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from threading import RLock
 
@@ -26,8 +27,8 @@ from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.members import Member, WrittenRows, leaves
-from edge_spec.runtimes.llamacpp.outputs import view
+from edge_spec.runtimes.llamacpp.members import JointRows, Member, WrittenRows, leaves
+from edge_spec.runtimes.llamacpp.outputs import scores_of
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
 
@@ -78,20 +79,23 @@ class JointCache:
             self._is_broken = False
             return member
 
-    def score(self, parts: Sequence[tuple[Member, TokenTree]], num_rows: int) -> list[Forward]:
-        """One pass; the scores are copies. num_rows: of the pass, if more than the parts have.
+    def score(self, parts: Sequence[JointRows], num_rows: int) -> list[Forward]:
+        """One pass; the scores are copies, without hidden states where not all rows are scored.
+        num_rows: of the pass, if more than the parts have.
 
         Raises SessionError, DeviceMemoryError; no member has rows to commit then."""
         with self._lock:
-            self._require_all([member for member, _ in parts])
-            rows = max(num_rows, sum(len(tree) for _, tree in parts))
+            self._require_all([part.member for part in parts])
+            rows = max(num_rows, sum(len(part.tree) for part in parts))
             self._reserve(rows)
             started_s = own_clock()
             self._is_broken = True  # until all is noted
-            at = self._score(parts, rows)
+            is_whole = all(part.is_scored for part in parts)
+            with nullcontext() if is_whole else self._without_hidden():
+                at = self._score(parts, rows)
             self._is_broken = False
             self._share_out(rows, own_clock() - started_s)
-            return self._outputs(at, rows)
+            return scores_of(self._weights, self._context(), at, is_whole)
 
     def prefill(self, member: Member, tokens: Sequence[int]) -> None:
         """Adds tokens to a conversation without scoring them; its outcome tells how far that came.
@@ -99,12 +103,18 @@ class JointCache:
         with self._lock:
             self._require_all([member])
             self._reserve(len(tokens))
-            self._library.want_hidden(self._context(), False)  # for which every token is scored
-            try:
+            with self._without_hidden():
                 for start in range(0, len(tokens), MAX_ROWS):
                     self._append(member, tokens[start : start + MAX_ROWS])
-            finally:
-                self._library.want_hidden(self._context(), True)
+
+    @contextmanager
+    def _without_hidden(self) -> Iterator[None]:
+        """Passes within need not score every token, as they do for the sake of hidden states."""
+        self._library.want_hidden(self._context(), False)
+        try:
+            yield
+        finally:
+            self._library.want_hidden(self._context(), True)
 
     def read(self, member: Member) -> np.ndarray:
         """Returns the sequence of its tokens, [bytes] uint8. Raises SessionError."""
@@ -249,27 +259,33 @@ class JointCache:
                 f"a conversation cannot join the others: {error}", remedy="It goes on alone."
             ) from error
 
-    def _score(self, parts: Sequence[tuple[Member, TokenTree]], num_rows: int) -> list[list[int]]:
-        """Returns the rows of each part in the pass. First rows stand before second ones: what is
+    def _score(self, parts: Sequence[JointRows], num_rows: int) -> list[list[int]]:
+        """Returns where the scores of each part are. First rows stand before second ones: what is
         rejected then comes after what is kept."""
-        laid = [self._lay_out(member, tree) for member, tree in parts]
+        laid = [self._lay_out(part.member, part.tree) for part in parts]
         order = sorted((row, part) for part, rows in enumerate(laid) for row in range(len(rows)))
         padding = [(0, at, (_PADDING,)) for at in range(num_rows - len(order))]
         found: list[list[int]] = [[] for _ in parts]
         for at, (_, part) in enumerate(order):
             found[part].append(at)
-        for (member, _), rows in zip(parts, found, strict=True):
-            assert member.last is not None
-            member.last.cells = [self._tail + at for at in rows]
+        for part, rows in zip(parts, found, strict=True):
+            assert part.member.last is not None
+            part.member.last.cells = [self._tail + at for at in rows]
         if self._steady_rows is not None and self._is_steady != (num_rows == 1):
             self._is_steady = num_rows == 1
             self._steady_rows(self._is_steady)
-        self._decode(self._batch.mixed([*(laid[part][row] for row, part in order), *padding]))
+        is_scored = [parts[part].is_scored for _, part in order] + [True] * len(padding)
+        rows = [*(laid[part][row] for row, part in order), *padding]
+        self._decode(self._batch.mixed(rows, is_scored))
         self._tail += len(order)
         if padding:
             memory = self._library.memory(self._context())
             self._library.sequence_remove(memory, _PADDING, -1, -1)
-        return found
+        output = np.cumsum(is_scored) - 1  # of each row that has one
+        return [
+            [int(output[at]) for at in rows] if part.is_scored else []
+            for part, rows in zip(parts, found, strict=True)
+        ]
 
     def _append(self, member: Member, tokens: Sequence[int]) -> None:
         length = len(member.cells)
@@ -300,12 +316,6 @@ class JointCache:
                 f"{library.log.errors_after(known) or NO_REASON}",
                 remedy="Each is scored alone.",
             )
-
-    def _outputs(self, parts: Sequence[Sequence[int]], num_rows: int) -> list[Forward]:
-        library, context = self._library, self._context()
-        logits = view(library, library.logits(context), num_rows, self._weights.vocab_size)
-        hidden = view(library, library.hidden(context), num_rows, self._weights.hidden_size)
-        return [Forward(logits[rows], hidden[rows]) for rows in parts]
 
     def _take_numbers(self, count: int) -> list[int]:
         if count > len(self._free_numbers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,6 +63,14 @@ class Member:
             self.last.branches = np.array([each[0] for each in sequences])
         positions = (len(self.cells) + tree.depths).tolist()
         return list(zip(tree.tokens.tolist(), positions, sequences, strict=True))
+
+
+class JointRows(NamedTuple):
+    """Describes what a conversation has in a pass."""
+
+    member: Member
+    tree: TokenTree
+    is_scored: bool = True
 
 
 def leaves(tree: TokenTree) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,6 +55,18 @@ class ContextOutputs:
         """Returns the hidden states of the last pass."""
         library = self._weights.library
         return view(library, library.hidden(self._handle), rows, self._weights.hidden_size)
+
+
+def scores_of(
+    weights: GgufWeights, context: int, parts: Sequence[list[int]], has_hidden: bool
+) -> list[Forward]:
+    """Returns copies of the last pass's. parts: where those of each are."""
+    library, count = weights.library, 1 + max(row for rows in parts for row in rows)
+    logits = view(library, library.logits(context), count, weights.vocab_size)
+    if not has_hidden:
+        return [Forward(logits[rows]) for rows in parts]
+    hidden = view(library, library.hidden(context), count, weights.hidden_size)
+    return [Forward(logits[rows], hidden[rows]) for rows in parts]
 
 
 def view(library: Library, address: int | None, rows: int, columns: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from edge_spec.errors import DeviceMemoryError, SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.joint import JointCache
 from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.members import Member
+from edge_spec.runtimes.llamacpp.members import JointRows, Member
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import as_first, holds, write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
@@ -64,7 +64,7 @@ class SharedSession(LlamaCppSession):
         if self._member is not None:
             self.require_fitting(tree)
             try:
-                return self.joint.score([(self._member, tree)], len(tree))[0]
+                return self.joint.score([JointRows(self._member, tree)], len(tree))[0]
             except (SessionError, DeviceMemoryError):
                 self._return()
         return super().forward(tree)
@@ -187,8 +187,11 @@ def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         session.require_fitting(part.tree)
     try:
         members = [session.join() for session in sessions]
-        trees = [part.tree for part in parts]
-        outs = joint.score(list(zip(members, trees, strict=True)), num_rows)
+        rows = [
+            JointRows(member, part.tree, part.is_scored)
+            for member, part in zip(members, parts, strict=True)
+        ]
+        outs = joint.score(rows, num_rows)
     except BaseException:
         for session in sessions:
             session.num_lone = _LONE_PASSES  # so that the next pass is in its own cache

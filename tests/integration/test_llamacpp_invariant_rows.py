@@ -145,7 +145,7 @@ def test_rows_of_trees_score_as_chains_after_any_past(model: LlamaCppModel, toke
 
 
 def test_rows_of_shared_passes_score_as_chains_alone(model: LlamaCppModel, tokens: Tokens) -> None:
-    """Trees of up to four conversations, which also go on alone."""
+    """Trees of up to four conversations, which also go on alone, or beside a slice of a prompt."""
     drawn: Any = np.random.RandomState(6)
     all_told = [Told(model, drawn, tokens) for _ in range(4)]
     for told in all_told:
@@ -158,9 +158,16 @@ def test_rows_of_shared_passes_score_as_chains_alone(model: LlamaCppModel, token
             outs = [taking[0].session.forward(trees[0]).logits.copy()]
         else:
             parts = [PassPart(told.session, tree) for told, tree in pairs]
+            if round % 2:
+                trees[-1] = TokenTree.chain(7, taking[-1].draw(40))
+                parts[-1] = PassPart(taking[-1].session, trees[-1], is_scored=False)
             outs = [out.logits for out in model.forward_together(parts, sum(map(len, trees)))]
         for told, tree, found in zip(taking, trees, outs, strict=True):
-            if round % 4 == 0:
+            if round % 2 and len(taking) > 1 and told is taking[-1]:
+                told.session.commit(range(len(tree)))
+                told.text += tree.tokens.tolist()
+                continue
+            if round % 3 == 0:
                 np.testing.assert_array_equal(found, scored_at_once(model, told.text, tree))
             told.commit(tree)
 

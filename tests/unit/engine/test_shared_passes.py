@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 
@@ -288,6 +289,58 @@ def test_prompts_and_those_who_write_take_turns() -> None:
     released.set()
     assert served.end() == [[-28], [3], [-28], [4], [-54]]
     assert prompt.committed == list(range(110))  # type: ignore[attr-defined]
+
+
+class Invariant(Recording):
+    """Promises what lets prompts be read beside the rows of others."""
+
+    def __init__(self, row_s: float = 1e-4) -> None:
+        super().__init__(lambda rows: 8e-3 + rows * row_s)
+        self.capabilities = replace(self.capabilities, invariant_rows=True)
+
+
+def test_a_prompt_is_read_beside_those_who_write() -> None:
+    served = Served(model=Invariant())
+    prompt, a, b = served.session(0), served.session(4), served.session(5)
+    released = served.hold()
+    served.read("prompt", prompt, 110)
+    served.ask("a", a, 3)
+    served.ask("b", b, 4)
+    released.set()
+    assert served.end() == [[3, 4, 32], [-78]]
+    assert prompt.committed == list(range(110))  # type: ignore[attr-defined]
+    for name, session, rows in (("a", a, 3), ("b", b, 4)):
+        scored = served.found[name]
+        assert scored.num_sharing == 3 and scored.charged_s > 0
+        assert np.array_equal(scored.out.logits, logits(session, rows))
+
+
+@pytest.mark.parametrize("row_s, slice_tokens", [(1e-3, 15), (4e-3, 9), (1e-6, 57)])
+def test_those_who_write_keep_half_of_their_rate(row_s: float, slice_tokens: int) -> None:
+    """A slice makes a pass twice as long as it would be, and fits into one."""
+    served = Served(model=Invariant(row_s))
+    for rows in (2, 4, 8, 32) * 40:  # what passes take is learnt from those before
+        served.passes.forward(served.session(), chain(rows), 0)
+    served.model.passes.clear()
+    released = served.hold()
+    served.read("prompt", served.session(0), 200)
+    served.ask("a", served.session(), 3)
+    served.ask("b", served.session(), 4)
+    released.set()
+    *rows, taken = served.end()[0]
+    assert rows == [3, 4] and abs(taken - slice_tokens) <= 1  # as far as the fit tells
+
+
+def test_a_prompt_whose_shared_pass_fails_is_read_alone() -> None:
+    served = Served(model=Invariant())
+    served.model.fails = LOST
+    prompt = served.session(0)
+    released = served.hold()
+    served.read("prompt", prompt, 60)
+    served.ask("a", served.session(), 3)
+    released.set()
+    assert served.end() == [[3, 32], [-30], [3], [-30]]
+    assert prompt.committed == list(range(60))  # type: ignore[attr-defined]
 
 
 def test_prompts_alone_are_read_as_a_whole_the_first_one_first() -> None:
