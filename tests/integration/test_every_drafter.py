@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,27 @@ def test_answers_of_a_given_form_are_the_plain_ones(engine: Engine) -> None:
             assert texts(drafters) == plain
             assert engine.last is not None
             assert engine.last.stats.drafters["grammar"].draft_n_accepted > 0
+
+
+def test_accounts_of_cut_answers_are_the_plain_ones(engine: Engine, plain: list[list[int]]) -> None:
+    """Each answer is cut by characters that it has, most of them within a round."""
+    asked = list(zip(prompts(engine), plain, strict=True))[:6]
+    texts = [engine.parts.text.tokenizer.decode(tokens) for _, tokens in asked]
+
+    def accounts(drafters: str) -> list[Any]:
+        engine.set_drafter(drafters)
+        found: list[Any] = []
+        with engine.verifying_all_draft_tokens():
+            for (prompt, _), text in zip(asked, texts, strict=True):
+                result = engine.generate(prompt, max_tokens=NUM_TOKENS, stop=text[9:11], logprobs=0)
+                tokens = [(token.id, token.text, token.raw) for token in result.tokens]
+                assert result.stats.predicted_n == len(tokens)
+                found.append((result.text, tokens, result.finish_reason))
+        return found
+
+    expected = accounts("none")
+    for drafters in (*FREE, ",".join(FREE)):
+        assert accounts(drafters) == expected
 
 
 @pytest.mark.parametrize(
