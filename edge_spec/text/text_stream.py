@@ -13,13 +13,10 @@ class ByteStream:
     """Joins the bytes of tokens: a character appears with the last of its bytes, and where it lacks
     some, one replacement stands for it, as llama.cpp's servers show it."""
 
-    def __init__(
-        self, piece: Callable[[int], bytes], first: Callable[[int], bytes] | None = None
-    ) -> None:
-        """piece: the bytes that a token adds within a text; first: at the beginning of one, where
-        those are others."""
+    def __init__(self, piece: Callable[[int], bytes], first: Callable[[int], bytes]) -> None:
+        """piece: the bytes that a token adds within a text; first: at the beginning of one."""
         self._piece = piece
-        self._first = first or piece
+        self._first = first
         self._is_begun = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -140,10 +140,21 @@ class LibraryTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
-        return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
+        stream = self.stream()
+        return "".join(map(stream.push, ids)) + stream.finish()
 
     def stream(self) -> ByteStream:
-        return ByteStream(self.piece)
+        return ByteStream(self.piece, self._first_piece)
+
+    def _first_piece(self, token: int) -> bytes:
+        """Returns what the token adds at the beginning of a text, where the library puts a space
+        before what it reads of some vocabularies."""
+        piece = self.piece(token)
+        return piece.removeprefix(b" ") if self._adds_space else piece
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        return any(self.piece(token).startswith(b" ") for token in self._tokens("a")[:1])
 
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""

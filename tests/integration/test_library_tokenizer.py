@@ -59,6 +59,23 @@ def test_it_agrees_with_ours_where_ours_can_do_it(runtime: str, gguf: Callable[.
     assert (rows[0] == rows[1]).all() and 10 < rows[0].sum() < size
 
 
+@pytest.mark.parametrize("prefix", ["every", "none"])
+def test_it_writes_what_ours_writes_of_spaces_and_bytes(
+    runtime: str, trained: ModuleType, tokenized: Callable[..., Any], tmp_path: Path, prefix: str
+) -> None:
+    """Where a vocabulary puts a space before a text, no text of an answer begins with it."""
+    source = tokenized(trained.sentencepiece(prefix))
+    published = runtimes.open_model_info(trained.export(source, tmp_path / "out.gguf"))
+    ours = Tokenizer(published.tokenizer_json())
+    library = runtimes.load_runtime(runtime).open_tokenizer(published)
+    tokens = range(len(ours.vocabulary()))
+    assert [library.piece(token) for token in tokens] == [ours.piece(token) for token in tokens]
+    for text in ("Hello world", "  two spaces", "\U0001f999 and \u0416", "\ufffd"):
+        ids = ours.encode(text)
+        for cut in (ids, ids[:-1], ids[1:]):
+            assert library.decode(cut) == ours.decode(cut)
+
+
 def test_bos_comes_first_and_only_once(
     runtime: str, tiny: ModuleType, gguf: Callable[..., Path]
 ) -> None:
