@@ -73,7 +73,7 @@ class AnswerMarks(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class MissingToken(Undefined):
+class UndefinedValue(Undefined):
     """What a template names that it was not given. A special token that the model does not have
     adds nothing to a text; transformers refuses to add it."""
 
@@ -96,7 +96,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", AnswerMarks],
             finalize=lambda value: value if type(value) is str else self._budget.text(value),
-            undefined=MissingToken,
+            undefined=UndefinedValue,
             optimized=False,  # it would compute before there is a budget
         )
         self._running = threading.local()  # its budget: of the run in this thread

@@ -32,7 +32,10 @@ from edge_spec.models.pair_bundle import find_member
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.fitting import fitted
+from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
+from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import Vocabulary
 
@@ -231,5 +234,8 @@ def _written(name: str, data: bytes) -> Path:
 def _rendered(source: str | None) -> None:
     if source is not None:
         opened = ChatTemplate(source, "<s>", "</s>")
+        given = {"enable_thinking": False, "documents": [{"text": TEXT}]}
         for tools in ((), TOOLS):
             opened.render(MESSAGES, tools)
+        opened.render(MESSAGES, template_kwargs=given, continue_final_message=True)
+        fitted(plain_messages(MESSAGES), TOOLS, TemplateTraits(opened.render))

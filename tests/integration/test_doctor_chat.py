@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -14,6 +15,7 @@ from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
 
 Exported = Callable[..., Bundle]
+EMPTY: Mapping[str, str] = MappingProxyType({})
 NO_SYSTEM = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 ASKING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -23,14 +25,27 @@ def template_of(turn: str, asking: str = ASKING, each: str = "messages") -> str:
     return "{% for m in " + each + " %}" + turn + "{% endfor %}" + asking
 
 
-def findings(exported: Exported, tmp_path: Path, template: str) -> list[Finding]:
-    """All that is not well with a bundle that has this template."""
+def findings(
+    exported: Exported, tmp_path: Path, template: str, named: Mapping[str, str] = EMPTY
+) -> list[Finding]:
+    """All that is not well with a bundle that has these templates, and which others it names."""
     bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
     described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
     (bundle / MANIFEST).unlink()
-    write_manifest(bundle, **(described | {"chat_template": template}))
+    write_manifest(bundle, **(described | {"chat_template": template, "named_templates": named}))
     _, found = examine(bundle, lambda what, fraction: None)
-    return [each for each in found if each.level is not Severity.OK]
+    return [each for each in found if each.level is not Severity.OK or "by name" in each.found]
+
+
+def test_templates_that_have_a_name_are_listed_and_compiled(
+    exported: Exported, tmp_path: Path
+) -> None:
+    named = {"tool_use": "{{ tools | tojson }}", "rag": "{{ documents }}"}
+    (found,) = findings(exported, tmp_path / "a", template_of(TURN), named)
+    assert (found.level, found.found) == (Severity.OK, "others, by name: tool_use, rag")
+    (found,) = findings(exported, tmp_path / "b", template_of(TURN), named | {"rag": "{% for"})
+    assert found.level is Severity.WARNING
+    assert found.found.startswith("one of tool_use, rag: ") and "does not compile" in found.found
 
 
 @pytest.mark.parametrize(

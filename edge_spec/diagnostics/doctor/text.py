@@ -158,6 +158,13 @@ def check_template(subject: Subject) -> Iterator[Finding]:
         return
     yield ok("chat template", f"renders a conversation of {len(tokens)} tokens in its sandbox")
     first_variant = subject.variants[0]
+    if named := ", ".join(first_variant.text.named_templates):
+        try:
+            first_variant.text.template_variables  # noqa: B018 -- raises where one does not compile
+        except UnsupportedModelError as error:
+            yield warning("chat template", f"one of {named}: {error.shown}", _OTHER_TEMPLATE)
+        else:
+            yield ok("chat template", f"others, by name: {named}")
     yield from _turns(first_variant.text, _OTHER_ENDS.get(first_variant.format, _CONVERT_AGAIN))
 
 
