@@ -188,6 +188,9 @@ class _AnswerRequest(FormRequest):
 
 
 class ChatRequest(_AnswerRequest):
+    """Asks for the assistant's next message. Other servers' names of these fields are understood,
+    those that change no answer are taken, and any other is refused by name."""
+
     other_names = OtherNames(
         also=others.ANSWER_ALSO,
         harmless=others.ANSWER_HARMLESS,
@@ -255,13 +258,13 @@ class ChatRequest(_AnswerRequest):
 
 
 class CompletionRequest(_AnswerRequest):
+    """Asks for the continuation of a text. Other names are read as those of chat requests are."""
+
     other_names = OtherNames(
         also=others.ANSWER_ALSO, harmless=others.ANSWER_HARMLESS, off=others.COMPLETION_OFF
     )
     prompt: Prompt
-    logprobs: Annotated[Annotated[Whole, Field(ge=0, le=20)] | None, BeforeValidator(_scores)] = (
-        None
-    )
+    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
     best_of: Count | None = None
     echo: bool | None = False
 

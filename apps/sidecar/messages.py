@@ -122,6 +122,7 @@ class Options(Params):
 
     max_tokens: int | None = None
     stop: Texts = []
+    stop_token_ids: list[int] = []
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -134,6 +135,7 @@ class Options(Params):
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     lark: str | None = None
+    gbnf: str | None = None
 
     def answer_options(self) -> dict[str, Any]:
         """Raises UsageError for a value out of its range."""
@@ -141,6 +143,7 @@ class Options(Params):
         return {
             "max_tokens": self.max_tokens,
             "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
             "logprobs": self.logprobs,
             "grammar": self._grammar(),
             "sampling": SamplingParams(**drawn),
@@ -151,6 +154,7 @@ class Options(Params):
             "json_schema": Grammar.json_schema,
             "regex": Grammar.regex,
             "lark": Grammar.lark,
+            "gbnf": Grammar.gbnf,
         }
         given = [name for name in makers if getattr(self, name) is not None]
         if len(given) > 1:

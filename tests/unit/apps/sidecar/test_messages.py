@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_spec import Grammar, SamplingParams
 from edge_spec.apps.sidecar.messages import (
     Code,
     Params,
@@ -86,6 +87,15 @@ def test_an_error_that_quotes_a_file_is_fit_to_be_shown() -> None:
     assert told["message"].startswith("two tensors named \ufffd[2Jxxx")
     assert len(told["message"]) < 2000
     assert told["data"] == {"type": "ModelFileError", "remedy": "Convert it again."}
+
+
+def test_options_are_those_of_the_sdk() -> None:
+    given = {"stop": ["a"], "stop_token_ids": [5], "frequency_penalty": 0.5, "gbnf": 'root ::= "a"'}
+    asked = RpcRequest.parse(request(params={"messages": "Hi", "options": given})).read(ToChat)
+    options = asked.options.answer_options()
+    assert (options["stop"], options["stop_token_ids"]) == (["a"], [5])
+    assert options["sampling"] == SamplingParams(frequency_penalty=0.5)
+    assert options["grammar"] == Grammar.gbnf('root ::= "a"')
 
 
 def test_two_forms_of_an_answer_contradict_each_other() -> None:
