@@ -40,7 +40,7 @@ def held_schema(
         if is_object:
             forms = tuple(form for form in forms if isinstance(form, Objects))
             if not forms:
-                document.wrong("", "arguments are an object, which nothing here is,")
+                document.wrong("", "arguments are an object, and no object fits")
         root = writer.whole((document.root,), forms if is_object else None)
     except CannotHoldError as error:
         raise UsageError(

@@ -64,7 +64,7 @@ class Document:
 
     def wrong(self, path: str, why: str) -> NoReturn:
         raise UsageError(
-            f"no answer can have this form: {why} at {self._name}{path or '/'}",
+            f"no answer can have this form: {why} at {self._name}{path}",
             remedy="Correct the schema.",
         )
 

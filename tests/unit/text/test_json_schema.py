@@ -539,9 +539,9 @@ def test_arguments_of_a_call_are_an_object(name: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "fault"),
     [
-        (STRING, "arguments are an object"),
-        ({"enum": ["a"]}, "arguments are an object"),
-        ({"type": "object", "not": {}}, "arguments are an object"),
+        (STRING, "arguments are an object, and no object fits"),
+        ({"enum": ["a"]}, "and no object fits"),
+        ({"type": "object", "not": {}}, "and no object fits"),
         (_object({"a": False}, "a"), "Unsatisfiable"),
     ],
 )
