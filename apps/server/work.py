@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -13,7 +14,7 @@ from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Too
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope
 from edge_spec.apps.server.schema import NO_LIMIT, ChatRequest, CompletionRequest
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError, UsageError
 
 _SAMPLING = (
     "temperature",
@@ -43,14 +44,16 @@ class Desk:
         form = self._engine.parts.text.tool_form() if tools else None
         if form is None:
             _refuse_calls(request.tool_choice)
-            grammar = None if request.form is None else request.form.grammar
+            grammar = _grammar(request)
         else:
-            grammar = form.grammar(
-                _callable(request.tool_choice, tools),
-                required=_is_required(request.tool_choice),
-                several=self._takes_several(request),
-                text=_json_grammar(request),
-            )
+            text = _json_grammar(request)
+            with _naming("tools"):
+                grammar = form.grammar(
+                    _callable(request.tool_choice, tools),
+                    required=_is_required(request.tool_choice),
+                    several=self._takes_several(request),
+                    text=text,
+                )
         work = self._work(request, [prompt], grammar)
         envelope = self._envelope("chat.completion", "chatcmpl", request, 1)
         return work, ChatReply(envelope, form)
@@ -58,7 +61,7 @@ class Desk:
     def completion(self, request: CompletionRequest) -> tuple[Work, CompletionReply]:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         prompts = self._prompts(request.prompt)
-        grammar = None if request.form is None else request.form.grammar
+        grammar = _grammar(request)
         work = self._work(request, prompts, grammar)
         envelope = self._envelope("text_completion", "cmpl", request, len(prompts))
         echoes = self._texts(prompts, request.num_choices) if request.echo else ()
@@ -242,7 +245,28 @@ def _json_grammar(request: ChatRequest) -> Grammar | None:
             f"{form.field} does not go with tools: send a JSON Schema, or no tools.",
             param=form.field.partition(".")[0],
         )
-    return None if form is None else form.grammar
+    return _grammar(request)
+
+
+def _grammar(request: ChatRequest | CompletionRequest) -> Grammar | None:
+    """Returns what an answer without calls is held to. Raises ApiError for a schema that cannot be
+    held."""
+    form = request.form
+    if form is None:
+        return None
+    if form.is_json:
+        with _naming(form.field):
+            form.grammar.held()
+    return form.grammar
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Names the field that a refusal is about."""
+    try:
+        yield
+    except UsageError as error:
+        raise ApiError(400, f"{field}: {error}", param=field.partition(".")[0]) from error
 
 
 def _shown(tool: Tool) -> dict[str, Any]:

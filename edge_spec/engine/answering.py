@@ -53,7 +53,7 @@ class Answering(ABC):
         tools: Tools = (),
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
         closes_thought: bool | None = None,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
