@@ -65,7 +65,8 @@ class AnswerText:
         for token in decoded:
             # An end shows no text, also where a tokenizer takes it for one.
             piece = "" if token.id in self._stop_ids else self._pieces.push(token.id)
-            self._shown += self._cutter.push(piece, self._codec.special_text(token.id))
+            special = self._codec.special_text(token.id) if self._holds else ""
+            self._shown += self._cutter.push(piece, special)
             self._held.append(self._token(token, piece))
             self.num_written += 1
             if self.stopped:
@@ -115,7 +116,8 @@ class AnswerText:
     def _hand_out(self, tokens: list[Token]) -> Chunk:
         for token in tokens:
             self._held.popleft()
-            self._begun_before = _incomplete(self._begun_before + (token.raw or b""))
+            if token.raw:
+                self._begun_before = _incomplete(self._begun_before + token.raw)
         # More than the texts of these only for the rest of a character after a token that is out.
         length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
         text, self._shown = self._shown[:length], self._shown[length:]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_spec.core.metrics import PlainRate, PlainReason, RoundStats, Stats
+from edge_spec.core.metrics import DraftCounts, PlainRate, PlainReason, RoundStats, Stats
 
 
 def round_stats(
@@ -41,6 +41,41 @@ def test_sums_and_rates_of_a_generation() -> None:
     assert stats.verify_ms == pytest.approx(24)
     assert stats.overhead_ms == pytest.approx(18)
     assert stats.predicted_per_second == pytest.approx(250)
+
+
+@pytest.mark.parametrize(
+    ("count", "accepted", "by_drafter"),
+    [
+        (4, 3, {"a": DraftCounts(3, 3), "b": DraftCounts(2, 1)}),  # whole
+        (3, 3, {"a": DraftCounts(3, 3), "b": DraftCounts(2, 1)}),  # without the target's own
+        (1, 1, {"a": DraftCounts(3, 1), "b": DraftCounts(2, 0)}),
+        (0, 0, {"a": DraftCounts(3, 0), "b": DraftCounts(2, 0)}),
+    ],
+)
+def test_what_a_stop_string_cuts_off_was_verified_and_is_not_accepted(
+    count: int, accepted: int, by_drafter: dict[str, DraftCounts]
+) -> None:
+    whole = replace(
+        round_stats(4, 3),
+        by_drafter={"a": DraftCounts(3, 3), "b": DraftCounts(2, 1)},
+        tokens=(7, 8, 9, 10),
+        accepted_by=("a", "a+b", "a"),
+    )
+    cut = whole.first_tokens(count)
+    assert (cut.num_tokens, cut.num_accepted, cut.num_draft_tokens) == (count, accepted, 4)
+    assert cut.by_drafter == by_drafter and cut.tokens == whole.tokens[:count]
+    assert cut.total_s == whole.total_s
+
+
+def test_plain_decoding_has_a_round_for_each_token_of_a_stop_string() -> None:
+    stats = Stats(plain_per_second=125.0, stop_n=2)
+    for _ in range(3):
+        stats.observe(round_stats(reason=PlainReason.OFF))
+    for _ in range(2):
+        stats.observe(round_stats(reason=PlainReason.OFF).first_tokens(0))
+    assert (stats.predicted_n, stats.rounds) == (3, 5)
+    assert stats.mean_accepted_length == 1
+    assert stats.speedup == pytest.approx(1)
 
 
 def test_speedup_is_the_rate_over_the_measured_plain_rate() -> None:
