@@ -142,8 +142,13 @@ class ControlTokens:
             return True
         beginnings, ends = self._parts
         return any(
-            text[-n:] in beginnings or text[:n] in ends for n in range(1, min(len(text), _LONGEST))
+            text[-n:] in beginnings or text[:n] in ends
+            for n in range(1, min(len(text), self._longest))
         )
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.control | self.tags), default=0)
 
     @cached_property
     def _joined(self) -> str:
