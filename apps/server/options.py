@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, get_type_hints
 
 from edge_spec import SamplingParams
 from edge_spec.apps.server.addresses import host_name, origin_pattern
 from edge_spec.errors import UsageError
+from edge_spec.models.option_values import require_type
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
 
@@ -32,8 +33,8 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080  # 0: a free one
     api_key: str | None = field(default=None, repr=False)
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     parallel: int = 4
     queue: int = 64
     queue_timeout_s: float = 60.0
@@ -49,6 +50,9 @@ class ServerOptions:
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
 
     def __post_init__(self) -> None:
+        for name, taken in get_type_hints(ServerOptions).items():
+            if name != "api_key":  # which no message shows
+                require_type(name, getattr(self, name), taken)
         for name, valid, expected in (
             ("port", 0 <= self.port <= 65535, "0 (a free one) to 65535"),
             ("parallel", self.parallel >= 1, "1 or more"),
@@ -71,7 +75,9 @@ class ServerOptions:
                 f"other machines reach {self.host}",
                 remedy="Set --api-key or EDGE_SPEC_API_KEY, or listen on 127.0.0.1.",
             )
-        if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
+        if self.api_key is not None and not (
+            isinstance(self.api_key, str) and self.api_key and self.api_key.isascii()
+        ):
             raise UsageError(
                 "the API key is empty or not ASCII", remedy="Choose one that a header can carry."
             )

@@ -26,11 +26,12 @@ _KINDS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def require_type(name: str, value: Any, taken: Any, help: str) -> None:
+def require_type(name: str, value: Any, taken: Any, help: str = "") -> None:
     """Raises UsageError with what the option is unless its value is of the type that it takes."""
     if not _is_of(value, taken):
         raise UsageError(
-            f"{name} is {reprlib.repr(value)}", remedy=f"It takes {_described(taken)}. {help}"
+            f"{name} is {reprlib.repr(value)}",
+            remedy=f"It takes {_described(taken)}. {help}".rstrip(),
         )
 
 

@@ -114,7 +114,11 @@ def test_an_answers_option_of_another_type_is_refused(name: str, value: Any) -> 
         ("temprature", "Give each answer sampling=SamplingParams(temperature=...)."),
         ("response_format", "Give each answer grammar=..., as chat and generate take it."),
         ("threads", "edge_spec.load takes threads."),
-        ("zzz", "There are max_tokens, stop, sampling, grammar, logprobs, domain."),
+        (
+            "zzz",
+            "There are max_tokens, stop, stop_token_ids, sampling, grammar, logprobs, domain, "
+            "prediction.",
+        ),
     ],
 )
 def test_an_option_that_answers_do_not_have_is_refused_with_what_is_meant(
