@@ -142,7 +142,7 @@ class _AnswerRequest(FormRequest):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_completion_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None  # goes before max_tokens, its older name
     max_tokens: Limit | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -169,13 +169,8 @@ class _AnswerRequest(FormRequest):
 
     @property
     def limit(self) -> int | None:
-        """Returns None where the request does not say, NO_LIMIT where it wants none; of two limits
-        the lower one."""
-        given = [self.max_completion_tokens, self.max_tokens]
-        limits = [limit for limit in given if limit is not None]
-        return min(
-            (limit for limit in limits if limit != NO_LIMIT), default=max(limits, default=None)
-        )
+        """Returns None where the request does not say, NO_LIMIT where it wants none."""
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -42,8 +42,6 @@ def client(served_once: Engine) -> Iterator[httpx.Client]:
         {"max_tokens": None, "max_completion_tokens": 12},
         {"max_tokens": None, "n_predict": 12},
         {"max_tokens": 99, "max_completion_tokens": 12},
-        {"max_tokens": 12, "max_completion_tokens": 99},
-        {"max_tokens": -1, "max_completion_tokens": 12},
         {"n_predict": 12, "num_predict": 12},
         {"model": ""},
         {"top_k": -1},
