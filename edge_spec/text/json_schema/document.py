@@ -56,11 +56,12 @@ class Document:
         self._made: dict[tuple[int, object], Node] = {}
         self._given: dict[int, dict[Any, Any]] = {}
         self._kept: list[Any] = []  # what ids are of stays alive
-        self._anchors: dict[str, Node] = {}
-        self._base = ""
-        if isinstance(schema, Mapping) and isinstance(schema.get("$id"), str):
-            self._base = urldefrag(schema["$id"])[0]
+        # Schemas with an address of their own, the innermost first, and what anchors name in each.
+        self._resources: list[tuple[str, Node]] = []
+        self._anchors: dict[tuple[str, str], Node] = {}
+        self._dynamic: list[str] = []
         self._look_through()
+        self._resources.sort(key=lambda each: len(each[1].path), reverse=True)
 
     def wrong(self, path: str, why: str) -> NoReturn:
         raise UsageError(
@@ -112,7 +113,11 @@ class Document:
                 self.pass_over(node, keyword, "the text in the string is free")
         for other in ("$recursiveRef", "$dynamicRef"):
             if other in given:
-                given.setdefault("$ref", given.pop(other))
+                ref = given.pop(other)
+                if self._dynamic.count(str(ref).rpartition("#")[2]) > 1:
+                    self.cannot_hold(node, other, "there are several anchors of this name")
+                else:
+                    given.setdefault("$ref", ref)
         return given
 
     def _malformed(self, node: Node, keyword: str, why: str) -> None:
@@ -149,18 +154,23 @@ class Document:
     def target(self, node: Node) -> Node:
         """What the reference of a part stands for: anything, if it is not there."""
         ref = self.given(node)["$ref"]
-        found = self._find(ref)
+        found = self._find(self._base_of(node.path), ref)
         if found is None:
             self._malformed(node, "$ref", f"{ref[:100]!r} is not in the schema")
             return Node(True, node.path)
         return found
 
-    def _find(self, ref: str) -> Node | None:
-        url, fragment = urldefrag(urljoin(self._base, ref))
-        start = self._anchors.get(url) if url != self._base else self.root
+    def _base_of(self, path: str) -> str:
+        inside = (url for url, node in self._resources if f"{path}/".startswith(f"{node.path}/"))
+        return next(inside, "")
+
+    def _find(self, base: str, ref: str) -> Node | None:
+        # urljoin knows no urn: addresses.
+        url, fragment = urldefrag(base + ref if ref.startswith("#") else urljoin(base, ref))
+        start = next((node for each, node in self._resources if each == url), None)
         if start is not None and fragment.startswith("/"):
             return self._pointed(start, fragment)
-        return start if not fragment else self._anchors.get(f"#{unquote(fragment)}")
+        return start if not fragment else self._anchors.get((url, unquote(fragment)))
 
     def _pointed(self, start: Node, pointer: str) -> Node | None:
         found = start
@@ -174,23 +184,40 @@ class Document:
         return found
 
     def _look_through(self) -> None:
-        """Finds anchors and ids, and refuses what is too large or too deep."""
-        waiting: list[tuple[Node, int]] = [(self.root, 0)]
+        """Finds anchors and addresses, and refuses what is too large or too deep."""
+        waiting: list[tuple[Node, str, int]] = [(self.root, "", 0)]
         num_places = 0
         while waiting:
-            node, depth = waiting.pop()
+            node, base, depth = waiting.pop()
             if depth > 2 * MAX_DEPTH:  # a keyword and a name are two steps
                 self.wrong("", f"more than {MAX_DEPTH} levels")
+            base = self._place(node, base)
             for step, value in _steps(node.schema):
-                if isinstance(value, str) and step in ("$anchor", "$dynamicAnchor"):
-                    self._anchors[f"#{value}"] = node
-                elif isinstance(value, str) and step in ("$id", "id") and node.path:
-                    self._anchors[urldefrag(urljoin(self._base, value))[0]] = node
-                elif isinstance(value, (Mapping, list)):
+                if isinstance(value, (Mapping, list)):
                     num_places += 1
-                    waiting.append((self.child(node, step), depth + 1))
+                    waiting.append((self.child(node, step), base, depth + 1))
             if num_places > MAX_PLACES:
                 self.wrong("", f"more than {MAX_PLACES} parts")
+
+    def _place(self, node: Node, base: str) -> str:
+        """Returns the address within which the references of a part are meant."""
+        given = node.schema if isinstance(node.schema, Mapping) else {}
+        for name in ("$id", "id"):
+            if isinstance(given.get(name), str):
+                url, anchor = urldefrag(urljoin(base, given[name]))
+                if anchor:  # before draft 2019-09
+                    self._anchors[url, anchor] = node
+                elif url != base:
+                    self._resources.append((url, node))
+                    base = url
+        if not node.path and not self._resources:
+            self._resources.append(("", node))
+        for name in ("$anchor", "$dynamicAnchor"):
+            if isinstance(given.get(name), str):
+                self._anchors[base, given[name]] = node
+        if isinstance(given.get("$dynamicAnchor"), str):
+            self._dynamic.append(given["$dynamicAnchor"])
+        return base
 
 
 def _steps(value: Any) -> Iterator[tuple[Any, Any]]:

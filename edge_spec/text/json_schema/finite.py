@@ -83,7 +83,7 @@ def num_levels(schema: Mapping[str, Any]) -> int:
 
 def _references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
-        if "$ref" in schema:
+        if isinstance(schema.get("$ref"), str):  # else it is a member of that name
             yield _name(schema)
         for part in schema.values():
             yield from _references(part)

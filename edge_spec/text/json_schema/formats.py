@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # Formats that llguidance holds itself.
-NATIVE = frozenset({"hostname", "ipv4", "ipv6", "uri", "uuid"})
+NATIVE = frozenset({"ipv4", "ipv6", "uri", "uuid"})
 
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
@@ -27,7 +27,8 @@ _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _TIME = f"{_CLOCK}(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _SPAN = "(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
 _DAYS = "(?:[0-9]{1,4}Y(?:[0-9]{1,4}M(?:[0-9]{1,4}D)?)?|[0-9]{1,4}M(?:[0-9]{1,4}D)?|[0-9]{1,6}D)"
-_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+# Two hyphens in a row begin names of other alphabets, not all of which there may be.
+_LABEL = "[a-zA-Z0-9]{1,20}(?:-[a-zA-Z0-9]{1,20})?"
 _WORD = "[a-zA-Z0-9_+-]{1,31}"
 _BASE64 = "(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?"
 
@@ -43,6 +44,7 @@ PATTERNS: Mapping[str, str] = {
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P(?:[0-9]{{1,5}}W|T{_SPAN}|{_DAYS}(?:T{_SPAN})?)",
     "email": rf"{_WORD}(?:\.{_WORD})?@(?:{_LABEL}\.){{1,3}}[a-zA-Z]{{2,24}}",
+    "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,4}}",
     "ipvanyaddress": _IPV4,
     "ipvanyinterface": rf"{_IPV4}/(?:[12]?[0-9]|3[0-2])",
     "ipv4interface": rf"{_IPV4}/(?:[12]?[0-9]|3[0-2])",

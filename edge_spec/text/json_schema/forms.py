@@ -134,6 +134,10 @@ class Objects:
         }
         return replace(self, sources=(Members(members, patterns, others, True),))
 
+    def unnamed(self) -> Objects:
+        """The form, whose members are of a schema that only says what others are not like."""
+        return replace(self, sources=tuple(replace(s, is_naming=False) for s in self.sources))
+
     @property
     def is_stated_closed(self) -> bool:
         """Says whether a schema itself allows no members but those it names one by one."""

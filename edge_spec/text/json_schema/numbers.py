@@ -14,6 +14,7 @@ _EXACT = 2**53  # whole numbers up to it are floats, as which llguidance reads b
 _GREATEST = 10**15 - 1  # of bounds, which become regular expressions of digits
 _LEAST = 1e-15  # of bounds, likewise, that are not 0
 _MAX_EXCLUDED = 100
+_MAX_REMAINDERS = 10_000
 
 
 def number_schemas(document: Document, node: Node, form: Numbers) -> list[dict[str, Any]]:
@@ -97,11 +98,11 @@ def _drawn_in(form: Numbers) -> Numbers:
 
 
 def _is_known(step: Fraction) -> bool:
-    """Says whether llguidance reads the number right: it shifts the point of a float until no
-    digit is behind it."""
+    """Says whether llguidance reads the number right, which shifts the point of a float until no
+    digit comes after it, and counts remainders of what that is in reasonable time."""
     value, exponent = float(step), 0
     while value != int(value) and exponent < 20:
         value *= 10
         exponent += 1
-    is_small = value < 2**32
+    is_small = value <= _MAX_REMAINDERS or (value < 2**32 and str(int(value)).strip("0") == "1")
     return is_small and Fraction(int(value), 10**exponent) == step

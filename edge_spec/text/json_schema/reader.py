@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from edge_spec.text.json_schema.shapes import TYPES
 from edge_spec.text.json_schema.typed import typed
 
 MAX_FORMS = 1000
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 MAX_MEMBERS = 60  # of oneOf, which are compared each with each
 
 
@@ -153,7 +155,7 @@ class Reader:
     def _enum(self, node: Node) -> Forms:
         values = self._document.given(node)["enum"]
         path = f"{node.path}/enum"
-        texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+        texts = self._writable(node, [value for value in values if isinstance(value, str)])
         numbers = tuple(dict.fromkeys(self._number(path, v) for v in values if is_number(v)))
         found: list[Form] = [Strings(values=texts)] if texts else []
         found += [Numbers(values=numbers)] if numbers else []
@@ -162,13 +164,20 @@ class Reader:
                 found.append(self._value(self._document.child(node, "enum", index)))
         return tuple(found)
 
+    def _writable(self, node: Node, texts: list[str]) -> tuple[str, ...]:
+        """Leaves out what needs an escape that answers do not have."""
+        kept = tuple(text for text in dict.fromkeys(texts) if not _UNWRITTEN.search(text))
+        if len(kept) < len(set(texts)):
+            self._document.pass_over(node, "enum", "a control character is never written")
+        return kept
+
     def _value(self, node: Node) -> Form:
         """The form of one value, which `node` has where others have a schema."""
         value = node.schema
         if value is None or isinstance(value, bool):
             return Plain((value,))
         if isinstance(value, str):
-            return Strings(values=(value,))
+            return Strings(values=self._writable(node, [value]))
         if isinstance(value, list):
             items = [self._constant(node, index) for index in range(len(value))]
             return Arrays((Items(tuple(items), NOTHING),), len(value), len(value))
@@ -199,7 +208,7 @@ class Reader:
         found: list[Form] = []
         for index in range(len(choices.schema)):
             found += self._forms(Node(choices.schema[index], inner.path))
-        return tuple(found)
+        return tuple(form.unnamed() if isinstance(form, Objects) else form for form in found)
 
     def _if(self, node: Node) -> Forms:
         given = self._document.given(node)

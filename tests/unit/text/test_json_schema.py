@@ -143,6 +143,24 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         ["x"],
     ),
     "an anchor": ({"$ref": "#f", "$defs": {"f": {"$anchor": "f", **INTEGER}}}, [3], ["x"]),
+    "a member named $ref": (_object({"$ref": INTEGER}, "$ref"), [{"$ref": 1}], [{"$ref": ""}]),
+    "an id within": (
+        {"$ref": "b.json", "$defs": {"n": STRING, "b": {}}}
+        | {"$defs": {"b": {"$id": "b.json", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}}}},
+        [3],
+        ["x"],
+    ),
+    "an address that is no URL": (
+        {"$id": "urn:uuid:1", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}},
+        [3],
+        ["x"],
+    ),
+    "control characters": ({"enum": ["a\0b", "ab\n"]}, ["ab\n"], ["ab"]),
+    "names of hosts": (
+        {"type": "string", "format": "hostname"},
+        ["a-b.example.com"],
+        ["xn--x.com", "-a", "a..b", ""],
+    ),
     "an id": (
         {"$id": "https://e.com/a.json", "$ref": "b.json", "$defs": {"b": {}}}
         | {"$defs": {"b": {"$id": "b.json", **INTEGER}}},
@@ -380,6 +398,7 @@ NOT_HELD = [
     (_object({"a": {"type": "string", "pattern": r"(a)\1"}}, "a"), "pattern at /properties/a"),
     (_object({"a": {"type": "string", "pattern": r"\bx"}}, "a"), "pattern at /properties/a"),
     ({"type": "number", "multipleOf": 0.07}, "multipleOf at /"),
+    ({"type": "integer", "multipleOf": 0.123456789}, "multipleOf at /"),
     ({"enum": [2**60]}, "enum at /"),
     ({"type": "string", "not": {"pattern": "a"}}, "not at /"),
     ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "oneOf at /"),
