@@ -160,7 +160,7 @@ ANSWER_OFF = {
 
 CHAT_OFF = {
     **ANSWER_OFF,
-    "functions": Off(([],), "send tools"),
+    "functions": Off((), "send tools"),
     "function_call": Off(("none", "auto"), "send tool_choice"),
     "web_search_options": Off((), "no answer searches the web"),
     "verbosity": Off(("medium",), "say in a message how long the answer is to be"),
