@@ -7,6 +7,7 @@ template, which writes one after each message of the assistant.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ _WITHIN = (
     ({"<|tool_response>"}, _TAG),
     ({_EOS_OF_PLAMO}, _TAG),
 )
+_CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _QUESTION, _ANSWER, _FOLLOW_UP = "First question.", "First answer.", "Second question."
 _CONVERSATION: tuple[Message, ...] = (
     {"role": "user", "content": _QUESTION},
@@ -65,18 +67,23 @@ def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
 
 
 def _turn_end(text: ChatFormat) -> int | None:
-    """Returns the first special token that the chat template writes after an answer; None where it
+    """Returns the first control token that the chat template writes after an answer; None where it
     writes none, or the one that begins a message, or does not take these messages."""
     if text.chat_template is None:
         return None
     with suppress(EdgeSpecError):
         before, _, after = text.template().render(_CONVERSATION).partition(_ANSWER)
-        turn_end = _first_special(text, after.partition(_FOLLOW_UP)[0])
-        return None if turn_end == _first_special(text, before) else turn_end
+        turn_end = _first_control(text, after.partition(_FOLLOW_UP)[0])
+        return None if turn_end == _first_control(text, before) else turn_end
     return None
 
 
-def _first_special(text: ChatFormat, rendered: str) -> int | None:
-    tokens = text.tokenizer.encode(rendered)
-    is_special = text.tokenizer.special_text
-    return next((each for each in tokens if each != text.bos_id and is_special(each)), None)
+def _first_control(text: ChatFormat, rendered: str) -> int | None:
+    """Counts tokens that look like one, too: some tokenizers do not call them special."""
+    for token in text.tokenizer.encode(rendered):
+        is_control = text.tokenizer.special_text(token) or _CONTROL.fullmatch(
+            text.tokenizer.token_text(token)
+        )
+        if is_control and token != text.bos_id:
+            return token
+    return None

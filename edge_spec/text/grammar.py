@@ -130,8 +130,13 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def compile(self, grammar: Grammar) -> Constraint:
-        """Raises UsageError for a grammar that is malformed or that no text fits,
-        MissingDependencyError without llguidance."""
+        """Raises UsageError for a grammar that is malformed or that no text fits, and for a model
+        whose answers have no end, MissingDependencyError without llguidance."""
+        if not self._stop_ids:
+            raise UsageError(
+                "the model has no end of text, which an answer of a given form ends in",
+                remedy="Use a model whose files state an eos_token_id, or ask without a form.",
+            )
         try:
             from llguidance import LLMatcher
         except ImportError:

@@ -99,6 +99,21 @@ def test_a_hugging_face_directory_is_examined_and_opened_by_the_reference(
     assert opened.found == "checkpoint, with reference"
 
 
+def test_every_end_is_listed_with_what_states_it(
+    exported: Exported, gguf: Callable[..., Path], hf: Callable[..., Path]
+) -> None:
+    for path, source in (
+        (exported().path, "manifest.json"),
+        (gguf(), "eos_token_id"),
+        (hf(), "config.json"),
+    ):
+        _, found = examine(path, quiet)
+        assert [each.found for each in found if each.check == "end of text"] == [
+            f"token 264 '<|im_end|>', by {source}",
+            "token 262 '<|endoftext|>', by its name",
+        ]
+
+
 def test_what_is_no_model_is_a_fault(gguf: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"no GGUF")
     assert "x.gguf" in the_fault(tmp_path / "x.gguf").found

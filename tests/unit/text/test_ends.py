@@ -77,12 +77,13 @@ def test_what_stands_within_answers_is_no_end(
         ("<|stop|>", {"<|stop|>"}),
         ("\n<|stop|><|x|>", {"<|stop|>"}),
         ("</answer><|stop|>", {"<|stop|>"}),  # a tag is text
+        ("<|plain|><|stop|>", {"<|plain|>"}),  # not called special, and yet one
         ("", set()),  # the next message begins at once
         ("\n\n", set()),
     ],
 )
 def test_what_the_template_writes_after_an_answer_ends_one(end: str, expected: set[str]) -> None:
-    special, plain = ["<|start|>", "<|stop|>", "<|x|>"], ["</answer>"]
+    special, plain = ["<|start|>", "<|stop|>", "<|x|>"], ["</answer>", "<|plain|>"]
     found = ends(special, plain, template=TURN.replace("END", end))
     assert found == dict.fromkeys(expected, BY_TEMPLATE)
 

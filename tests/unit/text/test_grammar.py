@@ -37,6 +37,11 @@ def compiler(byte_tokenizer: Any) -> GrammarCompiler:
     return GrammarCompiler(byte_tokenizer, VOCAB, (EOS,))
 
 
+def test_a_model_without_an_end_is_asked_for_no_form(byte_tokenizer: Any) -> None:
+    with pytest.raises(UsageError, match="no end of text"):
+        GrammarCompiler(byte_tokenizer, VOCAB, ()).compile(PERSON)
+
+
 @pytest.mark.parametrize("seed", [None, *range(4)])
 @pytest.mark.parametrize("kind", ["plain", "suffix", "wrong"])
 def test_the_answer_fits_its_schema_and_is_that_of_plain_decoding(
