@@ -15,6 +15,7 @@ from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option_values import meant, require_type
+from edge_spec.text.chat_format import MessagePrompt
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar
 
@@ -102,8 +103,9 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,
     )
+    begins_text = encoder is not None or isinstance(prompt, MessagePrompt)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    return Request(tuple(prompt), limits, stops, begins_text=encoder is not None)
+    return Request(tuple(prompt), limits, stops, begins_text)
 
 
 def require_room(prompt: Sequence[int], context_length: int) -> None:

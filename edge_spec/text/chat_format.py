@@ -25,6 +25,11 @@ _NAME = "chat_template"  # the value of a request that names a template
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
 
 
+class MessagePrompt(list[int]):
+    """Tokens after which a message begins, and so a text, where others are gone on with: whether it
+    begins with the space that many tokenizers put before a text is no part of what it says."""
+
+
 @dataclass(frozen=True)
 class ChatFormat:
     """Turns text and messages into one model's tokens, and its tokens into text."""
@@ -54,6 +59,12 @@ class ChatFormat:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        ids = self._prompt(messages, tools, options)
+        return ids if options.get("continue_final_message") else MessagePrompt(ids)
+
+    def _prompt(
+        self, messages: Sequence[Message], tools: Tools, options: PromptOptions
+    ) -> list[int]:
         if self.parse_special:
             return self.tokenizer.encode(self.rendered(messages, tools, **options))
         opened = self._chosen(tools, options)

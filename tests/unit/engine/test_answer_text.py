@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from edge_spec.core.logprobs import Score
 from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin, Token
+from edge_spec.testing import ScriptedModel
+from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.tokenizer import Tokenizer
 from fixtures import trained_tokenizers as trained
 
@@ -107,3 +111,27 @@ def test_a_continuation_begins_with_its_space(kind: str) -> None:
         begun, _ = written(tokenizer, ids[cut:])  # after a special token, or none
         assert begun.text in (result.text, result.text.removeprefix(" "), f"##{result.text}")
         assert begun.tokens[0].name == begun.tokens[0].text
+
+
+def test_a_message_begins_without_the_space_that_a_continuation_has(make_engine: Any) -> None:
+    """The template ends in text, as that of Llama 2 does."""
+    tokenizer = codec("every space")
+    script = tokenizer.encode("Hello world")
+    size = len(tokenizer.vocabulary())
+
+    def logits(tokens: tuple[int, ...]) -> np.ndarray:
+        written = next((n for n in range(len(script), 0, -1) if list(tokens[-n:]) == script[:n]), 0)
+        return np.eye(size, dtype=np.float32)[script[written % len(script)]]
+
+    engine = make_engine(ScriptedModel(logits, size))
+    text = ChatFormat(tokenizer, "{{ messages[0].content }}:", eos_ids=(2,), bos_id=None)
+    engine.parts = replace(engine.parts, text=text)
+    limit = {"max_tokens": len(script), "logprobs": 0}
+    assert engine.chat("b", **limit).text == "Hello world"
+    assert engine.generate("b:", **limit).text == " Hello world"
+    messages = [{"role": "user", "content": "b"}]
+    prompt = engine.chat_prompt(messages)
+    for asked, space in ((prompt, ""), (list(prompt), " ")):
+        result = engine.generate(asked, **limit)
+        assert result.text == b"".join(token.raw for token in result.tokens).decode()
+        assert result.text == f"{space}Hello world"
