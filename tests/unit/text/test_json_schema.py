@@ -318,6 +318,11 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
     ),
     "not these numbers": ({**INTEGER, "not": {"enum": [0, 7]}}, [-1, 1, 6, 8], [0, 7]),
     "not a type": ({"not": {"type": ["object", "array", "string"]}}, [1, None], ["", {}, []]),
+    "none of several": (
+        {"not": {"anyOf": [STRING, {"minimum": 3}]}},
+        [1, 2.5],
+        ["x", 5, None],  # a bound is of numbers: all else fits it
+    ),
     "not a member": (
         _object({"a": INTEGER, "b": INTEGER}, **{"not": {"required": ["a"]}}),
         [{"b": 1}, {}],
