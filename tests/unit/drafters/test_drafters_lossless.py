@@ -13,6 +13,7 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.testing import ScriptedModel, random_logits
@@ -42,8 +43,10 @@ sizes = st.builds(
 suffix, recycling = st.builds(SuffixDrafter), st.builds(RecyclingDrafter)
 lookahead = st.builds(LookaheadDrafter, size=sizes, fill=fills, seed=seeds)
 jacobi = st.builds(JacobiDrafter, fill=fills, block=st.integers(1, 8), seed=seeds)
+prediction = st.builds(PredictionDrafter, st.lists(st.integers(0, 2), max_size=24))
 drafters = st.one_of(
     suffix,
+    prediction,
     recycling,
     lookahead,
     jacobi,

@@ -20,6 +20,7 @@ from edge_spec.drafters.jacobi.jacobi import JacobiDrafter, SpareRowDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
 from edge_spec.drafters.lookup.corpus_file import index_of
+from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -40,10 +41,11 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "lookahead-deep": lambda: LookaheadDrafter(WindowSize(1, 5, 4)),
     "jacobi": lambda: JacobiDrafter(block=5, seed=3),
     "corpus": lambda: CorpusDrafter([index_of(TEXTS, SMALL)]),
+    "prediction": lambda: PredictionDrafter([*TEXTS[0], *TEXTS[1]]),
     "spare-row": SpareRowDrafter,
     "composite": lambda: CompositeDrafter([SuffixDrafter(), RecyclingDrafter()]),
 }
-KEEPING = [name for name in MAKERS if name != "spare-row"]
+KEEPING = [name for name in MAKERS if name not in ("spare-row", "prediction")]
 
 prompts = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 seeds = st.integers(0, 1000)
