@@ -46,7 +46,8 @@ def column(metadata: Mapping[str, Any], path: Path, key: str, count: int) -> np.
         raise damaged(path, f"its {key} for each of its {count} tokens are {kind}, expected {told}")
     if len(values) < count:
         raise damaged(path, f"it lacks {key} for each of its {count} tokens, and has {len(values)}")
-    return values[:count]
+    used: np.ndarray = values[:count]
+    return used
 
 
 def damaged(path: Path, what: str) -> ModelFileError:
