@@ -33,8 +33,8 @@ def check_control_tokens(subject: Subject) -> Iterator[Finding]:
     tags = f"; the assistant and the system may write {_listed(tokens.tags)}" if tokens.tags else ""
     yield ok(
         "control tokens",
-        f"{_listed(tokens.control)} are the template's alone{tags}; prompts without it, and those "
-        "with --parse-special, can have all",
+        f"{_listed(tokens.control)} are the template's alone{tags}; raw prompts and "
+        "--parse-special read them",
         control_tokens=sorted(tokens.control),
         tags=sorted(tokens.tags),
     )
