@@ -97,9 +97,11 @@ class ChatFormat:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Returns the names that the chat templates read. Raises as `template` does."""
+        """Returns the values that `template_kwargs` may have here: names that the chat templates
+        read, and "chat_template" where there are several. Raises as `template` does."""
         opened = map(self._opened, (DEFAULT_TEMPLATE, *self.named_templates))
-        return frozenset[str]().union(*(each.variables for each in opened))
+        names = {_NAME} if self.named_templates else set()
+        return frozenset(names.union(*(each.variables for each in opened)))
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,

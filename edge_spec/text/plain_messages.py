@@ -26,9 +26,10 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     read. An answer or a result of a tool without content has an empty one, but for an answer that
     calls tools. Raises UsageError for a message that is malformed.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
+    given: Any = messages
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise UsageError(
-            f"the messages are {reprlib.repr(messages)}",
+            f"the messages are {reprlib.repr(given)}",
             remedy='They are a text, or a list of {"role": "user", "content": "..."}.',
         )
     return [_plain(message) for message in messages]

@@ -81,7 +81,7 @@ class UndefinedValue(Undefined):
         is_token = (self._undefined_name or "").endswith("_token")
         return other if is_token and isinstance(other, str) else self._fail_with_undefined_error()
 
-    __add__ = __radd__ = _added  # type: ignore[assignment]
+    __add__ = __radd__ = _added
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):

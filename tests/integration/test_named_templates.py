@@ -135,7 +135,7 @@ def test_tools_have_a_template_of_their_own_and_others_are_asked_for_by_name(
     assert text.rendered(USER, template_kwargs=quoted) == "R told hi"
     assert text.rendered(USER, template_kwargs={"chat_template": "default"}) == "<s>D hi"
     assert "f hi" not in text.rendered(USER)
-    assert text.template_variables == {"documents", "messages", "tools"}
+    assert text.template_variables == {"chat_template", "documents", "messages", "tools"}
     for unknown in ("other", 5, [], QUOTING):
         with pytest.raises(UsageError, match="It has: default, tool_use, rag"):
             text.rendered(USER, template_kwargs={"chat_template": unknown})
