@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,18 +18,17 @@ from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
 from edge_spec.apps.server.app import PATHS, build_app
+from edge_spec.apps.server.listening import listen
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import Running
-from edge_spec.errors import DeviceError
 from edge_spec.fitting.fit import forecast_here
 from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
 
-_UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 # That a connection may be kept without a request. Clients keep theirs for the next one for about a
 # minute, and most do not ask again where it is closed under their request.
 _KEPT_S = 75
@@ -215,7 +213,7 @@ class RunningServer:
 
 
 class _Site:
-    """A socket that accepts connections, and what answers them."""
+    """Sockets that accept connections, and what answers them."""
 
     def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
         self._served = served
@@ -226,9 +224,10 @@ class _Site:
         with ExitStack() as opened:  # closes what is open already where the rest fails
             models = self._open_models()
             opened.callback(models.close)
-            self._socket = _listen(options.host, options.port)
-            opened.callback(self._socket.close)
-            self.port: int = self._socket.getsockname()[1]
+            self._sockets = listen(options.host, options.port)
+            for listening in self._sockets:
+                opened.callback(listening.close)
+            self.port: int = self._sockets[0].getsockname()[1]
             host = f"[{options.host}]" if ":" in options.host else options.host
             self.url = f"http://{host}:{self.port}"
             self.model = models.first.name
@@ -270,7 +269,7 @@ class _Site:
         )
 
     def run(self) -> None:
-        self.server.run(sockets=[self._socket])
+        self.server.run(sockets=self._sockets)
 
     def __exit__(
         self,
@@ -279,22 +278,3 @@ class _Site:
         traceback: TracebackType | None,
     ) -> None:
         self._opened.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Connections are accepted by the system from here on, and wait. Raises DeviceError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":  # where it lets another process take the port over
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
-        listening.bind((host, port))
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise DeviceError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}",
-            remedy="Choose another --port, or 0 for a free one.",
-        ) from error
-    return listening

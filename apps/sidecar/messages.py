@@ -132,6 +132,7 @@ class Options(Params):
     frequency_penalty: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    prediction: str | None = None
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     lark: str | None = None
@@ -145,6 +146,7 @@ class Options(Params):
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
             "logprobs": self.logprobs,
+            "prediction": self.prediction,
             "grammar": self._grammar(),
             "sampling": SamplingParams(**drawn),
         }

@@ -152,7 +152,7 @@ class ChatTemplate:
     ) -> str:
         from edge_spec.text.template_budget import LimitError, TemplateLimits
 
-        if self._reads_parts:
+        if self.reads_parts:
             messages = [_in_parts(message) for message in messages]
         try:
             usual = TemplateLimits.of(_num_characters((messages, tools, variables)))
@@ -175,7 +175,7 @@ class ChatTemplate:
             ) from error
 
     @cached_property
-    def _reads_parts(self) -> bool:
+    def reads_parts(self) -> bool:
         """Says whether a content has to be a list of parts, as in templates of models that see
         pictures: of a text, they show nothing."""
         message = {"role": "user", "content": _PROBE}

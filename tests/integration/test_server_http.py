@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,13 +15,15 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server.listening import listen
 from edge_spec.apps.server.running import LimitedConnection
-from edge_spec.errors import UsageError
+from edge_spec.errors import DeviceError, UsageError
 
 Serve = Callable[..., httpx.Client]
 CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 HELLO = [{"role": "user", "content": "hello"}]
 BODY = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
+TRIES = 5  # with a free port, which another program may have on the other address of localhost
 GETS = [MODELS, "/v1/models/tiny", "/health", "/metrics", "/openapi.json", "/edge-spec/info"]
 GETS += ["/edge-spec/plan", "/props", "/", "/static/index.html"]
 
@@ -178,6 +181,50 @@ def test_a_body_may_begin_with_a_mark_of_its_encoding(client: httpx.Client) -> N
 def test_a_client_that_waits_for_leave_to_send_gets_it(client: httpx.Client) -> None:
     got = said(client, head("Expect: 100-continue"), BODY)
     assert got.startswith(b"HTTP/1.1 100") and b" 200 OK" in got
+
+
+def test_a_client_that_takes_it_for_a_proxy_is_answered(client: httpx.Client) -> None:
+    got = said(
+        client,
+        b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
+    assert b" 200 OK" in got and b'"tiny"' in got
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_both_addresses_of_localhost_are_listened_to(served: Engine, host: str) -> None:
+    """Some clients know but one of them."""
+    has_both = has_ipv6()
+
+    def is_reached_by_both() -> bool:
+        with RunningServer(served, ServerOptions(port=0, host=host)) as running:
+            assert httpx.get(f"http://127.0.0.1:{running.port}/health").status_code == 200
+            with suppress(httpx.ConnectError):
+                return httpx.get(f"http://[::1]:{running.port}/health").status_code == 200
+        return False
+
+    assert any(is_reached_by_both() for _ in range(TRIES)) == has_both
+
+
+def test_a_port_that_another_program_has_on_the_other_address_is_left_to_it() -> None:
+    if not has_ipv6():
+        return
+    for _ in range(TRIES):
+        (other,) = listen("::1", 0)
+        with other, suppress(DeviceError):
+            (own,) = listen("127.0.0.1", other.getsockname()[1])
+            own.close()
+            return
+    raise AssertionError("every port of the one address was taken on the other")
+
+
+def has_ipv6() -> bool:
+    """Tells whether this machine has the address ::1."""
+    try:
+        listen("::1", 0)[0].close()
+    except DeviceError:
+        return False
+    return True
 
 
 def test_a_client_of_before_is_answered_and_left(client: httpx.Client) -> None:
