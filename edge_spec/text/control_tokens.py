@@ -199,7 +199,8 @@ class ControlTokens:
 
     def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
         own, foreign = (
-            _Marker(mark, self._symbols, self._names, kept) for kept in (self._own, self._foreign)
+            _Marker(mark, self._may_take_part, self._symbols, self._names, kept)
+            for kept in (self._own, self._foreign)
         )
         messages = [
             {
@@ -238,18 +239,27 @@ class ControlTokens:
 
 
 class _Marker:
-    """Puts the mark after each character that may be part of a control token."""
+    """Puts the mark after each character that may be part of a control token. Other texts stay as
+    they are: a template may count their characters."""
 
     def __init__(
-        self, mark: str, symbols: re.Pattern[str], names: frozenset[str], kept: Sequence[str]
+        self,
+        mark: str,
+        may_take_part: Callable[[str], bool],
+        symbols: re.Pattern[str],
+        names: frozenset[str],
+        kept: Sequence[str],
     ) -> None:
-        """kept: texts that stay as they are."""
+        """kept: parts of a text that stay as they are."""
         self._mark = mark
+        self._may_take_part = may_take_part
         self._symbols = symbols
         self._names = names
         self._kept = {self._after_symbols(text): text for text in kept}
 
     def __call__(self, text: str) -> str:
+        if not self._may_take_part(text):
+            return text
         marked = self._after_symbols(text)
         for each, plain in self._kept.items():
             marked = marked.replace(each, plain)

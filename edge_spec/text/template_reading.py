@@ -9,11 +9,10 @@ from jinja2 import nodes
 
 # What these give of a text is the text, a part of it without a gap, or no text of it.
 _KEEPING = (
-    *("abs", "append", "as_bool", "attr", "count", "d", "default", "dictsort", "endswith", "find"),
-    *("first", "float", "get", "index", "int", "items", "join", "keys", "last", "length", "list"),
-    *("map", "namespace", "pop", "raise_exception", "range", "rejectattr", "safe", "select"),
-    *("selectattr", "sort", "startswith", "strftime_now", "string", "sum", "tojson", "trim"),
-    *("unique", "update", "values", "reject", "min", "max", "bool", "insert", "extend"),
+    *("append", "attr", "count", "d", "default", "dictsort", "endswith", "extend", "find", "first"),
+    *("float", "get", "index", "insert", "int", "items", "join", "keys", "last", "length", "list"),
+    *("map", "max", "min", "pop", "reject", "rejectattr", "safe", "select", "selectattr", "sort"),
+    *("startswith", "string", "sum", "tojson", "trim", "unique", "update", "values"),
 )
 _CUTTING = ("split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix")
 _STRIPPING = ("strip", "lstrip", "rstrip")
@@ -46,10 +45,16 @@ class TemplateReading:
 
 def _steps(tree: nodes.Template) -> Iterator[str | None]:
     """Yields the text at which each step cuts, None for one that may do anything else."""
-    for each in tree.find_all((nodes.Call, nodes.Filter)):
+    steps: list[nodes.Call | nodes.Filter] = [
+        *tree.find_all(nodes.Call),
+        *tree.find_all(nodes.Filter),
+    ]
+    for each in steps:
         name, first = _name(each), each.args[0] if each.args else None
         text = first.value if isinstance(first, nodes.Const) else None
-        if name in _CUTTING:
+        if name == "map" and first is not None:  # by the filter of this name
+            yield from () if text in _KEEPING else (None,)
+        elif name in _CUTTING:
             yield text
         elif name == "splitlines":
             yield "\n"

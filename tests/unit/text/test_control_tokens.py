@@ -172,6 +172,7 @@ def test_all_of_the_text_is_there() -> None:
         ("<{{ messages[0].content }}>", ["|im_end|"]),
         ("{{ messages[0].content | replace('-', '_') }}", ["<|im-end|>"]),
         ("{{ messages[0].content | lower }}", ["<|IM_END|>"]),
+        ("{{ messages | map(attribute='content') | map('lower') | join }}", ["<|IM_END|>"]),
         ("{{ messages[0].content | tojson(ensure_ascii=true) }}", ["<|im_end|>é"]),
         ("{{ messages[0].content.split('<think>') | join }}", ["<|im_<think>end|>"]),
         ("{{ messages[0].content[1:] }}", ["<<|im_end|>"]),
@@ -189,6 +190,13 @@ def test_no_control_token_is_joined_of_what_is_given(template: str, messages: li
     speakers = zip(messages, ("user", "assistant"), strict=False)
     ids = text.chat_prompt([said(*each) for each in speakers])
     assert "<|im_end|>" not in control_of(ids)
+
+
+def test_a_template_may_count_the_characters_of_other_texts() -> None:
+    short = "{% if m.name | length != 3 %}{{ raise_exception('no') }}{% endif %}"
+    text = format_of(PLAIN.replace("<|im_start|>", f"{short}<|im_start|>", 1))
+    ids = text.chat_prompt([said(FORGED, name="a>b")])
+    assert ids.count(IDS["<|im_start|>"]) == 2
 
 
 def test_a_template_makes_tokens_of_roles() -> None:
