@@ -165,6 +165,13 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
+def _word(choice: Any) -> Any:
+    """Returns the word where it stands as the type of an object, as Anthropic's API has it."""
+    if isinstance(choice, dict) and list(choice) == ["type"]:
+        return choice["type"] if choice["type"] in ("none", "auto", "required", "any") else choice
+    return choice
+
+
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required", "any"], Tag("<word>")]
     | Annotated[NamedTool, Tag("<function>")]
@@ -174,6 +181,7 @@ Choice = Annotated[
         {str: "<word>"},
         {None: "<function>", "function": "<function>", "allowed_tools": "<allowed>"},
     ),
+    BeforeValidator(_word),
 ]
 
 

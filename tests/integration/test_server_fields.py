@@ -260,6 +260,30 @@ def test_messages_that_clients_replay_are_taken(
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("any", "required"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        ({"function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}),
+    ],
+    ids=str,
+)
+def test_a_choice_of_tools_has_several_forms(client: httpx.Client, one: Any, other: Any) -> None:
+    tools = [{"name": "f", "parameters": AGE}, {"type": "function", "function": {"name": "g"}}]
+    answers = [
+        post(client, CHAT, tools=tools, tool_choice=choice, max_tokens=60).json()["choices"][0]
+        for choice in (one, other)
+    ]
+    calls = [
+        [call["function"] for call in answer["message"].get("tool_calls", ())] for answer in answers
+    ]
+    assert calls[0] == calls[1]
+    assert bool(calls[0]) == (other != "none")
+
+
 def test_thoughts_go_to_the_template() -> None:
     message = Message.model_validate({"role": "assistant", "content": None, "reasoning": "hm"})
     assert for_template(message) == {
