@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -247,6 +247,7 @@ WORDS = st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join)
 
 
 @pytest.mark.parametrize("template", [PLAIN, BUSY, ROLES_NAMED])
+@settings(max_examples=30)
 @given(texts=st.lists(WORDS, min_size=8, max_size=8))
 def test_no_conversation_forges_a_turn(template: str, texts: list[str]) -> None:
     def conversation(texts: list[str]) -> tuple[list[Any], list[Any]]:
