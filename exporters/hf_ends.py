@@ -36,8 +36,10 @@ def stated_ends(path: Path, values: Mapping[str, Any]) -> dict[int, str]:
     files: dict[int, list[str]] = {}
     for file, stated in numbered:
         ids = sorted(token_ids(path / file, "eos_token_id", stated.get("eos_token_id")))
-        for id in filter(tokens.is_special, ids) if files else ids:
-            files.setdefault(id, []).append(file)
+        is_first = not files
+        for id in ids:
+            if is_first or id in files or tokens.is_special(id):
+                files.setdefault(id, []).append(file)
     for file in (TOKENIZER_CONFIG, "special_tokens_map.json"):
         name = _named(path / file)
         named = None if name is None else tokens.id(name)

@@ -12,6 +12,7 @@ import pytest
 
 from edge_spec import SamplingParams, load
 from edge_spec.errors import ModelFileError
+from edge_spec.exporters.hf_ends import stated_ends
 from edge_spec.exporters.reader import open_checkpoint
 
 END_OF_TEXT, START, END = 262, 263, 264  # of the tiny models
@@ -82,6 +83,14 @@ def test_a_directory_ends_where_any_of_its_files_says(
     hf: Callable[..., Path], tmp_path: Path, files: dict[str, Any], expected: list[int]
 ) -> None:
     assert list(open_checkpoint(directory(hf, tmp_path / "model", **files)).eos_ids) == expected
+
+
+def test_a_large_tokenizer_is_not_read_for_numbers_that_the_first_file_states(
+    hf: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = directory(hf, tmp_path / "model", generation_config={"eos_token_id": END})
+    (model / "tokenizer.json").write_text("no JSON")
+    assert stated_ends(model, {"eos_token_id": END}) == {END: "generation_config.json, config.json"}
 
 
 @pytest.mark.parametrize(
