@@ -273,7 +273,8 @@ class SharedPasses:
             self._returns.observe(seconds)
             self._times.observe_alone(chosen[0].num_rows, seconds)
             return
-        requests = [*chosen, *([] if beside is None else [beside])]
+        requests: list[TreeRequest | PromptRequest] = [*chosen]
+        requests += [] if beside is None else [beside]
         parts = [request.part() for request in requests]
         rows = [len(part.tree) for part in parts]
         width = wider(sum(rows), self._setup.sharing.widths)

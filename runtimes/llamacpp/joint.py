@@ -268,9 +268,9 @@ class JointCache:
         found: list[list[int]] = [[] for _ in parts]
         for at, (_, part) in enumerate(order):
             found[part].append(at)
-        for part, rows in zip(parts, found, strict=True):
-            assert part.member.last is not None
-            part.member.last.cells = [self._tail + at for at in rows]
+        for (member, _, _), at_rows in zip(parts, found, strict=True):
+            assert member.last is not None
+            member.last.cells = [self._tail + at for at in at_rows]
         if self._steady_rows is not None and self._is_steady != (num_rows == 1):
             self._is_steady = num_rows == 1
             self._steady_rows(self._is_steady)
@@ -283,8 +283,8 @@ class JointCache:
             self._library.sequence_remove(memory, _PADDING, -1, -1)
         output = np.cumsum(is_scored) - 1  # of each row that has one
         return [
-            [int(output[at]) for at in rows] if part.is_scored else []
-            for part, rows in zip(parts, found, strict=True)
+            [int(output[at]) for at in at_rows] if each.is_scored else []
+            for each, at_rows in zip(parts, found, strict=True)
         ]
 
     def _append(self, member: Member, tokens: Sequence[int]) -> None:
