@@ -39,6 +39,10 @@ from edge_spec.engine.sharing_times import Returns, SharingTimes
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.exactness.sharing import SLICE_TOKENS, SharingSetup, wider
 
+_LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
+_LEAST_TOKEN_S = 1e-6
+_WEIGHT = 0.2  # of the last slice, in what a token adds
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +71,7 @@ class SharedPasses:
         self._setup = SharingSetup(model, lossless, self._together)
         self._times = SharingTimes()
         self._returns = Returns()
+        self._token_s: float | None = None  # that a token of a prompt adds to a pass of others
         load.rows_each = self.rows_each
         load.rows_most = self.rows_most
 
@@ -228,10 +233,19 @@ class SharedPasses:
     def _slice_tokens(self, rows: int) -> int:
         """Returns how many tokens make a pass of these rows twice as long, so that those who write
         keep half of their rate."""
-        room, times = self._setup.widest - rows, self._times.all
-        if times.num_observed < 2 or times.row_s <= 0:
+        room = self._setup.widest - rows
+        if self._token_s is None:  # the first ones tell
             return min(room, SLICE_TOKENS)
-        return max(1, min(room, int(times.at(rows) / times.row_s)))
+        fitting = self._times.all.at(rows) / max(self._token_s, _LEAST_TOKEN_S)
+        return min(room, max(_LEAST_SLICE, int(fitting)))
+
+    def _observe_slice(self, rows: int, num_tokens: int, seconds: float) -> None:
+        """Learns what a token of a prompt adds to a pass of so many rows of others."""
+        times = self._times.all
+        if times.num_observed > 1:
+            token_s = max(0.0, seconds - times.at(rows)) / num_tokens
+            known_s = token_s if self._token_s is None else self._token_s
+            self._token_s = known_s + _WEIGHT * (token_s - known_s)
 
     def _waiting(self) -> tuple[list[TreeRequest], list[PromptRequest]]:
         trees = [request for request in self._queue if isinstance(request, TreeRequest)]
@@ -292,7 +306,7 @@ class SharedPasses:
         if beside is None:
             self._times.observe_shared(rows, seconds)
         else:
-            self._times.all.observe(sum(rows), seconds)
+            self._observe_slice(sum(rows[:-1]), rows[-1], seconds)
             beside.finish(rows[-1])
         charges = self._times.charges(rows, seconds)
         for request, out, charged_s in zip(chosen, outs, charges, strict=False):
