@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.given_encoding import fresh_character, touches
-from edge_spec.text.plain_messages import ROLES
+from edge_spec.text.marks import Marker, mapped, marked_places, texts_of
 from edge_spec.text.template_reading import TemplateReading
 from edge_spec.text.token_search import occurrences, pattern_of
 
@@ -86,6 +85,12 @@ class ControlTokens:
     def _added(self) -> Mapping[str, tuple[int, bool]]:
         return self._codec.added_tokens()
 
+    @property
+    def are_between_messages(self) -> bool:
+        """Says whether the template writes any between messages, else one can imitate others."""
+        around = self._around()
+        return not around or any(text in around for text in self.control)
+
     def written_by_text(self) -> list[str]:
         """Returns ends and beginnings of a text that are tokens like any other, so that text
         becomes them."""
@@ -99,13 +104,13 @@ class ControlTokens:
 
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
-        texts = list(_texts(given))
+        texts = list(texts_of(given))
         if not any(map(self._may_take_part, texts)):
             return self._codec.encode(render(*given))
         mark = fresh_character(*texts, *self._literals)
         marked = render(*self._marked(given, mark))
         marked = marked.replace(json.dumps(mark)[1:-1], mark)
-        text, places = marked.replace(mark, ""), _places(marked, mark)
+        text, places = marked.replace(mark, ""), marked_places(marked, mark)
         read, forged = [], False
         for start, end in occurrences(self._pattern, text):
             if touches(places, start, end):
@@ -199,19 +204,19 @@ class ControlTokens:
 
     def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
         own, foreign = (
-            _Marker(mark, self._may_take_part, self._symbols, self._names, kept)
+            Marker(mark, self._may_take_part, self._symbols, self._names, kept)
             for kept in (self._own, self._foreign)
         )
         messages = [
             {
                 name: value
                 if name == "role"
-                else _mapped(value, own if _has_tags(message, name) else foreign)
+                else mapped(value, own if _has_tags(message, name) else foreign)
                 for name, value in message.items()
             }
             for message in given[0]
         ]
-        return (messages, *(_mapped(each, foreign) for each in given[1:]))
+        return (messages, *(mapped(each, foreign) for each in given[1:]))
 
     @cached_property
     def _own(self) -> tuple[str, ...]:
@@ -238,38 +243,6 @@ class ControlTokens:
         )
 
 
-class _Marker:
-    """Puts the mark after each character that may be part of a control token. Other texts stay as
-    they are: a template may count their characters."""
-
-    def __init__(
-        self,
-        mark: str,
-        may_take_part: Callable[[str], bool],
-        symbols: re.Pattern[str],
-        names: frozenset[str],
-        kept: Sequence[str],
-    ) -> None:
-        """kept: parts of a text that stay as they are."""
-        self._mark = mark
-        self._may_take_part = may_take_part
-        self._symbols = symbols
-        self._names = names
-        self._kept = {self._after_symbols(text): text for text in kept}
-
-    def __call__(self, text: str) -> str:
-        if not self._may_take_part(text):
-            return text
-        marked = self._after_symbols(text)
-        for each, plain in self._kept.items():
-            marked = marked.replace(each, plain)
-        word = text.strip()
-        return marked.replace(word, word + self._mark) if word in self._names else marked
-
-    def _after_symbols(self, text: str) -> str:
-        return self._symbols.sub(rf"\g<0>{self._mark}", text)
-
-
 def _parts(texts: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Returns what these begin and end with."""
     return (
@@ -280,30 +253,3 @@ def _parts(texts: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
     return name == "content" and message["role"] in _SPEAKERS
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all that is in messages, tools and options, but for roles, which are checked."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _texts(name)
-            if name != "role" or each not in ROLES:
-                yield from _texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_mapped(name, change): _mapped(each, change) for name, each in value.items()}
-    return [_mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _places(marked: str, mark: str) -> list[int]:
-    """Returns where marked characters stand once the marks are away."""
-    return [end - 1 for end in accumulate(map(len, marked.split(mark)[:-1]))]

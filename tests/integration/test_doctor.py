@@ -239,7 +239,7 @@ def test_a_proof_that_does_not_hold_is_a_fault(pair: Path) -> None:
 
 
 def test_another_template_in_one_variant_is_a_fault(pair: Path) -> None:
-    rewrite(pair / "target/onnx", chat_template="{{ messages }}")
+    rewrite(pair / "target/onnx", chat_template="<|im_end|>{{ messages }}")
     relist(pair, "target", "onnx")
     assert the_fault(pair).check == "chat template"
 

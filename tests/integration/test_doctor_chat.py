@@ -153,3 +153,14 @@ def test_an_end_of_text_that_a_message_can_have_is_told(exported: Exported, tmp_
         each for each in found if (each.check, each.level) == ("control tokens", Severity.WARNING)
     )
     assert told.found == "a message can have '!', which begins or ends a text"
+
+
+def test_a_template_without_control_tokens_between_messages_is_told(
+    exported: Exported, tmp_path: Path
+) -> None:
+    told = [
+        each.found
+        for each in findings(exported, tmp_path, template_of("{{ m.role }}: {{ m.content }}\n"))
+        if each.check == "control tokens"
+    ]
+    assert told == ["the template writes none between messages: one can imitate others"]

@@ -25,6 +25,9 @@ def check_control_tokens(subject: Subject) -> Iterator[Finding]:
         tokens = text.control_tokens
     except EdgeSpecError:  # of the template, which a check of its own tells
         return
+    if not tokens.are_between_messages:
+        found = "the template writes none between messages: one can imitate others"
+        yield warning("control tokens", found, "Use a model that has them for untrusted messages.")
     for name in tokens.written_by_text():
         found = f"a message can have {name!r}, which begins or ends a text"
         yield warning(
