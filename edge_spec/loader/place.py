@@ -107,9 +107,10 @@ def place_models(
         candidates.resolution(candidates.names[0])  # nothing is fetched for one that is missing
     identity = source.identity
     order = runtime_order(candidates, options.runtime_options)
-    told = [order.reason] if order.names[0] != candidates.names[0] else []
-    if order.seconds and (told or order.better):
-        progress("; ".join([*told, *filter(None, [order.better])]), 0.0)
+    if order.names[0] != candidates.names[0]:
+        _log.info("%s", order.reason)
+    if order.seconds and order.better:
+        progress(order.better, 0.0)
     return _place_first(source, options, order.candidates, identity, needs_chat, makes_room)
 
 

@@ -130,7 +130,7 @@ def test_the_options_are_documented(edge_spec):
     shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
     server = shown[shown.index(" Server ") :]
     offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
-    assert len(offered) == 15 and offered <= documented
+    assert len(offered) == 16 and offered <= documented
 
 
 def test_the_readmes_requests_are_answered(edge_spec, command):

@@ -14,7 +14,7 @@ from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppRuntime
+from edge_spec.runtimes.llamacpp import LlamaCppRuntime, upstream
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
 from edge_spec.runtimes.llamacpp.memory import gguf_memory, model_parts
 from edge_spec.runtimes.llamacpp.offload import fitted, offload
@@ -100,8 +100,7 @@ def test_a_draft_is_on_the_cpu_unless_another_device_was_asked_for(
 ) -> None:
     there = pytest.importorskip("llama_cpp") and runtimes.load_runtime("llamacpp")
     assert isinstance(there, LlamaCppRuntime)
-    library = replace(there._library(), devices=lambda *servers: [gpu(10**9)])
-    monkeypatch.setattr(LlamaCppRuntime, "_library", staticmethod(lambda: library))
+    monkeypatch.setattr(upstream, "own_devices", lambda: [gpu(10**9)])
     options = LoadOptions(device="cuda0", draft="small", draft_device=named)
     target = there.memory(source, options.runtime_options)
     draft = there.memory(source, options.draft_runtime_options)

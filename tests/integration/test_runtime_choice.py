@@ -388,6 +388,7 @@ def costs_of(source: Source, runtime: str, weights: str, step_s: float, **change
     [
         (0.1, 0.2, {}, "ort"),
         (0.2, 0.1, {}, "llamacpp"),
+        (0.1, 0.4, {}, "llamacpp"),  # on a busy machine
         (0.1, 0.105, {}, "llamacpp"),  # not by a tenth: a conversion changes texts
         (0.1, None, {}, "llamacpp"),  # nothing to compare with
         (0.1, 0.2, {"threads": 7}, "llamacpp"),  # measured otherwise
