@@ -109,8 +109,7 @@ def test_every_end_is_listed_with_what_states_it(
     ):
         _, found = examine(path, quiet)
         assert [each.found for each in found if each.check == "end of text"] == [
-            f"token 264 '<|im_end|>', by {source}",
-            "token 262 '<|endoftext|>', by its name",
+            f"tokens 264 '<|im_end|>' by {source}; 262 '<|endoftext|>' by its name",
         ]
 
 

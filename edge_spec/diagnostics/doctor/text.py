@@ -124,9 +124,12 @@ def check_ends(subject: Subject) -> Iterator[Finding]:
         elif not ends[0]:
             yield warning("end of text", f"the {role} has none", "Answers end at --max-tokens.")
         elif role == ROLES[0]:
+            by_source: dict[str, list[str]] = {}
             for token, source in variants[0].text.end_sources.items():
                 named = _short(variants[0].text.tokenizer.token_text(token))
-                yield ok("end of text", f"token {token} {named}, by {source}")
+                by_source.setdefault(source, []).append(f"{token} {named}")
+            stated = (f"{', '.join(each)} by {source}" for source, each in by_source.items())
+            yield ok("end of text", f"tokens {'; '.join(stated)}")
 
 
 def scored_tokens(variant: Examined, most: int) -> list[int]:
