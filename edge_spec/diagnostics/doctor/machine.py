@@ -76,9 +76,10 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
         yield ok("runtimes", ", ".join(named))
     else:
         yield fault("runtimes", "none can be used", 'Run: pip install "edge-spec[cpu]".')
+    kernels = [f"{each.runtime} {each.name}: {each.kernels}" for each in devices if each.kernels]
+    if kernels:
+        yield note("kernels", "; ".join(kernels))
     for device in devices:
-        if device.kernels is not None:
-            yield note("kernels", f"{device.runtime} {device.name}: {device.kernels}")
         if device.hint is not None:
             yield note("runtimes", device.hint, "Build it for this processor: docs/gguf.md.")
         if device.fault is None:
