@@ -121,9 +121,7 @@ ANSWER_OFF = {
     "include_stop_str_in_output": Off((False,), "a stop string is not part of the answer"),
     "no_stop_trim": Off((False,), "a stop string is not part of the answer"),
     "skip_special_tokens": Off((True,), "special tokens are not part of the text"),
-    "add_special_tokens": Off(
-        (True,), "tokens that begin a text are added; send token ids instead"
-    ),
+    "add_special_tokens": Off((True,), _BEGINS),
     "add_bos_token": Off((True,), _BEGINS),
     "detokenize": Off((True,)),
     "prompt_logprobs": Off((0, False), "the prompt's tokens are not scored"),

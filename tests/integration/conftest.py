@@ -377,6 +377,18 @@ def served(served_once: Engine) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def client(served_once: Engine) -> Iterator[httpx.Client]:
+    """A client of a server of `served_once`, with one slot."""
+    options = ServerOptions(port=0, parallel=1)
+    with (
+        served_once.fork() as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=60) as opened,
+    ):
+        yield opened
+
+
 @pytest.fixture
 def serve(served: Engine) -> Iterator[Callable[..., httpx.Client]]:
     """serve(**options): a client of a server of `served`, on two slots."""

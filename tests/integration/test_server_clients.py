@@ -12,8 +12,8 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
+from fixtures.server_requests import CHAT, COMPLETIONS
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK: dict[str, Any] = {"role": "user", "content": "hello"}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
 BRIEF = {"role": "system", "content": "Be brief."}

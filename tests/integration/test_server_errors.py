@@ -4,14 +4,11 @@ stays up."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.errors import api_error
 from edge_spec.errors import (
     EdgeSpecError,
@@ -21,26 +18,14 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.runtimes.reference import ReferenceSession
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def called_with(arguments: str) -> dict[str, Any]:
     call = {"function": {"name": "f", "arguments": arguments}}
     return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-
-
-@pytest.fixture(scope="module")
-def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
-        yield opened
 
 
 def refusal(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,17 +21,6 @@ AGE = {
     "required": ["age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
-        yield opened
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,25 +18,14 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.listening import listen
 from edge_spec.apps.server.running import LimitedConnection
 from edge_spec.errors import DeviceError, UsageError
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO
 
 Serve = Callable[..., httpx.Client]
-CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
-HELLO = [{"role": "user", "content": "hello"}]
+MODELS = "/v1/models"
 BODY = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
 TRIES = 5  # with a free port, which another program may have on the other address of localhost
 GETS = [MODELS, "/v1/models/tiny", "/health", "/metrics", "/openapi.json", "/edge-spec/info"]
 GETS += ["/edge-spec/plan", "/props", "/", "/static/index.html"]
-
-
-@pytest.fixture(scope="module")
-def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
-        yield opened
 
 
 def said(client: httpx.Client, *pieces: bytes) -> bytes:

@@ -4,27 +4,13 @@ that names it where it stands and says what to send instead."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, post, refusal
-
-
-@pytest.fixture(scope="module")
-def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
-        yield opened
 
 
 @pytest.mark.parametrize(

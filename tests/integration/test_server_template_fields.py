@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server import ServerOptions
 from edge_spec.apps.server.schema import ChatRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.loader import load_engine
@@ -32,17 +32,6 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     options = LoadOptions(runtime="reference", context_length=1024)
     with load_engine(str(path), options, lambda what, fraction: None) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def client(served_once: Engine) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
-        yield opened
 
 
 @pytest.mark.parametrize(
