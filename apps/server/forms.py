@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
@@ -159,7 +160,7 @@ class FormRequest(Body):
     guided_choice: Choices | None = None
     grammar: str | None = None
 
-    @property
+    @cached_property
     def form(self) -> AskedForm | None:
         return next(self._forms(), None)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from jinja2 import nodes
+if TYPE_CHECKING:
+    from jinja2 import nodes
 
 # What these give of a text is the text, a part of it without a gap, or no text of it.
 _KEEPING = (
@@ -30,6 +32,8 @@ class TemplateReading:
     @classmethod
     def of(cls, source: str) -> TemplateReading:
         """source: of a template that compiles."""
+        from jinja2 import nodes
+
         from edge_spec.text.template_sandbox import TemplateSandbox
 
         tree = TemplateSandbox().parse(source)
@@ -45,6 +49,8 @@ class TemplateReading:
 
 def _steps(tree: nodes.Template) -> Iterator[str | None]:
     """Yields the text at which each step cuts, None for one that may do anything else."""
+    from jinja2 import nodes
+
     steps: list[nodes.Call | nodes.Filter] = [
         *tree.find_all(nodes.Call),
         *tree.find_all(nodes.Filter),
@@ -69,6 +75,8 @@ def _steps(tree: nodes.Template) -> Iterator[str | None]:
 
 def _name(step: nodes.Call | nodes.Filter) -> str | None:
     """Returns None for a macro of the template's own, whose steps are found in it."""
+    from jinja2 import nodes
+
     if isinstance(step, nodes.Filter):
         return step.name
     called = step.node

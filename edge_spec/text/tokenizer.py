@@ -200,8 +200,8 @@ class Tokenizer:
     def added_text(self) -> dict[int, str]:
         """Added tokens that are text, such as a tag, by id: `decode` shows them, unlike special
         ones."""
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        return {token: one.content for token, one in added if not one.special}
+        added = self.added_tokens().items()
+        return {token: text for text, (token, is_special) in added if not is_special}
 
     def token_text(self, token: int) -> str:
         """The token as the vocabulary spells it, special ones included."""
@@ -218,8 +218,8 @@ class Tokenizer:
 
     @cached_property
     def _specials(self) -> dict[int, str]:
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        return {token: one.content for token, one in added if one.special}
+        added = self.added_tokens().items()
+        return {token: text for text, (token, is_special) in added if is_special}
 
 
 def _is_given_up(error: BaseException) -> bool:
