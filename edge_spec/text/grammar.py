@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.gbnf import as_lark
 from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer
-from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.thoughts import speaks_of_thoughts
+
+if TYPE_CHECKING:
+    from edge_spec.text.json_schema import HeldSchema
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +111,8 @@ class Grammar:
 
 @lru_cache(maxsize=32)
 def _held(source: str, is_strict: bool) -> HeldSchema:
+    from edge_spec.text.json_schema import held_schema
+
     held = held_schema(json.loads(source), is_strict=is_strict)
     tell_passed_over("the schema", held)
     return held

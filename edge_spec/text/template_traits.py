@@ -9,11 +9,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.grammar import JSON_STYLE, Grammar, tell_passed_over
-from edge_spec.text.json_schema import HeldSchema, held_schema
 from edge_spec.text.plain_messages import Message, Tools
 from edge_spec.text.template_probes import (
     ARGUMENTS,
@@ -30,6 +29,9 @@ from edge_spec.text.template_probes import (
     shape_of,
     words_of,
 )
+
+if TYPE_CHECKING:
+    from edge_spec.text.json_schema import HeldSchema
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -141,6 +143,8 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
+    from edge_spec.text.json_schema import held_schema
+
     place = f"the parameters of {name}"
     held = held_schema(json.loads(source), is_strict=is_strict, is_object=True, name=place)
     tell_passed_over(place, held)
