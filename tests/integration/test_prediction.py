@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
+from fixtures.server_requests import BOTH, CHAT, HELLO
 
 Serve = Callable[..., httpx.Client]
-HELLO = [{"role": "user", "content": "hello"}]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WRONG = "\n".join(f"{line}: no model of random weights writes this." for line in range(9))
 
 
@@ -66,7 +65,7 @@ def test_a_wrong_prediction_is_counted_as_rejected(served: Engine) -> None:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@BOTH
 def test_a_request_may_predict(serve: Serve, path: str, parts: bool) -> None:
     client = serve()
     asked = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}

@@ -12,9 +12,9 @@ import pytest
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.echo_model import open_echo
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask
 
 Serve = Callable[..., httpx.Client]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = "one two three, one two three: caf\u00e9 \U0001f999 three"
 COUNTED = "edge_spec_predicted_tokens_total"
 
@@ -29,13 +29,6 @@ def echo() -> Iterator[httpx.Client]:
         httpx.Client(base_url=running.url, timeout=30) as client,
     ):
         yield client
-
-
-def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    document: dict[str, Any] = response.json()
-    return document
 
 
 def events(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -148,11 +141,10 @@ def test_a_token_that_was_not_likely_is_listed_all_the_same(serve: Serve) -> Non
     assert len(top) == 3 and top["x"] == choice["logprobs"]["token_logprobs"][0] == min(
         top.values()
     )
-    messages = [{"role": "user", "content": "hello"}]
-    chat = ask(client, CHAT, messages=messages, logprobs=True, top_logprobs=2, **body)
+    chat = ask(client, CHAT, messages=HELLO, logprobs=True, top_logprobs=2, **body)
     [entry] = chat["choices"][0]["logprobs"]["content"]
     assert [each["token"] for each in entry["top_logprobs"]][2:] == ["x"]
-    bare = ask(client, CHAT, messages=messages, logprobs=True, **body)
+    bare = ask(client, CHAT, messages=HELLO, logprobs=True, **body)
     assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 

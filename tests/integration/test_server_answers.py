@@ -18,10 +18,9 @@ from edge_spec.cli.options import AskedOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask
 
 Serve = Callable[..., httpx.Client]
-HELLO = [{"role": "user", "content": "hello"}]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = {
     "type": "function",
     "function": {
@@ -39,13 +38,6 @@ TOOL = {
 @pytest.fixture
 def client(serve: Serve) -> httpx.Client:
     return serve()
-
-
-def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    document: dict[str, Any] = response.json()
-    return document
 
 
 def events(client: httpx.Client, path: str, **body: Any) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +10,14 @@ import httpx
 import pytest
 
 import edge_spec
-from edge_spec.apps.server import RunningServer, ServerOptions
-from fixtures.tiny_models import build, write_hf
+from fixtures.server_requests import CHAT, COMPLETIONS, ask
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTROL = "<|im_end|>"
 LETTERS = "x" * len(CONTROL)  # as many tokens where it is text
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(
-        build("llama", max_position_embeddings=2048), tmp_path_factory.mktemp("model") / "tiny"
-    )
-
-
-@pytest.fixture(scope="module")
-def client(directory: Path) -> Iterator[httpx.Client]:
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        edge_spec.load(directory, runtime="reference") as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
-    ):
-        yield client
-
-
 def num_tokens(client: httpx.Client, path: str, **body: Any) -> int:
-    response = client.post(path, json={"max_tokens": 1, **body})
-    assert response.status_code == 200, response.text
-    return int(response.json()["usage"]["prompt_tokens"])
+    return int(ask(client, path, max_tokens=1, **body)["usage"]["prompt_tokens"])
 
 
 def called(text: str) -> list[Any]:
@@ -99,7 +77,7 @@ def test_a_prompt_without_a_template_has_what_it_spells(client: httpx.Client) ->
     assert num_tokens(client, COMPLETIONS, prompt=f"a{CONTROL}") == 2
 
 
-def test_who_opens_the_model_may_have_them_read(directory: Path) -> None:
-    with edge_spec.load(directory, runtime="reference", parse_special=True) as engine:
+def test_who_opens_the_model_may_have_them_read(hf: Callable[..., Path]) -> None:
+    with edge_spec.load(hf(), runtime="reference", parse_special=True) as engine:
         (end,) = engine.encode(CONTROL)
         assert engine.chat_prompt(CONTROL).count(end) == 2

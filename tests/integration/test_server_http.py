@@ -197,7 +197,7 @@ def test_both_addresses_of_localhost_are_listened_to(served: Engine, host: str) 
 
 def test_a_port_that_another_program_has_on_the_other_address_is_left_to_it() -> None:
     if not has_ipv6():
-        return
+        pytest.skip("this machine has one address of localhost")
     for _ in range(TRIES):
         (other,) = listen("::1", 0)
         with other, suppress(DeviceError):

@@ -16,9 +16,9 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.answer import ServerAnswer
+from fixtures.server_requests import CHAT, COMPLETIONS
 
 Serve = Callable[..., httpx.Client]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "hello", "max_tokens": 500, "stream": True}
 
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-
-HELLO = [{"role": "user", "content": "hello"}]
+from fixtures.server_requests import HELLO
 
 
 @pytest.fixture(scope="module")

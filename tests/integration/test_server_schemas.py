@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-CHAT = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def client(serve: Callable[..., httpx.Client]) -> httpx.Client:
-    return serve()
-
+from fixtures.server_requests import CHAT, HELLO, ask
 
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -83,7 +75,7 @@ def test_arguments_of_a_required_call_are_an_object_whatever_its_schema(
         "temperature": 0,
         "logit_bias": {str(ord("{")): -100, str(ord('"')): 100},
     }
-    (choice,) = client.post(CHAT, json=body).json()["choices"]
+    (choice,) = ask(client, CHAT, **body)["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["n"] in (1, 2)
     assert choice["finish_reason"] == "tool_calls"

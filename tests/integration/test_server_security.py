@@ -10,9 +10,9 @@ import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.errors import UsageError
+from fixtures.server_requests import CHAT
 
 Serve = Callable[..., httpx.Client]
-CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 GUARDED = [
     ("POST", CHAT),

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.text.grammar import Grammar, GrammarCompiler
-
-EOS, VOCAB = 258, 260  # of the byte tokenizer
-
-
-@pytest.fixture
-def compiler(byte_tokenizer: Any) -> GrammarCompiler:
-    return GrammarCompiler(byte_tokenizer, VOCAB, (EOS,))
+from edge_spec.text.grammar import Grammar
+from fixtures.form_walks import compiler, fits
 
 
 @pytest.mark.parametrize(
@@ -38,14 +30,10 @@ def compiler(byte_tokenizer: Any) -> GrammarCompiler:
     ],
 )
 def test_a_text_that_fits_is_allowed_to_its_end(
-    compiler: GrammarCompiler, grammar: str, texts: list[str], others: list[str]
+    grammar: str, texts: list[str], others: list[str]
 ) -> None:
-    def fits(text: str) -> bool:
-        tokens = [*text.encode(), EOS]
-        return compiler.compile(Grammar.gbnf(grammar)).num_allowed(tokens) == len(tokens)
-
-    assert [fits(text) for text in texts] == [True] * len(texts)
-    assert [fits(text) for text in others] == [False] * len(others)
+    asked = [*texts, *others]
+    assert [text for text in asked if fits(Grammar.gbnf(grammar), text)] == texts
 
 
 @pytest.mark.parametrize(
@@ -60,9 +48,7 @@ def test_a_text_that_fits_is_allowed_to_its_end(
         ("root ::= " + "(" * 5000, "no answer can have this form"),
     ],
 )
-def test_what_is_no_grammar_is_refused_in_one_line(
-    compiler: GrammarCompiler, grammar: str, told: str
-) -> None:
+def test_what_is_no_grammar_is_refused_in_one_line(grammar: str, told: str) -> None:
     with pytest.raises(UsageError, match=told) as caught:
-        compiler.compile(Grammar.gbnf(grammar))
+        compiler().compile(Grammar.gbnf(grammar))
     assert "\n" not in str(caught.value)

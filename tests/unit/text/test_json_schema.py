@@ -349,15 +349,16 @@ UNJUDGED = ("discriminator without const", "keywords of null", "nullable referen
 def test_it_is_held(name: str) -> None:
     schema, fitting, others = HELD[name]
     grammar = Grammar.json_schema(schema)
-    judge = None if name in UNJUDGED else jsonschema_rs.validator_for(schema)
+    judged = {"anyOf": [schema, NULL]} if name == "nullable" else schema  # a word of OpenAPI's
+    judge = None if name in UNJUDGED else jsonschema_rs.validator_for(judged)
     for value in fitting:
         assert fits(grammar, json.dumps(value, ensure_ascii=False)), value
     for value in others:
         assert not fits(grammar, json.dumps(value, ensure_ascii=False)), value
     for seed in range(4):
         text = walked(grammar, seed)
-        value = None if text is None else json.loads(text)
-        assert judge is None or value is None or judge.is_valid(value), text
+        if text is not None and judge is not None:
+            assert judge.is_valid(json.loads(text)), text
 
 
 # What tools may have all the same: strict: false passes it over.

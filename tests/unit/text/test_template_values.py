@@ -38,7 +38,7 @@ values = st.recursive(
 names = st.sampled_from(["n", "w", "x", "y", "z", "enable_thinking"])
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.dictionaries(names, values, min_size=1))
 def test_no_value_breaks_a_template(given_values: dict[str, Any]) -> None:
     try:

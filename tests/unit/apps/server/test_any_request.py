@@ -57,7 +57,7 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 def test_any_body_is_read_or_refused_in_one_line(kind: type[Body], data: Any) -> None:
     names = st.sampled_from(sorted(names_of(kind))) | st.text(max_size=8)
     body = {**KINDS[kind], **data.draw(st.dictionaries(names, VALUES, max_size=3))}
