@@ -11,7 +11,7 @@ from typing import Any
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.hf_files import read_json
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _MAX_DIGITS = 9  # of a token's number
 
 
@@ -32,7 +32,8 @@ def stated_ends(path: Path, values: Mapping[str, Any]) -> dict[int, str]:
         ("config.json", config),
         ("config.json", text_config if isinstance(text_config, dict) else {}),
     ]
-    tokens = _Tokens(path)
+    tokenizer_config = read_json(path / TOKENIZER_CONFIG, required=False)
+    tokens = _Tokens(path, tokenizer_config)
     files: dict[int, list[str]] = {}
     for file, stated in numbered:
         ids = sorted(token_ids(path / file, "eos_token_id", stated.get("eos_token_id")))
@@ -40,8 +41,9 @@ def stated_ends(path: Path, values: Mapping[str, Any]) -> dict[int, str]:
         for id in ids:
             if is_first or id in files or tokens.is_special(id):
                 files.setdefault(id, []).append(file)
-    for file in (TOKENIZER_CONFIG, "special_tokens_map.json"):
-        name = _named(path / file)
+    older = read_json(path / SPECIAL_TOKENS, required=False)
+    for file, stated in ((TOKENIZER_CONFIG, tokenizer_config), (SPECIAL_TOKENS, older)):
+        name = _named(path / file, stated)
         named = None if name is None else tokens.id(name)
         if named is not None:
             files.setdefault(named, []).append(file)
@@ -60,9 +62,9 @@ def token_ids(file: Path, name: str, value: Any) -> list[int]:
     return [token for token in ids if token >= 0]
 
 
-def _named(file: Path) -> str | None:
+def _named(file: Path, stated: Mapping[str, Any]) -> str | None:
     """Returns the text of the token that a file of the tokenizer calls its end."""
-    token = read_json(file, required=False).get("eos_token")
+    token = stated.get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str | None):
         raise ModelFileError(
@@ -76,8 +78,9 @@ class _Tokens:
     """Looks tokens up in tokenizer_config.json, and in tokenizer.json where that does not list
     them: to read a large one takes a second."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tokenizer_config: Mapping[str, Any]) -> None:
         self._path = path
+        self._config = tokenizer_config
 
     def id(self, text: str) -> int | None:
         for added in (self._listed, self._added):
@@ -97,9 +100,7 @@ class _Tokens:
 
     @cached_property
     def _listed(self) -> Sequence[Mapping[str, Any]]:
-        listed = read_json(self._path / TOKENIZER_CONFIG, required=False).get(
-            "added_tokens_decoder"
-        )
+        listed = self._config.get("added_tokens_decoder")
         return [
             {**each, "id": int(id)}
             for id, each in (listed.items() if isinstance(listed, dict) else ())

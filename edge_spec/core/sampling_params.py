@@ -14,23 +14,23 @@ LEAST_PENALTY = 0.01  # of repetitions: what is divided by less leaves float32
 _NO_BIAS: Mapping[int, float] = {}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Says whether it is a real number, as numpy's are, too; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Says whether it is a whole number, as numpy's are, too; True and False are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _are_biases(value: Any) -> bool:
-    return all(
-        _is_whole(token) and _is_number(bias) and bias < inf for token, bias in value.items()
-    )
+    return all(is_whole(token) and is_number(bias) and bias < inf for token, bias in value.items())
 
 
 _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: value >= 0, "0 or more"),
-    "top_k": (lambda value: _is_whole(value) and value >= 0, "0 (all tokens) or more, and whole"),
+    "top_k": (lambda value: is_whole(value) and value >= 0, "0 (all tokens) or more, and whole"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value < 1, "from 0 up to 1"),
     "repetition_penalty": (lambda value: value >= LEAST_PENALTY, f"{LEAST_PENALTY} or more"),
@@ -38,7 +38,7 @@ _VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "frequency_penalty": (isfinite, "a finite number"),
     "logit_bias": (_are_biases, "a bias by token id, each below infinity"),
     "seed": (
-        lambda value: value is None or (_is_whole(value) and 0 <= value < 2**64),
+        lambda value: value is None or (is_whole(value) and 0 <= value < 2**64),
         "0 or more, below 2**64 and whole",
     ),
 }

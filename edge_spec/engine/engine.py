@@ -27,7 +27,6 @@ from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.errors import UsageError
-from edge_spec.exactness.lossless import Losslessness
 
 _log = logging.getLogger(__name__)
 
@@ -235,8 +234,10 @@ class Engine(Answering):
             changed_decoder=partial(self._changed_decoder, own),
             round_times=self.parts.round_times,
         )
-        _tell_promise(generation.result.stats, self.parts.speculation_factory.lossless)
-        generation.result.stats.kernels = self.parts.model.capabilities.kernels
+        stats, lossless = generation.result.stats, self.parts.speculation_factory.lossless
+        stats.lossless = str(lossless.promise)
+        stats.plain_width, stats.plain_cost = lossless.plain_width, lossless.plain_cost
+        stats.kernels = self.parts.model.capabilities.kernels
         self._running, self.last = generation, generation.result
         return generation
 
@@ -254,9 +255,7 @@ class Engine(Answering):
 
     def _changed_decoder(self, own: AnswerDrafters) -> Decoder | None:
         """Returns the decoder of drafters that were chosen since the last round, if any were."""
-        if not self._drafting.take():
-            return None
-        return self._drafting.decoder(own.drafters)
+        return self._drafting.decoder(own.drafters) if self._drafting.take() else None
 
     def _on_end(
         self,
@@ -296,8 +295,3 @@ class Engine(Answering):
             self._running.close()
             self._running = None
             self._set_answering(False)  # one that never began does not tell its end
-
-
-def _tell_promise(stats: Stats, lossless: Losslessness) -> None:
-    stats.lossless = str(lossless.promise)
-    stats.plain_width, stats.plain_cost = lossless.plain_width, lossless.plain_cost

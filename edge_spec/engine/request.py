@@ -5,10 +5,10 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
 from typing import Any, TypedDict, get_type_hints
 
 from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.sampling_params import is_whole
 from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
@@ -170,17 +170,12 @@ def how_to_give(name: str) -> str:
 def _require_tokens(prompt: Any) -> None:
     """Raises UsageError for what is no list of whole numbers."""
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
-    if not is_list or not all(map(_is_whole, prompt)):
+    # The first is told fast: prompts are long.
+    if not is_list or not all(type(token) is int or is_whole(token) for token in prompt):
         raise UsageError(
             f"the prompt is {reprlib.repr(prompt)}",
             remedy="It is a text, or a list of token ids.",
         )
-
-
-def _is_whole(token: Any) -> bool:
-    if type(token) is int:  # told fast: prompts are long
-        return True
-    return isinstance(token, Integral) and not isinstance(token, bool)
 
 
 def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) -> None:

@@ -35,13 +35,9 @@ from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.pass_requests import PromptRequest, Request, TreeRequest, deal_pass
 from edge_spec.engine.passes import OwnPasses, Scored
-from edge_spec.engine.sharing_times import Returns, SharingTimes
+from edge_spec.engine.sharing_times import Returns, SharingTimes, SliceTimes
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.exactness.sharing import SLICE_TOKENS, SharingSetup, wider
-
-_LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
-_LEAST_TOKEN_S = 1e-6
-_WEIGHT = 0.2  # of the last slice, in what a token adds
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +67,7 @@ class SharedPasses:
         self._setup = SharingSetup(model, lossless, self._together)
         self._times = SharingTimes()
         self._returns = Returns()
-        self._token_s: float | None = None  # that a token of a prompt adds to a pass of others
+        self._slices = SliceTimes(self._times.all)
         load.rows_each = self.rows_each
         load.rows_most = self.rows_most
 
@@ -221,7 +217,8 @@ class SharedPasses:
             chosen, beside = trees[:1], None
             chosen[0].deal(None)
         if beside is not None:
-            beside.most_tokens = self._slice_tokens(sum(each.num_rows for each in chosen))
+            rows = sum(each.num_rows for each in chosen)
+            beside.most_tokens = self._slices.num_tokens(rows, self._setup.widest - rows)
         return chosen, beside
 
     def _reads_beside(self, prompt: PromptRequest) -> bool:
@@ -229,23 +226,6 @@ class SharedPasses:
         if not self._model.capabilities.invariant_rows or self._setup.sharing.widths:
             return False
         return not (self._times.rests or prompt.must_be_alone or collects(prompt.session))
-
-    def _slice_tokens(self, rows: int) -> int:
-        """Returns how many tokens make a pass of these rows twice as long, so that those who write
-        keep half of their rate."""
-        room = self._setup.widest - rows
-        if self._token_s is None:  # the first ones tell
-            return min(room, SLICE_TOKENS)
-        fitting = self._times.all.at(rows) / max(self._token_s, _LEAST_TOKEN_S)
-        return min(room, max(_LEAST_SLICE, int(fitting)))
-
-    def _observe_slice(self, rows: int, num_tokens: int, seconds: float) -> None:
-        """Learns what a token of a prompt adds to a pass of so many rows of others."""
-        times = self._times.all
-        if times.num_observed > 1:
-            token_s = max(0.0, seconds - times.at(rows)) / num_tokens
-            known_s = token_s if self._token_s is None else self._token_s
-            self._token_s = known_s + _WEIGHT * (token_s - known_s)
 
     def _waiting(self) -> tuple[list[TreeRequest], list[PromptRequest]]:
         trees = [request for request in self._queue if isinstance(request, TreeRequest)]
@@ -306,7 +286,7 @@ class SharedPasses:
         if beside is None:
             self._times.observe_shared(rows, seconds)
         else:
-            self._observe_slice(sum(rows[:-1]), rows[-1], seconds)
+            self._slices.observe(sum(rows[:-1]), rows[-1], seconds)
             beside.finish(rows[-1])
         charges = self._times.charges(rows, seconds)
         for request, out, charged_s in zip(chosen, outs, charges, strict=False):

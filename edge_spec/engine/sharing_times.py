@@ -11,6 +11,7 @@ from edge_spec.core.fading_line import FadingLine
 from edge_spec.core.model import Session
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.spaced_retries import SpacedRetries
+from edge_spec.exactness.sharing import SLICE_TOKENS
 
 _REMEMBERED = 1 - 1 / 32  # weight of the passes before
 _PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed
@@ -21,6 +22,9 @@ _LASTING = 0.05  # passes that it counts for ever after: widths may not differ f
 _FIRST_REST, _LONGEST_REST = 64, 4096
 _PATIENCE = 8  # shared passes, before they are held against others
 _WEIGHT = 0.1  # of the last shared pass, in how they compare
+_SLICE_WEIGHT = 0.2  # of the last slice, in what a token adds
+_LEAST_SLICE = 8  # tokens of a prompt beside rows of others, however long that takes
+_LEAST_TOKEN_S = 1e-6
 
 _log = logging.getLogger(__name__)
 _WAITING_SHARE = (
@@ -55,6 +59,30 @@ class PassTimes:
         # A first pass of r rows, half of which is fixed, would take 0 seconds with -r rows.
         fixed_s, self.row_s = self._line.fit(-self._first_rows, _LASTING)
         self.fixed_s = max(0.0, fixed_s)
+
+
+class SliceTimes:
+    """Learns what a token of a prompt adds to a pass of other rows."""
+
+    def __init__(self, times: PassTimes) -> None:
+        """times: of passes without slices of prompts."""
+        self._times = times
+        self._token_s: float | None = None
+
+    def num_tokens(self, rows: int, room: int) -> int:
+        """Returns how many tokens make a pass of these rows twice as long, so that those who write
+        keep half of their rate; at most as many as there is room for."""
+        if self._token_s is None:  # the first ones tell
+            return min(room, SLICE_TOKENS)
+        fitting = self._times.at(rows) / max(self._token_s, _LEAST_TOKEN_S)
+        return min(room, max(_LEAST_SLICE, int(fitting)))
+
+    def observe(self, rows: int, num_tokens: int, seconds: float) -> None:
+        """Counts a pass of so many rows of others, and tokens of a prompt."""
+        if self._times.num_observed > 1:
+            token_s = max(0.0, seconds - self._times.at(rows)) / num_tokens
+            known_s = token_s if self._token_s is None else self._token_s
+            self._token_s = known_s + _SLICE_WEIGHT * (token_s - known_s)
 
 
 class SharingTimes:

@@ -8,19 +8,19 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from edge_spec.core.sampling_params import is_number, is_whole
 from edge_spec.errors import UsageError
 
 _ALIKE = 0.6  # of the letters of a name, from which on it may be what was meant
 _KINDS: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text", lambda value: isinstance(value, str)),
     bool: ("True or False", lambda value: isinstance(value, bool)),
-    int: ("a whole number", lambda value: isinstance(value, Integral) and not _is_bool(value)),
-    float: ("a number", lambda value: isinstance(value, Real) and not _is_bool(value)),
+    int: ("a whole number", is_whole),
+    float: ("a number", is_number),
     Path: ("a path", lambda value: isinstance(value, os.PathLike)),
     NoneType: ("None", lambda value: value is None),
 }
@@ -33,10 +33,6 @@ def require_type(name: str, value: Any, taken: Any, help: str = "") -> None:
             f"{name} is {reprlib.repr(value)}",
             remedy=f"It takes {_described(taken)}. {help}".rstrip(),
         )
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _is_of(value: Any, taken: Any) -> bool:

@@ -114,17 +114,12 @@ def candidates(
             refused.append(f"{device.runtime}{name}: {device.fault}")
             continue
         try:
-            runtime = device.runtime
-            resolution = resolution_on(source, runtime, options, (device.name,))
+            resolution = resolution_on(source, device.runtime, options, (device.name,))
             stored = resolution.stored
-            key = (runtime, stored.format, stored.options.compute)
+            key = (device.runtime, stored.format, stored.options.compute)
             if key not in prepared:
-                is_dear = found and source.num_bytes > _CHEAP_BYTES
-                if is_dear and not stored.is_there:
-                    refused.append(
-                        f"{runtime}: {source.name} would have to be converted for it, which takes "
-                        f"minutes: edge-spec generate --runtime {runtime} does that"
-                    )
+                if found and source.num_bytes > _CHEAP_BYTES and not stored.is_there:
+                    refused.append(_too_dear(source, device.runtime))
                     continue
                 prepared[key] = prepare_model(resolution, progress)
         except EdgeSpecError as error:
@@ -136,14 +131,22 @@ def candidates(
         for threads in thread_counts(device, is_draft):
             how = replace(base, providers=(device.name,), threads=threads)
             found.append(Candidate(source, device, model, how, profile_key(source, model, how)))
-    if not found:
-        if fault is not None:
-            choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can
-        raise fault or UsageError(
-            f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
-            remedy='Run: pip install "edge-spec[cpu]".',
-        )
-    return found, refused
+    if found:
+        return found, refused
+    if fault is not None:
+        choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can
+        raise fault
+    raise UsageError(
+        f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",
+        remedy='Run: pip install "edge-spec[cpu]".',
+    )
+
+
+def _too_dear(source: Source, runtime: str) -> str:
+    return (
+        f"{runtime}: {source.name} would have to be converted for it, which takes minutes: "
+        f"edge-spec generate --runtime {runtime} does that"
+    )
 
 
 def thread_counts(device: Device, is_draft: bool = False) -> list[int | None]:

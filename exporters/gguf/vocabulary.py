@@ -32,13 +32,13 @@ def tokenizer_metadata(checkpoint: StoredCheckpoint, stated: Metadata) -> Metada
 def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
     """Returns what begins and ends a text. Raises UnsupportedModelError for more ends than GGUF
     names, beside those that are found by their own names."""
-    named = _named_tokens(checkpoint)
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
+    named = _named_tokens(checkpoint, tokenizer)
     main = named.get("eos")  # which chat templates and other programs know as EOS
     stops = sorted(checkpoint.eos_ids, key=lambda stop: (stop != main, stop))
     if len(stops) > len(STOP_TOKENS):
-        library = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
         stops = [
-            stop for stop in stops if stop == main or library.id_to_token(stop) not in END_NAMES
+            stop for stop in stops if stop == main or tokenizer.id_to_token(stop) not in END_NAMES
         ]
     if len(stops) > len(STOP_TOKENS):
         raise UnsupportedModelError(
@@ -64,9 +64,8 @@ def _special_tokens(checkpoint: StoredCheckpoint) -> Metadata:
     return metadata
 
 
-def _named_tokens(checkpoint: StoredCheckpoint) -> dict[str, int]:
+def _named_tokens(checkpoint: StoredCheckpoint, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     """Returns the tokens that chat templates know by name, by GGUF's names."""
-    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.tokenizer_json())
     texts = {key: checkpoint.special_tokens.get(name) for key, name in TEMPLATE_TOKENS.items()}
     ids = {key: tokenizer.token_to_id(text) for key, text in texts.items() if isinstance(text, str)}
     return {key: token for key, token in ids.items() if token is not None}

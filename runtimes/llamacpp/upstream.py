@@ -42,6 +42,13 @@ _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 # a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
 # Zen 5; benchmarks/results/2026-11-26-engines.md).
 _SPINS = "4000"
+# A single row is shared out among threads, which sums in another order. Two types of keys and
+# values keep it to the kernel of wider passes, but prompts, too, which are slower then.
+_CPU_WAYS = (
+    Way("f16"),
+    Way("f16, single rows by the kernel of wider passes", steady_rows=True),
+    Way("f16-bf16", kv_type="f16-bf16"),
+)
 _loading, _binding = Lock(), Lock()  # of the library, which two threads may want first
 # Of wheels of ours: a llama-cpp-python compiled for AVX2, at the end of Python's path.
 _BUNDLED = Path(__file__).with_name("bundled")
@@ -162,13 +169,7 @@ def _library() -> Library:
         system_info=api.llama_print_system_info,
         flash_kv_types=tuple(KV_TYPES),
         plain_kv_types=("f32", "f16"),
-        # A single row is shared out among threads, which sums in another order. Two types of keys
-        # and values keep it to the kernel of wider passes, but prompts, too, which are slower then.
-        cpu_ways=(
-            Way("f16"),
-            Way("f16, single rows by the kernel of wider passes", steady_rows=True),
-            Way("f16-bf16", kv_type="f16-bf16"),
-        ),
+        cpu_ways=_CPU_WAYS,
         steady_rows=partial(steady_rows, api.llama_cpp._lib),
         load_model=partial(_load_model, api, log, rows, packed),
         free_model=api.llama_model_free,
