@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from fixtures.server_requests import BOTH, CHAT, HELLO
+from fixtures.server_requests import BOTH, CHAT, HELLO, events
 
 Serve = Callable[..., httpx.Client]
 WRONG = "\n".join(f"{line}: no model of random weights writes this." for line in range(9))
@@ -82,10 +81,7 @@ def test_a_request_may_predict(serve: Serve, path: str, parts: bool) -> None:
     assert details["accepted_prediction_tokens"] > 0
     usage = {name: answer["usage"][name] for name in ("completion_tokens", "prompt_tokens")}
     assert usage == {name: plain["usage"][name] for name in usage}
-    streamed = client.post(
-        path, json={**body, "stream": True, "stream_options": {"include_usage": True}}
-    )
-    last = json.loads(streamed.text.split("\n\n")[-3].removeprefix("data: "))
+    *_, last = events(client, path, **body, stream_options={"include_usage": True})
     assert last["usage"]["completion_tokens_details"] == details
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.echo_model import open_echo
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events, figure, let_until_free
 
 Serve = Callable[..., httpx.Client]
 TEXT = "one two three, one two three: caf\u00e9 \U0001f999 three"
@@ -31,15 +30,8 @@ def echo() -> Iterator[httpx.Client]:
         yield client
 
 
-def events(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
-    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-    text = client.post(path, json=asked).text
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-
-
-def counted(client: httpx.Client) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(COUNTED))
+def streamed(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    return events(client, path, **body, stream_options={"include_usage": True})
 
 
 def listed(choices: list[dict[str, Any]]) -> list[Any]:
@@ -67,9 +59,9 @@ def test_tokens_are_those_of_the_text(
     """An end token is counted, and has no place in the text."""
     body = {"messages": [{"role": "user", "content": TEXT}], "logprobs": True, "top_logprobs": 2}
     body |= {"speculative": {"drafter": drafter}, **asked}
-    before = counted(echo)
+    before = figure(echo, COUNTED)
     answer = ask(echo, CHAT, **body)
-    assert counted(echo) - before == num_tokens
+    assert figure(echo, COUNTED) - before == num_tokens
     assert answer["usage"]["completion_tokens"] == answer["timings"]["predicted_n"] == num_tokens
     [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
@@ -81,7 +73,7 @@ def test_tokens_are_those_of_the_text(
     for each in content:
         own = {name: each[name] for name in ("token", "logprob", "bytes")}
         assert own in each["top_logprobs"] and len(each["top_logprobs"]) == 2
-    *told, last = events(echo, CHAT, **body)
+    *told, last = streamed(echo, CHAT, **body)
     assert listed([choice for event in told for choice in event["choices"]]) == content
     raw, shown = b"", ""
     for choice in (choice for event in told for choice in event["choices"]):
@@ -111,7 +103,7 @@ def test_a_completion_lists_its_tokens(echo: httpx.Client, stop: list[str]) -> N
         assert token.startswith("bytes:\\x") or text[offset] == token
     pieces = [
         choice["logprobs"]
-        for event in events(echo, COMPLETIONS, **body)
+        for event in streamed(echo, COMPLETIONS, **body)
         for choice in event["choices"]
         if choice["logprobs"]
     ]
@@ -152,24 +144,26 @@ def test_several_choices_of_several_prompts_are_counted_once_each(serve: Serve) 
     client = serve()
     body = {"prompt": ["ab", "cde"], "n": 2, "max_tokens": 30, "temperature": 1, "seed": 3}
     body |= {"stop": list("aeinorst "), "logprobs": 0}
-    before = counted(client)
+    before = figure(client, COUNTED)
     answer = ask(client, COMPLETIONS, **body)
     ends = sum(choice["finish_reason"] == "stop" for choice in answer["choices"])
     lengths = [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]]
     assert len(lengths) == 4 and ends > 0
-    assert answer["usage"]["completion_tokens"] == sum(lengths) == counted(client) - before
-    assert events(client, COMPLETIONS, **body)[-1]["usage"]["completion_tokens"] == sum(lengths)
+    assert answer["usage"]["completion_tokens"] == sum(lengths) == figure(client, COUNTED) - before
+    assert streamed(client, COMPLETIONS, **body)[-1]["usage"]["completion_tokens"] == sum(lengths)
 
 
 def test_an_answer_that_fails_or_is_left_is_counted(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve(parallel=1)
+    gate.let(3)
     body = {"prompt": "abc", "max_tokens": 900, "speculative": {"drafter": "none", "tokens": True}}
     with client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as response:
         next(response.iter_lines())
-    ask(client, COMPLETIONS, prompt="abc", max_tokens=1)  # once the slot is free again
-    left = counted(client) - 1
+    let_until_free(client, gate)
+    gate.end()
+    left = figure(client, COUNTED)
     assert 0 < left < 900
     forward, rounds = ReferenceSession.forward, iter(range(5))
 
@@ -179,6 +173,6 @@ def test_an_answer_that_fails_or_is_left_is_counted(
         return forward(session, tree)
 
     monkeypatch.setattr(ReferenceSession, "forward", failing)
-    *told, error = events(client, COMPLETIONS, **body)
+    *told, error = streamed(client, COMPLETIONS, **body)
     assert "error" in error and sum(len(event["edge_spec"]["tokens"]) for event in told) == 5
-    assert counted(client) == left + 1 + 5
+    assert figure(client, COUNTED) == left + 5

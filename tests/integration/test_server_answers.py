@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from edge_spec.cli.options import AskedOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events
 
 Serve = Callable[..., httpx.Client]
 TOOL = {
@@ -38,17 +38,6 @@ TOOL = {
 @pytest.fixture
 def client(serve: Serve) -> httpx.Client:
     return serve()
-
-
-def events(client: httpx.Client, path: str, **body: Any) -> Iterator[dict[str, Any]]:
-    """Those of a stream, each checked to be one line of JSON, and [DONE] to be the last."""
-    with client.stream("POST", path, json={"stream": True, **body}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        *told, done, end = response.read().decode().split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    for event in told:
-        yield json.loads(event.removeprefix("data: "))
 
 
 def test_a_greedy_answer_is_the_engines(client: httpx.Client, served: Engine) -> None:
@@ -76,7 +65,7 @@ def test_a_completion_continues_text_or_tokens(
         expected = fork.generate(prompt, max_tokens=20).text
     body = {"prompt": prompt, "max_tokens": 20}
     assert ask(client, COMPLETIONS, **body)["choices"][0]["text"] == expected
-    told = list(events(client, COMPLETIONS, **body))
+    told = events(client, COMPLETIONS, **body)
     assert "".join(event["choices"][0]["text"] for event in told) == expected
     assert told[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -299,7 +288,7 @@ def test_parts_of_text_and_the_developer_are_what_templates_know(client: httpx.C
 
 def test_usage_ends_a_stream_that_asks_for_it(client: httpx.Client) -> None:
     options = {"include_usage": True}
-    told = list(events(client, CHAT, messages=HELLO, max_tokens=7, stream_options=options))
+    told = events(client, CHAT, messages=HELLO, max_tokens=7, stream_options=options)
     assert told[-1]["choices"] == []
     assert told[-1]["usage"]["completion_tokens"] == 7
     assert all(event["usage"] is None for event in told[:-1])
@@ -311,7 +300,7 @@ def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) 
     tokens = answer["edge_spec"]["tokens"]
     assert all(set(token) <= {"id", "text", "origin", "drafter"} for token in tokens)
     assert "".join(token["text"] for token in tokens) == answer["choices"][0]["message"]["content"]
-    told = list(events(client, CHAT, **body))
+    told = events(client, CHAT, **body)
     streamed = [token for event in told[1:] for token in event["edge_spec"]["tokens"]]
     assert [token["id"] for token in streamed] == [token["id"] for token in tokens]
     assert {token["origin"] for token in streamed} <= {"plain", "accepted", "recovered", "bonus"}

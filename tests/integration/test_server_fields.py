@@ -13,7 +13,7 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.messages import Message, for_template
-from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, post, refusal, text
+from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, events, post, refusal, text
 
 AGE = {
     "type": "object",
@@ -191,10 +191,9 @@ def test_a_prompt_is_echoed(client: httpx.Client) -> None:
     prompts = ["ab", "ab", "cd", "cd"]
     told = [prompt + choice["text"] for prompt, choice in zip(prompts, plain, strict=True)]
     assert [choice["text"] for choice in echoed] == told
-    streamed = post(client, COMPLETIONS, **body, echo=True, stream=True).text.split("\n\n")
     texts = [""] * 4
-    for event in streamed[:-2]:
-        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+    for event in events(client, COMPLETIONS, **body, echo=True):
+        for choice in event["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == told
 

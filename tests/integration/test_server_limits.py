@@ -16,23 +16,10 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.answer import ServerAnswer
-from fixtures.server_requests import CHAT, COMPLETIONS
+from fixtures.server_requests import CHAT, COMPLETIONS, events_of, figure, let_until_free, until
 
 Serve = Callable[..., httpx.Client]
 LONG = {"prompt": "hello", "max_tokens": 500, "stream": True}
-
-
-def figure(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
-def until(client: httpx.Client, name: str, value: float) -> None:
-    """Asks until the figure is this one; the client's own time-out ends a wait in vain."""
-    for _ in range(3000):
-        if figure(client, name) == value:
-            return
-    raise AssertionError(f"{name} is {figure(client, name)}, not {value}")
 
 
 @contextmanager
@@ -66,13 +53,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_round(serve: Serve, gate: 
         for _ in range(4):
             gate.await_pass()  # three have gone on, the fourth waits
     until(client, "edge_spec_slots_busy", 1)
-    # How soon the server hears that the client has left is the system's affair: rounds go on
-    # until it does, one at a time.
-    for _ in range(100):
-        gate.let(1)
-        if figure(client, "edge_spec_slots_busy") == 0:
-            break
-    until(client, "edge_spec_slots_busy", 0)
+    let_until_free(client, gate)
     assert figure(client, "edge_spec_predicted_tokens_total") < 100
 
 
@@ -146,10 +127,7 @@ def test_an_answer_that_takes_too_long_is_cut(
         assert cut.wait(30)
         gate.end()
         text = asked.result().text
-    if is_streamed:
-        told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    else:
-        told = [json.loads(text)]
+    told = events_of(text) if is_streamed else [json.loads(text)]
     choices = [choice for each in told for choice in each["choices"]]
     ends = [(choice["index"], choice["finish_reason"]) for choice in choices]
     assert [end for end in ends if end[1]] == [(0, "length"), (1, "length")]
