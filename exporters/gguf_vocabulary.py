@@ -51,5 +51,6 @@ def column(metadata: Mapping[str, Any], path: Path, key: str, count: int) -> np.
 
 
 def damaged(path: Path, what: str) -> ModelFileError:
+    """Returns the error for a vocabulary that cannot be used."""
     where = f"the vocabulary of {path} is damaged"
     return ModelFileError(f"{where}: {what}", remedy="Download or convert the file again.")

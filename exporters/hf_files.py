@@ -13,7 +13,7 @@ MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes 
 
 
 def read_text(path: Path) -> str:
-    """Raises ModelFileError."""
+    """Returns what a file has, in UTF-8. Raises ModelFileError."""
     try:
         size = regular_size(path)
         if size > MAX_TEXT_BYTES:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """required: else a file that is missing is empty. Raises ModelFileError."""
+    """Returns an object. required: else a file that is missing is empty. Raises ModelFileError."""
     if not required and not path.exists():
         return {}
     try:

@@ -41,7 +41,7 @@ class TextCodec(Protocol):
     def token_id(self, text: str) -> int | None: ...
 
     def special_text(self, token: int) -> str:
-        """How a special token is written, which no text shows; "" for other tokens."""
+        """Returns how a special token is written, which no text shows; "" for other tokens."""
 
     def vocabulary(self) -> dict[str, int]: ...
 

@@ -1,4 +1,4 @@
-"""Drafters of one answer: of the form that it has to have, and of a text predicted for it."""
+"""Makes drafters of one answer: of the form that it has to have, of a text predicted for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_spec.engine.results import GenerationResult, PredictionCounts
 
 @dataclass(frozen=True)
 class AnswerDrafters:
-    """Those that an answer has beside its engine's. prediction: the tokens that were predicted."""
+    """Holds those that an answer has beside its engine's. prediction: the predicted tokens."""
 
     drafters: Sequence[Drafter]
     prediction: Sequence[int] | None
@@ -32,6 +32,7 @@ class AnswerDrafters:
 def answer_drafters(
     parts: TargetComponents, sampler: Sampler, options: AnswerOptions
 ) -> AnswerDrafters:
+    """Returns those that the options of an answer ask for."""
     drafters: list[Drafter] = [] if sampler.constraint is None else [ForcedDrafter()]
     text = options.get("prediction")
     if text is None:

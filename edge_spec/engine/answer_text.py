@@ -1,4 +1,4 @@
-"""The text of an answer and the tokens that it is of, handed out in step."""
+"""Hands out the text of an answer and the tokens that it is of, in step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.engine.results import (
-    Alternative,
-    Chunk,
-    DecodedToken,
-    GenerationResult,
-    Token,
-)
+from edge_spec.engine.results import Alternative, Chunk, DecodedToken, GenerationResult, Token
 from edge_spec.text.stop_cutter import StopCutter
 from edge_spec.text.token_pieces import TokenPiece, TokenPieces
 

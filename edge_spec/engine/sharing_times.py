@@ -78,7 +78,7 @@ class SliceTimes:
         return min(room, max(_LEAST_SLICE, int(fitting)))
 
     def observe(self, rows: int, num_tokens: int, seconds: float) -> None:
-        """Counts a pass of so many rows of others, and tokens of a prompt."""
+        """Counts a pass of rows of others and tokens of a prompt."""
         if self._times.num_observed > 1:
             token_s = max(0.0, seconds - self._times.at(rows)) / num_tokens
             known_s = token_s if self._token_s is None else self._token_s

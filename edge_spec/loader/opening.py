@@ -47,8 +47,8 @@ class TargetRefusedError(Exception):
 
 
 class TargetOpening:
-    """The opening of a target. That of a file which does not take long begins at once, in a thread
-    of its own: its text is made ready meanwhile."""
+    """Opens a target: a file that does not take long at once, in a thread of its own, while its
+    text is made ready."""
 
     def __init__(self, placed: PlacedModels) -> None:
         self._placed = placed

@@ -213,7 +213,7 @@ class Tokenizer:
         return found
 
     def special_text(self, token: int) -> str:
-        """How a special token is written, which no text shows; "" for other tokens."""
+        """Returns how a special token is written, which no text shows; "" for other tokens."""
         return self._specials.get(token, "")
 
     @cached_property

@@ -170,7 +170,7 @@ class LibraryTokenizer:
         return found[0] if is_whole else None
 
     def special_text(self, token: int) -> str:
-        """How a special token is written, which no text shows; "" for other tokens."""
+        """Returns how a special token is written, which no text shows; "" for other tokens."""
         text = self.token_text(token)  # "" for what is no token, of which pieces must not be asked
         return "" if not text or self.piece(token) else text
 

@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 def check_control_tokens(subject: Subject) -> Iterator[Finding]:
-    """Those of the target, which alone reads conversations."""
+    """Tells those of the target, which alone reads conversations."""
     text = subject.roles[ROLES[0]][0].text
     if text.chat_template is None:
         added = text.tokenizer.added_tokens().items()

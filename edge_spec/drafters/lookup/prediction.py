@@ -105,7 +105,7 @@ class PredictedText:
 
 
 class PredictionDrafter(Drafter):
-    """Of one answer: what is learnt of a prediction says nothing of the next one."""
+    """Drafts for one answer: what is learnt of a prediction says nothing of the next one."""
 
     name = "prediction"
 
