@@ -19,9 +19,10 @@ import numpy as np
 
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.text.gbnf import as_lark
 from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer
+from edge_spec.text.llguidance_library import open_llguidance
 from edge_spec.text.thoughts import speaks_of_thoughts
 
 if TYPE_CHECKING:
@@ -141,13 +142,7 @@ class GrammarCompiler:
                 "the model has no end of text, which an answer of a given form ends in",
                 remedy="Use a model whose files state an eos_token_id, or ask without a form.",
             )
-        try:
-            from llguidance import LLMatcher
-        except ImportError:
-            raise MissingDependencyError(
-                "answers of a given form need llguidance, which is not installed",
-                remedy='Run: pip install "edge-spec[grammar]".',
-            ) from None
+        LLMatcher = open_llguidance().LLMatcher  # noqa: N806
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = open_grammar_tokenizer(

@@ -9,6 +9,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.json_schema.document import CannotHoldError, Document
 from edge_spec.text.json_schema.finite import num_levels, pruned
 from edge_spec.text.json_schema.forms import Form, Objects
+from edge_spec.text.json_schema.patterns import UnknownPatternError
 from edge_spec.text.json_schema.reader import Reader
 from edge_spec.text.json_schema.writer import Writer
 
@@ -47,6 +48,8 @@ def held_schema(
             f"answers cannot be held to {error}",
             remedy="Leave it out, or say strict: false, so that it is passed over.",
         ) from None
+    except UnknownPatternError as error:
+        document.wrong("", f"a pattern {error}")
     except RecursionError:
         document.wrong("", "too many levels")
     found = pruned(root, writer.definitions)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from edge_spec.text.json_schema.forms import Arrays, Form, Forms, Objects, Together
+from edge_spec.text.json_schema.patterns import UnknownPatternError, is_found
 from edge_spec.text.json_schema.scalars import Numbers, Plain, Strings
 
 _MAX_DEPTH = 4  # of members that tell objects apart
@@ -123,8 +123,8 @@ def _unfit(values: Sequence[str], other: Strings) -> tuple[str, ...]:
 
 def _lacks(pattern: str, value: str) -> bool:
     try:
-        return re.search(pattern.replace(r"\z", r"\Z"), value) is None
-    except re.error:
+        return not is_found(pattern, value)
+    except UnknownPatternError:
         return False
 
 

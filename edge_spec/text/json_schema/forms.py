@@ -3,11 +3,11 @@ to fit."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_spec.text.json_schema.document import Node
+from edge_spec.text.json_schema.patterns import is_found
 from edge_spec.text.json_schema.scalars import Numbers, Plain, Strings, least_of
 
 # Parts of a schema that have to fit all together; () is anything.
@@ -111,7 +111,7 @@ class Objects:
         parts: list[Node] = []
         for source in self.sources:
             found = [source.properties[name]] if name in source.properties else []
-            found += [each for pattern, each in source.patterns.items() if re.search(pattern, name)]
+            found += [each for pattern, each in source.patterns.items() if is_found(pattern, name)]
             if not found and source.others is not None:
                 found = [source.others]
             parts += [part for each in found for part in each]

@@ -1,13 +1,21 @@
 """Turns regular expressions of JSON Schema, which are JavaScript's, into those of Rust's regex
-crate."""
+crate, and finds these in texts."""
 
 from __future__ import annotations
 
+import json
 import re
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from edge_spec.text.llguidance_library import open_llguidance
+
+_searching = Lock()
 
 
 class UnknownPatternError(Exception):
-    """A pattern that Rust's regular expressions cannot say."""
+    """A pattern that Rust's regular expressions cannot say, or that cannot be searched for."""
 
 
 # Decimal numbers as pydantic writes their pattern, which looks ahead.
@@ -38,6 +46,35 @@ def as_rust(pattern: str) -> str:
         written.append(text)
         place += taken
     return "".join(written)
+
+
+def is_found(pattern: str, text: str) -> bool:
+    """Says whether a text has a pattern of Rust's, as answers are held to it. Anybody may have
+    written the pattern, and for some Python's `re` takes time exponential in the text's length.
+    Raises UnknownPatternError for what is no pattern, MissingDependencyError without llguidance."""
+    matcher = _matcher(pattern)
+    written = list(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
+    with _searching:
+        is_whole = bool(matcher.validate_tokens(written) == len(written))
+        if matcher.is_error():
+            raise UnknownPatternError("is too large")
+    return is_whole
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> Any:
+    """Returns what reads bytes of a JSON string that has the pattern."""
+    library = open_llguidance()
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    try:
+        source = library.LLMatcher.grammar_from_json_schema(schema)
+        matcher = library.LLMatcher(library.LLTokenizer("byte"), source, log_level=0)
+        fault = matcher.get_error()
+    except ValueError as error:
+        fault = str(error)
+    if fault:
+        raise UnknownPatternError(f"is no pattern: {' '.join(fault.split())[:300]}")
+    return matcher
 
 
 def _outside(rest: str) -> tuple[int, str, bool]:

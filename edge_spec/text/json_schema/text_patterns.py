@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
+from edge_spec.text.json_schema.patterns import UnknownPatternError, is_found
 from edge_spec.text.json_schema.scalars import Strings
 
 
@@ -15,8 +15,8 @@ def fits(text: str, form: Strings) -> bool:
     if not form.has_length(text) or text in form.excluded or form.formats:
         return False
     try:
-        return all(re.search(pattern.replace(r"\z", r"\Z"), text) for pattern in form.patterns)
-    except re.error:
+        return all(is_found(pattern, text) for pattern in form.patterns)
+    except UnknownPatternError:
         return False
 
 

@@ -220,6 +220,16 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         ["AB/---"],
         ["AB/--"],
     ),
+    "names of letters": (
+        _object({"é": NULL}, patternProperties={r"^\p{L}+$": {"type": ["integer", "null"]}}),
+        [{"é": None}, {"ß": 1}],
+        [{"é": 1}, {"1": 1}],
+    ),
+    "a name that ends in a new line": (
+        _object({"a": NULL, "a\n": NULL}, propertyNames={"pattern": "^a+$"}),
+        [{"a": None}],
+        [{"a\n": None}],
+    ),
     "a pattern and values": (
         {"enum": ["a1", "b", "c2"], "pattern": "[0-9]$"},
         ["a1", "c2"],
@@ -456,6 +466,7 @@ def _chained(levels: int) -> Any:
     return {"$ref": "#/$defs/0", "$defs": {**parts, str(levels): STRING}}
 
 
+SLOW = "a" * 60 + "b"  # to search for (a|a)*$ by trying one way after another
 LONG = "^(a|a)*((b+)+)+(.*c){50}$"
 HOSTILE: dict[str, Any] = {
     "levels": _nested(100, STRING),
@@ -499,6 +510,9 @@ def test_what_would_be_too_large_is_refused(name: str) -> None:
         _nested(60, STRING),
         {"oneOf": [_object({"k": {"const": f"c{n}"}}, "k") for n in range(300)]},
         _chained(150),
+        _object({SLOW: NULL}, patternProperties={"^(a|a)*$": STRING}),
+        _object({SLOW: NULL}, propertyNames={"pattern": "^(a|a)*$"}),
+        {"type": "string", "oneOf": [{"enum": [SLOW, "c"]}, {"pattern": "^(a|a)*$"}]},
     ],
     ids=lambda schema: str(schema)[:40],
 )
