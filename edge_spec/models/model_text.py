@@ -13,6 +13,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Runtime
@@ -92,6 +93,12 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         if not isinstance(runtime, TokenizingRuntime):
             raise
         tokenizer = runtime.open_tokenizer(published)
+    return text_with(tokenizer, published, published.config.vocab_size)
+
+
+def text_with(tokenizer: TextCodec, published: Any, vocab_size: int) -> ChatFormat:
+    """Returns what a file says of its text, beside its tokenizer. published: a `ModelInfo`, or what
+    has its fields of text."""
     stated = ChatFormat(
         tokenizer=tokenizer,
         chat_template=published.chat_template,
@@ -102,7 +109,7 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
         special_tokens=published.special_tokens,
         end_sources=published.end_sources,
     )
-    return with_every_end(stated, published.config.vocab_size)
+    return with_every_end(stated, vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:

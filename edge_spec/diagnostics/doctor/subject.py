@@ -16,7 +16,7 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import BundleError, UnknownArchitectureError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, Manifest, is_bundle, open_unhashed, read_manifest
-from edge_spec.models.model_text import text_of_bundle, text_of_info
+from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
 from edge_spec.models.pair_bundle import (
     ROLES,
     PairManifest,
@@ -26,7 +26,6 @@ from edge_spec.models.pair_bundle import (
     read_pair,
 )
 from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.ends import with_every_end
 from edge_spec.text.tokenizer import Tokenizer
 
 # What architectures are converted to that our own readers do not know.
@@ -163,17 +162,7 @@ def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
 
 def _text_of_other(source: Any) -> ChatFormat:
     tokenizer = Tokenizer(source.read_tokenizer(), source.bos_id if source.adds_bos else None)
-    stated = ChatFormat(
-        tokenizer=tokenizer,
-        chat_template=source.chat_template,
-        eos_ids=source.eos_ids,
-        bos_id=source.bos_id,
-        sampling=source.sampling,
-        named_templates=source.named_templates,
-        special_tokens=source.special_tokens,
-        end_sources=source.end_sources,
-    )
-    return with_every_end(stated, _num_tokens(tokenizer))
+    return text_with(tokenizer, source, _num_tokens(tokenizer))
 
 
 def _num_tokens(tokenizer: TextCodec) -> int:
