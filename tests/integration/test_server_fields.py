@@ -128,8 +128,11 @@ def test_minus_one_token_is_the_whole_context(served_once: Engine, path: str) ->
         RunningServer(engine, options) as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
     ):
+        letters = "a" * 900  # a token each: few are left to write
+        message = {"role": "user", "content": letters}
+        prompt = {"messages": [message]} if path == CHAT else {"prompt": letters}
         usages = [
-            post(client, path, max_tokens=limit, ignore_eos=True).json()["usage"]
+            post(client, path, **prompt, max_tokens=limit, ignore_eos=True).json()["usage"]
             for limit in (None, -1, -2)
         ]
     assert usages[0]["completion_tokens"] == 5

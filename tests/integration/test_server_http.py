@@ -22,6 +22,7 @@ from fixtures.server_requests import CHAT, COMPLETIONS, HELLO
 
 Serve = Callable[..., httpx.Client]
 MODELS = "/v1/models"
+JSON = {"Content-Type": "application/json"}
 BODY = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
 TRIES = 5  # with a free port, which another program may have on the other address of localhost
 GETS = [MODELS, "/v1/models/tiny", "/health", "/metrics", "/openapi.json", "/edge-spec/info"]
@@ -136,7 +137,7 @@ def test_an_unknown_path_is_told_which_one_is_meant(
     ],
 )
 def test_usual_headers_change_nothing(client: httpx.Client, headers: dict[str, str]) -> None:
-    given = {"Content-Type": "application/json"} | headers
+    given = JSON | headers
     assert client.post(CHAT, content=BODY, headers=given).status_code == 200
     pieces = client.post(CHAT, content=iter([BODY[:9], BODY[9:]]), headers=given)  # chunked
     assert pieces.status_code == 200
@@ -155,7 +156,7 @@ def test_usual_headers_change_nothing(client: httpx.Client, headers: dict[str, s
 def test_a_body_that_would_be_misread_is_refused_by_name(
     client: httpx.Client, headers: dict[str, str], told: str
 ) -> None:
-    given = {"Content-Type": "application/json"} | headers
+    given = JSON | headers
     refused = client.post(CHAT, content=gzip.compress(BODY), headers=given)
     assert refused.status_code == 415
     assert told in refused.json()["error"]["message"]
@@ -163,8 +164,7 @@ def test_a_body_that_would_be_misread_is_refused_by_name(
 
 
 def test_a_body_may_begin_with_a_mark_of_its_encoding(client: httpx.Client) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert client.post(CHAT, content=b"\xef\xbb\xbf" + BODY, headers=headers).status_code == 200
+    assert client.post(CHAT, content=b"\xef\xbb\xbf" + BODY, headers=JSON).status_code == 200
 
 
 def test_a_client_that_waits_for_leave_to_send_gets_it(client: httpx.Client) -> None:
@@ -340,22 +340,18 @@ def test_an_origin_that_was_named_may_ask(
     assert answer.headers.get("access-control-allow-origin") == told
 
 
-JSON = {"Content-Type": "application/json"}
-
-
 @pytest.mark.parametrize(
     "origin",
     [
+        *("*", "null", "https://*", "http://*:80", "https://a.example/", "a.example"),
         *(
-            "*",
-            "null",
-            "https://*",
-            "http://*:80",
-            "https://a.example/",
-            "a.example",
             "localhost:1",
+            "https://user@a.example",
+            "https://a.example#x",
+            "file:///home",
+            "app://",
+            "app://*.md",
         ),
-        *("https://user@a.example", "https://a.example#x", "file:///home", "app://", "app://*.md"),
         *("https://a.example:port", "javascript:alert(1)", ""),
     ],
 )

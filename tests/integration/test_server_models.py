@@ -28,9 +28,10 @@ from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
 from fixtures.gate import Gate
+from fixtures.server_requests import COMPLETIONS, answered, figure, until
 from fixtures.silence import quiet
 
-COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+MODELS = "/v1/models"
 NAMES = ("llama", "qwen3", "qwen2")
 
 
@@ -105,10 +106,7 @@ def serve(
 
 def ask(client: httpx.Client, model: str | None, **more: Any) -> dict[str, Any]:
     body = {"prompt": "hello", **({} if model is None else {"model": model}), **more}
-    response = client.post(COMPLETIONS, json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answered(client.post(COMPLETIONS, json=body))
 
 
 def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -123,18 +121,8 @@ def loaded(client: httpx.Client) -> set[str]:
     return {model["id"] for model in data if model["status"]["value"] == "loaded"}
 
 
-def figure(client: httpx.Client, name: str, model: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    wanted = f'{name}{{model="{model}"}} '
-    return next(float(line.split()[1]) for line in lines if line.startswith(wanted))
-
-
-def until(client: httpx.Client, name: str, model: str, value: float) -> None:
-    """Asks until the figure is this one."""
-    for _ in range(3000):
-        if figure(client, name, model) == value:
-            return
-    raise AssertionError(f"{name} of {model} is {figure(client, name, model)}, not {value}")
+def of_model(name: str, model: str) -> str:
+    return f'{name}{{model="{model}"}}'
 
 
 def text_of(path: Path) -> str:
@@ -205,9 +193,9 @@ def test_what_is_told_of_a_model_is_told_of_each(serve: Callable[..., httpx.Clie
 def test_figures_are_those_of_each_model(serve: Callable[..., httpx.Client]) -> None:
     client = serve()
     ask(client, "qwen3", max_tokens=3)
-    assert figure(client, "edge_spec_predicted_tokens_total", "qwen3") == 3
-    assert [figure(client, "edge_spec_model_loaded", name) for name in NAMES] == [1, 1, 0]
-    assert [figure(client, "edge_spec_slots", name) for name in NAMES] == [1, 1, 0]
+    assert figure(client, of_model("edge_spec_predicted_tokens_total", "qwen3")) == 3
+    assert [figure(client, of_model("edge_spec_model_loaded", name)) for name in NAMES] == [1, 1, 0]
+    assert [figure(client, of_model("edge_spec_slots", name)) for name in NAMES] == [1, 1, 0]
 
 
 def test_requests_for_a_model_that_is_being_opened_open_it_once(
@@ -216,7 +204,7 @@ def test_requests_for_a_model_that_is_being_opened_open_it_once(
     client, openings.holds = serve(parallel=3), True
     with ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(ask, client, "qwen3") for _ in range(3)]
-        until(client, "edge_spec_queue_length", "qwen3", 3)
+        until(client, of_model("edge_spec_queue_length", "qwen3"), 3)
         assert client.get(f"{MODELS}/qwen3").json()["status"]["value"] == "loading"
         assert ask(client, "llama")["model"] == "llama"  # the others go on
         openings.gate.end()
@@ -245,7 +233,7 @@ def test_a_model_that_is_used_is_not_closed_and_its_next_request_waits_its_turn(
         first = threads.submit(ask, client, "llama")
         gate.await_pass()
         other = threads.submit(ask, client, "qwen3")
-        until(client, "edge_spec_queue_length", "qwen3", 1)
+        until(client, of_model("edge_spec_queue_length", "qwen3"), 1)
         # It waits behind the other model where that is waiting for its place already, and goes on
         # at once where it does not yet: both are answered.
         later = threads.submit(ask, client, "llama")
@@ -266,7 +254,7 @@ def test_nobody_waits_for_a_model_longer_than_was_said(
     assert refusal(refused, 429)["code"] == "overloaded"
     assert refused.headers["retry-after"]
     openings.gate.end()
-    until(client, "edge_spec_model_loaded", "qwen3", 1)  # it was opened all the same
+    until(client, of_model("edge_spec_model_loaded", "qwen3"), 1)  # it was opened all the same
     ask(client, "qwen3")
     assert openings.opened == ["llama", "qwen3"]
 
@@ -277,7 +265,7 @@ def test_too_many_that_wait_for_a_model_are_refused(
     client, openings.holds = serve(queue=1), True
     with ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(ask, client, "qwen3") for _ in range(2)]
-        until(client, "edge_spec_queue_length", "qwen3", 2)
+        until(client, of_model("edge_spec_queue_length", "qwen3"), 2)
         refused = client.post(COMPLETIONS, json={"prompt": "a", "model": "qwen3"})
         openings.gate.end()
         assert all(each.result() for each in asked)
@@ -291,9 +279,9 @@ def asking(client: httpx.Client, model: str) -> Iterator[None]:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection((url.host, url.port), timeout=30) as opened:
         opened.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        until(client, "edge_spec_queue_length", model, 1)
+        until(client, of_model("edge_spec_queue_length", model), 1)
         yield
-    until(client, "edge_spec_queue_length", model, 0)
+    until(client, of_model("edge_spec_queue_length", model), 0)
 
 
 def test_a_model_whose_only_client_leaves_while_it_is_opened_may_be_closed(

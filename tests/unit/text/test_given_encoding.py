@@ -18,19 +18,8 @@ from edge_spec.text.tokenizer import Tokenizer
 from fixtures.trained_tokenizers import PUBLISHED, byte_level, characters, sentencepiece
 
 PIECES = (
-    "<|end|>",
-    "<|user|>",
-    "</s>",
-    "<s>",
-    "<|",
-    "|>",
-    "end",
-    "a",
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    "é",
+    *("<|end|>", "<|user|>", "</s>", "<s>", "<|", "|>", "end", "a"),
+    *(" ", "  ", "\n", "\n\n", "é"),
 )
 
 

@@ -24,8 +24,10 @@ INTEGER, STRING, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"
 CAT = _object({"kind": {"const": "cat"}, "meows": INTEGER}, "kind", "meows")
 DOG = _object({"kind": {"const": "dog"}, "barks": INTEGER}, "kind", "barks")
 LIST = _object({"v": INTEGER, "next": {"anyOf": [{"$ref": "#/$defs/L"}, NULL]}}, "v", "next")
-PETS = {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "$defs": {}}
-PETS["$defs"] = {"Cat": CAT, "Dog": DOG}
+PETS = {
+    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    "$defs": {"Cat": CAT, "Dog": DOG},
+}
 UNTAGGED = _object({"kind": STRING, "meows": INTEGER}, "meows")
 MAPPED = {
     "oneOf": [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
@@ -42,10 +44,12 @@ CHOICE = {
     "then": {"required": ["x"]},
     "else": {"required": ["y"]},
 }
-TREES = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {}}
-TREES["$defs"] = {
-    "a": _object({"child": {"$ref": "#/$defs/a"}, "x": INTEGER}),
-    "b": _object({"child": {"$ref": "#/$defs/b"}, "y": STRING}),
+TREES = {
+    "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+    "$defs": {
+        "a": _object({"child": {"$ref": "#/$defs/a"}, "x": INTEGER}),
+        "b": _object({"child": {"$ref": "#/$defs/b"}, "y": STRING}),
+    },
 }
 # As zod-to-json-schema writes it, and zod itself.
 ZOD = {
@@ -137,16 +141,20 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 2}, {"a": 6}],
     ),
     "a pointer with escapes": (
-        {"$ref": "#/definitions/A%20b/properties/x~1y", "definitions": {}}
-        | {"definitions": {"A b": {"properties": {"x/y": INTEGER}}}},
+        {
+            "$ref": "#/definitions/A%20b/properties/x~1y",
+            "definitions": {"A b": {"properties": {"x/y": INTEGER}}},
+        },
         [3],
         ["x"],
     ),
     "an anchor": ({"$ref": "#f", "$defs": {"f": {"$anchor": "f", **INTEGER}}}, [3], ["x"]),
     "a member named $ref": (_object({"$ref": INTEGER}, "$ref"), [{"$ref": 1}], [{"$ref": ""}]),
     "an id within": (
-        {"$ref": "b.json", "$defs": {"n": STRING, "b": {}}}
-        | {"$defs": {"b": {"$id": "b.json", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}}}},
+        {
+            "$ref": "b.json",
+            "$defs": {"b": {"$id": "b.json", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}}},
+        },
         [3],
         ["x"],
     ),
@@ -162,8 +170,11 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         ["xn--x.com", "-a", "a..b", ""],
     ),
     "an id": (
-        {"$id": "https://e.com/a.json", "$ref": "b.json", "$defs": {"b": {}}}
-        | {"$defs": {"b": {"$id": "b.json", **INTEGER}}},
+        {
+            "$id": "https://e.com/a.json",
+            "$ref": "b.json",
+            "$defs": {"b": {"$id": "b.json", **INTEGER}},
+        },
         [3],
         ["x"],
     ),
@@ -478,12 +489,12 @@ HOSTILE: dict[str, Any] = {
             for i in range(9)
         ]
     },
-    "references": {"$ref": "#/$defs/0", "$defs": {}}
-    | {
+    "references": {
+        "$ref": "#/$defs/0",
         "$defs": {
             **{str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)},
             "40": STRING,
-        }
+        },
     },
     "levels of references": _chained(1000),
     "items": {"type": "array", "minItems": 10**9},
