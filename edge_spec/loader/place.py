@@ -95,8 +95,8 @@ def place_models(
     """Converts what no runtime reads as it is. Raises an EdgeSpecError, UsageError for a draft of
     a draft with other tokens.
 
-    needs_chat: refuses a target without a chat template that compiles, before anything that takes
-    long. makes_room: as in `require_fit`.
+    needs_chat: converts no target without a chat template that compiles. makes_room: as in
+    `require_fit`.
     """
     progress = source.progress
     options = planned(source, options, progress)
