@@ -53,9 +53,9 @@ class Document:
         self.is_strict = is_strict
         self.passed_over: dict[str, None] = {}
         self._name = name
+        # With the whole schema they keep alive whatever parts are told apart by the ids of.
         self._made: dict[tuple[int, object], Node] = {}
         self._given: dict[int, dict[Any, Any]] = {}
-        self._kept: list[Any] = []  # what ids are of stays alive
         # Schemas with an address of their own, the innermost first, and what anchors name in each.
         self._resources: list[tuple[str, Node]] = []
         self._anchors: dict[tuple[str, str], Node] = {}
@@ -148,7 +148,6 @@ class Document:
         place = id(node.schema), key
         if place not in self._made:
             self._made[place] = Node(make(), node.path)
-            self._kept.append(node.schema)
         return self._made[place]
 
     def target(self, node: Node) -> Node:

@@ -6,12 +6,13 @@ from typing import Any
 
 from edge_spec.text.json_schema.document import Document, Node
 from edge_spec.text.json_schema.scalars import is_number
+from edge_spec.text.json_schema.shapes import TYPES
 
 # Keywords of our own, that no JSON can have: members that there may not be; members that are not
 # named by it; values that there may not be.
 FORBIDDEN, MEMBERS, WITHOUT = object(), object(), object()
 
-_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_TYPES = tuple(each for each in TYPES if each != "integer")
 _OPPOSITE = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),

@@ -28,7 +28,6 @@ class Writer:
         self._document = document
         self._reader = reader
         self._names: dict[tuple[int, ...], Any] = {}
-        self._kept: list[Together] = []
         self._waiting: list[tuple[str, Together, Forms]] = []
         self.definitions: dict[str, Any] = {}
 
@@ -41,7 +40,6 @@ class Writer:
         found = self._reader.forms(parts) if forms is None else forms
         if found == EVERYTHING:
             return True
-        self._kept.append(parts)
         if not any(isinstance(form, (Arrays, Objects)) for form in found):
             self._names[key] = _any_of(self._scalars(parts, found))
             return self._names[key]
