@@ -17,7 +17,7 @@ from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.models.bundle import Bundle
 from edge_spec.models.bundle_files import list_files
 from edge_spec.models.export_presets import named_formats
 from edge_spec.models.options import LoadOptions
@@ -26,6 +26,7 @@ from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 
 Exported = Callable[..., Bundle]
@@ -58,13 +59,6 @@ def relist(pair: Path, role: str, format: str, **changes: Any) -> None:
             variant |= changes
     (pair / "pair.json").write_text(json.dumps(document))
     read_pair(pair)
-
-
-def rewrite(bundle: Path, **changes: Any) -> None:
-    """A bundle whose manifest says something else, and fits its files."""
-    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
-    (bundle / MANIFEST).unlink()
-    write_manifest(bundle, **(described | changes))
 
 
 def test_a_pair_as_it_was_written_has_no_fault(pair: Path) -> None:

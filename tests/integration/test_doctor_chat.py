@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.models.bundle import Bundle
+from fixtures.manifests import rewrite
+from fixtures.silence import quiet
 
 Exported = Callable[..., Bundle]
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -25,15 +28,18 @@ def template_of(turn: str, asking: str = ASKING, each: str = "messages") -> str:
     return "{% for m in " + each + " %}" + turn + "{% endfor %}" + asking
 
 
+def examined(exported: Exported, tmp_path: Path, **changes: Any) -> list[Finding]:
+    """What is found of a bundle whose manifest has these changes."""
+    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
+    rewrite(bundle, **changes)
+    return examine(bundle, quiet)[1]
+
+
 def findings(
     exported: Exported, tmp_path: Path, template: str, named: Mapping[str, str] = EMPTY
 ) -> list[Finding]:
     """All that is not well with a bundle that has these templates, and which others it names."""
-    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
-    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
-    (bundle / MANIFEST).unlink()
-    write_manifest(bundle, **(described | {"chat_template": template, "named_templates": named}))
-    _, found = examine(bundle, lambda what, fraction: None)
+    found = examined(exported, tmp_path, chat_template=template, named_templates=named)
     return [each for each in found if each.level is not Severity.OK or "by name" in each.found]
 
 
@@ -126,7 +132,7 @@ def test_the_remedy_for_another_end_fits_the_kind_of_model(
     model = Path(shutil.copytree(hf(), tmp_path / "model"))
     config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    _, of_directory = examine(model, lambda what, fraction: None)
+    _, of_directory = examine(model, quiet)
     (bundle,) = findings(exported, tmp_path, template)
     directory = next(each for each in of_directory if each.level is Severity.WARNING)
     assert directory.remedy.endswith("generation_config.json.")
@@ -135,8 +141,7 @@ def test_the_remedy_for_another_end_fits_the_kind_of_model(
 
 
 def test_the_tokens_that_text_can_have_are_told(exported: Exported, tmp_path: Path) -> None:
-    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
-    _, found = examine(bundle, lambda what, fraction: None)
+    found = examined(exported, tmp_path)
     (told,) = (each for each in found if each.check == "control tokens")
     assert told.numbers["control_tokens"] == ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
     assert told.level is Severity.OK
@@ -144,11 +149,7 @@ def test_the_tokens_that_text_can_have_are_told(exported: Exported, tmp_path: Pa
 
 def test_an_end_of_text_that_a_message_can_have_is_told(exported: Exported, tmp_path: Path) -> None:
     """Some conversions call it a token like any other."""
-    bundle = Path(shutil.copytree(exported().path, tmp_path / "bundle"))
-    described = read_manifest(bundle).model_dump(exclude={"files", "tokenizer_sha256"})
-    (bundle / MANIFEST).unlink()
-    write_manifest(bundle, **(described | {"eos_ids": (ord("!"),)}))
-    _, found = examine(bundle, lambda what, fraction: None)
+    found = examined(exported, tmp_path, eos_ids=(ord("!"),))
     (told,) = (
         each for each in found if (each.check, each.level) == ("control tokens", Severity.WARNING)
     )

@@ -21,13 +21,14 @@ from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speed
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import MANIFEST, Bundle, read_manifest, write_manifest
+from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
@@ -60,16 +61,13 @@ def bundle(exported: Callable[..., Bundle], tmp_path: Path) -> Callable[..., Pat
 
     def make(name: str, swapped: tuple[str, ...] = (), **changes: Any) -> Path:
         path = Path(shutil.copytree(exported().path, tmp_path / name))
-        manifest = read_manifest(path)
         if swapped:
             document = json.loads((path / "tokenizer.json").read_text())
             ids, (one, other) = document["model"]["vocab"], swapped
             ids[one], ids[other] = ids[other], ids[one]
             (path / "tokenizer.json").write_text(json.dumps(document))
-        architecture = manifest.architecture | changes.pop("architecture", {})
-        described = manifest.model_dump(exclude={"files", "tokenizer_sha256"})
-        (path / MANIFEST).unlink()
-        write_manifest(path, **(described | {"architecture": architecture} | changes))
+        architecture = read_manifest(path).architecture | changes.pop("architecture", {})
+        rewrite(path, architecture=architecture, **changes)
         return path
 
     return make
