@@ -96,7 +96,7 @@ class _Typed:
             try:
                 form = replace(form, patterns=(as_rust(pattern),))
             except UnknownPatternError as error:
-                self._document.cannot_hold(self._node, "pattern", f"{pattern!r} {error}")
+                self._document.cannot_hold(self._node, "pattern", f"{pattern[:100]!r} {error}")
         if isinstance(name, str):
             if name in formats.PATTERNS:
                 form = replace(form, patterns=(*form.patterns, f"^(?:{formats.PATTERNS[name]})$"))
@@ -170,7 +170,8 @@ class _Typed:
                 is_found(written, "")  # it is one
                 found[written] = together([each])
             except UnknownPatternError as error:
-                self._document.cannot_hold(self._node, "patternProperties", f"{pattern!r} {error}")
+                told = f"{pattern[:100]!r} {error}"
+                self._document.cannot_hold(self._node, "patternProperties", told)
         return found
 
 
