@@ -108,6 +108,17 @@ def library_version(runtime: str) -> str:
     return ""
 
 
+def runs_on_processor(runtime: str) -> bool:
+    """Says whether it is known that the library which a runtime calls has no other device."""
+    return runtime == "ort" and not _is_installed("onnxruntime-gpu")
+
+
+def _is_installed(library: str) -> bool:
+    with suppress(PackageNotFoundError):
+        return bool(version(library))
+    return False
+
+
 def library_build(runtime: str) -> str:
     """Returns what changes with the files of the library that a runtime calls: another build of one
     version may have other kernels. "" where it is not known."""

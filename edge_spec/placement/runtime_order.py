@@ -25,8 +25,8 @@ from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_
 
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
 _CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
-# Times as long as the other one, beyond which the machine was busy when it was measured: no two
-# runtimes are so far apart.
+# Times as long as another one on the processor, beyond which the machine was busy when it was
+# measured: no two runtimes are so far apart there.
 _IMPLAUSIBLE = 3.0
 _READS_FILES = "llamacpp"
 _ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
@@ -97,7 +97,7 @@ def _beats(
     that it cannot be."""
     if other not in seconds or than not in seconds:
         return False
-    if seconds[than] > _IMPLAUSIBLE * seconds[other]:
+    if seconds[than] > _IMPLAUSIBLE * seconds[other] and runtimes.runs_on_processor(other):
         return False
     changes = _reads_own(candidates, than) and not _reads_own(candidates, other)
     return seconds[other] * (_CONVERTED if changes else _MARGIN) < seconds[than]

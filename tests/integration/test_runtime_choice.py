@@ -388,7 +388,6 @@ def costs_of(source: Source, runtime: str, weights: str, step_s: float, **change
     [
         (0.1, 0.2, {}, "ort"),
         (0.2, 0.1, {}, "llamacpp"),
-        (0.1, 0.4, {}, "llamacpp"),  # on a busy machine
         (0.1, 0.105, {}, "llamacpp"),  # not by a tenth: a conversion changes texts
         (0.1, None, {}, "llamacpp"),  # nothing to compare with
         (0.1, 0.2, {"threads": 7}, "llamacpp"),  # measured otherwise
@@ -418,6 +417,18 @@ def test_a_conversion_that_is_there_is_asked_first_where_it_is_known_to_be_faste
             "200.0 ms)"
         )
     assert order_of(source, kv_type="f16").names[0] == "llamacpp"
+
+
+def test_a_gpu_may_be_many_times_as_fast(
+    gguf: Callable[..., Path], exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(str(gguf()), quiet)
+    keep_conversion(source, exported())
+    costs_of(source, "ort", exported().manifest.quantization, 0.1)
+    costs_of(source, "llamacpp", "F32", 0.4)
+    assert order_of(source).names[0] == "llamacpp"  # on the processor it cannot be
+    monkeypatch.setattr(runtimes, "runs_on_processor", lambda runtime: False)
+    assert order_of(source).names[0] == "ort"
 
 
 def test_no_conversion_is_made_to_be_faster_but_named(
