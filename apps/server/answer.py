@@ -14,6 +14,7 @@ from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
+from edge_spec.text.template_traits import ToolForm
 
 _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
@@ -26,13 +27,15 @@ QUIET_S = 15.0  # without news: clients and proxies take a connection that is si
 class Work:
     """Prompts to continue one after the other; the answer to each is a choice of one reply.
 
-    options: of each choice, as `Engine.generate` takes them.
+    options: of each choice, as `Engine.generate` takes them. calls: the form of calls of tools in
+    the text; None: there are none.
     """
 
     prompts: Sequence[Sequence[int]]
     options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
     drafter: str
     session_id: str | None = None
+    calls: ToolForm | None = None
 
 
 @dataclass(frozen=True)

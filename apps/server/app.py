@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -25,7 +25,8 @@ from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.refusals import refused_body
-from edge_spec.apps.server.replies import Reply
+from edge_spec.apps.server.replies import chat_reply, completion_reply
+from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
@@ -82,12 +83,6 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
 
 
 def _add_answers(app: FastAPI, running: Running) -> None:
-    def answer(
-        request: ChatRequest | CompletionRequest, read: Callable[[Desk], tuple[Work, Reply]]
-    ) -> Response:
-        model = running.models.find(request.model or None)
-        return AnswerResponse(running, model, read, is_streamed=bool(request.stream))
-
     @app.post(
         "/v1/chat/completions",
         response_model=None,
@@ -95,7 +90,12 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     )
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-        return answer(request, lambda desk: desk.chat(request))
+
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = desk.chat(request)
+            return work, chat_reply(request, work, desk.model)
+
+        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
     @app.post(
         "/v1/completions",
@@ -104,7 +104,13 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     )
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return answer(request, lambda desk: desk.completion(request))
+
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = desk.completion(request)
+            echoes = desk.texts(work.prompts) if request.echo else ()
+            return work, completion_reply(request, work, desk.model, echoes)
+
+        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
 
 def _add_list(app: FastAPI, models: Models) -> None:
@@ -197,7 +203,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(refused_body(error.errors()[0], error.body))
+        return _response(request, refused_body(error.errors()[0], error.body))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -205,16 +211,16 @@ def _add_errors(app: FastAPI) -> None:
         if "Allow" in headers:
             return _other_method(request, headers["Allow"])
         if error.status_code == 404:
-            return _response(_no_such_path(request))
-        return _response(ApiError(error.status_code, f"{error.detail}."), headers)
+            return _response(request, _no_such_path(request))
+        return _response(request, ApiError(error.status_code, f"{error.detail}."), headers)
 
     @app.exception_handler(ApiError)
     async def ours(request: Request, error: ApiError) -> Response:
-        return _response(error)
+        return _response(request, error)
 
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> Response:
-        return _response(api_error(error))
+        return _response(request, api_error(error))
 
 
 def _other_method(request: Request, taken: str) -> Response:
@@ -223,7 +229,7 @@ def _other_method(request: Request, taken: str) -> Response:
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=headers)
     told = f"{request.scope['path']} takes {taken}, not {request.method}."
-    return _response(ApiError(405, told), headers)
+    return _response(request, ApiError(405, told), headers)
 
 
 def _no_such_path(request: Request) -> ApiError:
@@ -233,7 +239,12 @@ def _no_such_path(request: Request) -> ApiError:
     return ApiError(404, f"There is no {path[:200]} here. {hint}")
 
 
-def _response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+def _response(
+    request: Request, error: ApiError, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(
-        error.body(), error.status, {**error.headers, **(headers or {})}, "application/json"
+        error.body(request.scope["path"]),
+        error.status,
+        {**error.headers, **(headers or {})},
+        "application/json",
     )

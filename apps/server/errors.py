@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_spec import EdgeSpecError
@@ -58,8 +58,15 @@ class ApiError(Exception):
             }
         }
 
-    def body(self) -> bytes:
-        return json.dumps(self.document()).encode()  # ASCII: a message may quote anything
+    def body(self, path: str) -> bytes:
+        """path: what was asked for; it tells which API's form the client reads."""
+        beginning = next((each for each in OTHER_FORMS if path.startswith(each)), None)
+        document = OTHER_FORMS[beginning](self) if beginning else self.document()
+        return json.dumps(document).encode()  # ASCII: a message may quote anything
+
+
+# Makes documents of errors for APIs other than OpenAI's, by what their paths begin with.
+OTHER_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 
 
 def api_error(error: Exception) -> ApiError:

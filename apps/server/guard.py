@@ -66,7 +66,7 @@ class Guard:
                 _check_type(headers)
                 receive = _replayed(await self._body(headers, receive), receive)
         except ApiError as error:
-            await send_error(send_guarded, error)
+            await send_error(send_guarded, error, scope["path"])
             return
         except _DisconnectError:
             return

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_spec import FinishReason, GenerationResult, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
+from edge_spec.apps.server.reply import Reply, server_event
+from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
 from edge_spec.text.template_traits import ToolForm
 
-DONE = "data: [DONE]\n\n"
+DONE = server_event("[DONE]")
 
 
 @dataclass
@@ -90,6 +93,33 @@ class Envelope:
         }
 
 
+def chat_reply(request: ChatRequest, work: Work, model: str) -> ChatReply:
+    return ChatReply(_envelope("chat.completion", "chatcmpl", request, work, model), work.calls)
+
+
+def completion_reply(
+    request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
+) -> CompletionReply:
+    """echoes: the prompts, one a choice, where they are shown before what continues them."""
+    envelope = _envelope("text_completion", "cmpl", request, work, model)
+    return CompletionReply(envelope, echoes)
+
+
+def _envelope(
+    kind: str, prefix: str, request: ChatRequest | CompletionRequest, work: Work, model: str
+) -> Envelope:
+    return Envelope(
+        kind,
+        prefix,
+        model,
+        len(work.prompts),
+        request.num_choices,
+        origins=request.speculative is not None and request.speculative.tokens,
+        logprobs=request.num_logprobs is not None,
+        usage=bool(request.stream_options and request.stream_options.include_usage),
+    )
+
+
 def origin_of(token: Token) -> dict[str, Any]:
     """Tells where a token came from; its probability has a place of its own."""
     named = {"drafter": token.drafter} if token.drafter else {}
@@ -101,28 +131,24 @@ def reason_of(result: GenerationResult) -> str:
     return "stop" if result.finish_reason is FinishReason.STOP else "length"
 
 
-class Reply(ABC):
-    """The form of one reply. Events are texts, "" where there is nothing to tell."""
+class _ChoicesReply(Reply):
+    """A reply whose documents have choices, and whose stream ends with [DONE]."""
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
 
-    @abstractmethod
-    def opening(self) -> str:
-        """Returns the event that a stream begins with."""
-
-    @abstractmethod
-    def piece(self, round_: Round) -> str:
-        """Returns the event of a round."""
-
     def end(self, ended: Ended) -> str:
-        """Returns the events of a choice that is complete."""
         choice = json.dumps([self._last_choice(ended.choice, ended.result)])
         event = self._envelope.event(choice, self._envelope.beside(ended))
         return event + self._envelope.last(ended)
 
+    def closing(self) -> str:
+        return DONE
+
+    def failure(self, error: ApiError) -> str:
+        return server_event(json.dumps(error.document())) + DONE
+
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """Returns the whole reply, for a client that does not stream."""
         choices = [self._whole_choice(index, result) for index, result in enumerate(results)]
         return self._envelope.document(choices, results)
 
@@ -135,10 +161,10 @@ class Reply(ABC):
         """Returns a choice with its text."""
 
 
-class ChatReply(Reply):
+class ChatReply(_ChoicesReply):
     """The assistant's next message."""
 
-    def __init__(self, envelope: Envelope, calls: ToolForm | None = None) -> None:
+    def __init__(self, envelope: Envelope, calls: ToolForm | None) -> None:
         """calls: the form of calls of tools in the text; None: there are none."""
         super().__init__(envelope)
         self._readers = [
@@ -213,11 +239,10 @@ def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:
     return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
 
 
-class CompletionReply(Reply):
+class CompletionReply(_ChoicesReply):
     """The continuation of a text."""
 
-    def __init__(self, envelope: Envelope, echoes: Sequence[str] = ()) -> None:
-        """echoes: the prompts, one a choice, where they are shown before what continues them."""
+    def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
         super().__init__(envelope)
         self._echoes = echoes
         self._offsets = [0] * envelope.num_choices  # of the next token in the choice's text

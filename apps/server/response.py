@@ -16,15 +16,13 @@ from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
-from edge_spec.apps.server.replies import DONE, Reply
+from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.work import Desk
 
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
     (b"x-accel-buffering", b"no"),  # so does nginx
 ]
-_COMMENT = ": still at work\n\n"  # clients pass over lines that begin with a colon
 
 
 @dataclass
@@ -71,19 +69,23 @@ class Running:
 
 
 class AnswerResponse(Response):
-    """read: what is asked of an engine, and the reply that is made of it; called in a thread."""
+    """Raises ApiError for a model that is not served.
+
+    model: the name that the request has for it; None: the first one. read: what is asked of an
+    engine, and the reply that is made of it; called in a thread.
+    """
 
     def __init__(
         self,
         running: Running,
-        model: ServedModel,
+        model: str | None,
         read: Callable[[Desk], tuple[Work, Reply]],
         *,
-        is_streamed: bool,
+        is_streamed: bool | None,
     ) -> None:
         super().__init__()
         self._running = running
-        self._model = model
+        self._model = running.models.find(model or None)
         self._read = read
         self._is_streamed = is_streamed
 
@@ -94,7 +96,7 @@ class AnswerResponse(Response):
         left = asyncio.ensure_future(_disconnected(receive))
         left.add_done_callback(cancel := lambda _: task.cancel())
         try:
-            await self._respond(send)
+            await self._respond(scope["path"], send)
         except asyncio.CancelledError:
             if not left.done():
                 raise
@@ -103,20 +105,20 @@ class AnswerResponse(Response):
             left.remove_done_callback(cancel)
             left.cancel()
 
-    async def _respond(self, send: Send) -> None:
+    async def _respond(self, path: str, send: Send) -> None:
         arrived = time.perf_counter()
         try:
             async with self._running.models.using(self._model) as opened:
                 work, reply = await asyncio.to_thread(self._read, opened.desk)
                 answer = await self._running.begin(self._model, opened, work, arrived)
         except Exception as error:
-            await send_error(send, api_error(error))
+            await send_error(send, api_error(error), path)
             return
         try:
             if self._is_streamed:
-                await _stream(answer, reply, send)
+                await _stream(answer, reply, path, send)
             else:
-                await _whole(answer, reply, send)
+                await _whole(answer, reply, path, send)
         finally:
             answer.cancel()
 
@@ -126,18 +128,18 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _whole(answer: ServerAnswer, reply: Reply, send: Send) -> None:
+async def _whole(answer: ServerAnswer, reply: Reply, path: str, send: Send) -> None:
     try:
         async for _ in answer.events():
             pass
     except Exception as error:
-        await send_error(send, api_error(error))
+        await send_error(send, api_error(error), path)
         return
     text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
     await send_json(send, 200, text.encode())
 
 
-async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
+async def _stream(answer: ServerAnswer, reply: Reply, path: str, send: Send) -> None:
     """The status tells of errors until the answer has begun, an event of those after it."""
 
     async def write(text: str) -> None:
@@ -147,23 +149,26 @@ async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
     try:
         await answer.begun()
     except Exception as error:
-        await send_error(send, api_error(error))
+        await send_error(send, api_error(error), path)
         return
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    headers = [(b"content-type", reply.media_type.encode()), *_STREAM_HEADERS]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await write(reply.opening())
     try:
         async for events in answer.events():
             told = [reply.end(e) if isinstance(e, Ended) else reply.piece(e) for e in events]
-            await write("".join(told) if events else _COMMENT)
+            await write("".join(told) if events else reply.waiting())
     except Exception as error:
-        await write(f"data: {api_error(error).body().decode()}\n\n")
-    await write(DONE)
+        await write(reply.failure(api_error(error)))
+    else:
+        await write(reply.closing())
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError, path: str) -> None:
+    """path: what was asked for."""
     headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    await send_json(send, error.status, error.body(), headers)
+    await send_json(send, error.status, error.body(path), headers)
 
 
 async def send_json(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -12,9 +12,9 @@ from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Tool, for_template
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.replies import ChatReply, CompletionReply, Envelope
 from edge_spec.apps.server.schema import NO_LIMIT, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.text.template_traits import ToolForm
 
 _SAMPLING = (
     "temperature",
@@ -37,7 +37,7 @@ class Desk:
         self._engine = engine
         self._options = options
 
-    def chat(self, request: ChatRequest) -> tuple[Work, ChatReply]:
+    def chat(self, request: ChatRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         tools = [] if request.tool_choice == "none" else request.tools or []
         prompt = self._prompt(request, tools)
@@ -54,32 +54,14 @@ class Desk:
                     several=self._takes_several(request),
                     text=text,
                 )
-        work = self._work(request, [prompt], grammar)
-        envelope = self._envelope("chat.completion", "chatcmpl", request, 1)
-        return work, ChatReply(envelope, form)
+        return self._work(request, [prompt], grammar, form)
 
-    def completion(self, request: CompletionRequest) -> tuple[Work, CompletionReply]:
+    def completion(self, request: CompletionRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-        prompts = self._prompts(request.prompt)
-        grammar = _grammar(request)
-        work = self._work(request, prompts, grammar)
-        envelope = self._envelope("text_completion", "cmpl", request, len(prompts))
-        echoes = self._texts(prompts, request.num_choices) if request.echo else ()
-        return work, CompletionReply(envelope, echoes)
+        return self._work(request, self._prompts(request.prompt), _grammar(request))
 
-    def _envelope(
-        self, kind: str, prefix: str, request: ChatRequest | CompletionRequest, num_prompts: int
-    ) -> Envelope:
-        return Envelope(
-            kind,
-            prefix,
-            self.model,
-            num_prompts * request.num_choices,
-            request.num_choices,
-            origins=request.speculative is not None and request.speculative.tokens,
-            logprobs=request.num_logprobs is not None,
-            usage=bool(request.stream_options and request.stream_options.include_usage),
-        )
+    def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
+        return list(map(self._engine.parts.text.tokenizer.decode, prompts))
 
     def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
         messages = [for_template(message) for message in request.messages]
@@ -131,16 +113,12 @@ class Desk:
             return [prompt]
         return [encode(each) if isinstance(each, str) else each for each in prompt]
 
-    def _texts(self, prompts: Sequence[Sequence[int]], num_choices: int) -> list[str]:
-        """Returns the texts of the prompts, each as often as it is answered."""
-        decode = self._engine.parts.text.tokenizer.decode
-        return [text for text in map(decode, prompts) for _ in range(num_choices)]
-
     def _work(
         self,
         request: ChatRequest | CompletionRequest,
         prompts: Sequence[Sequence[int]],
         grammar: Grammar | None,
+        calls: ToolForm | None = None,
     ) -> Work:
         if request.ignore_eos and grammar is not None:
             raise ApiError(
@@ -168,6 +146,7 @@ class Desk:
             options=[options for _ in prompts for options in choices],
             drafter=drafter or self.drafter,
             session_id=request.session_id,
+            calls=calls,
         )
 
     def _sampling(self, request: ChatRequest | CompletionRequest, choice: int) -> SamplingParams:

@@ -54,7 +54,7 @@ def test_the_chat_template_is_given_what_it_reads(
     thinker: Engine, body: dict[str, Any], options: dict[str, Any]
 ) -> None:
     request = ChatRequest.model_validate({"messages": HELLO, **body})
-    work, _ = Desk("tiny", thinker, ServerOptions()).chat(request)
+    work = Desk("tiny", thinker, ServerOptions()).chat(request)
     assert work.prompts[0] == thinker.chat_prompt(HELLO, template_kwargs=options)
     assert bool(options) == (work.prompts[0] != thinker.chat_prompt(HELLO))
 
@@ -76,7 +76,7 @@ def test_an_answer_goes_on_with_the_last_message(
     last = {"role": "assistant", "content": "so"}
     mark = {name: body.pop(name) for name in ("prefix", "partial") if name in body}
     request = ChatRequest.model_validate({"messages": [*HELLO, {**last, **mark}], **body})
-    work, _ = Desk("tiny", thinker, ServerOptions()).chat(request)
+    work = Desk("tiny", thinker, ServerOptions()).chat(request)
     prompt = thinker.parts.text.tokenizer.decode(work.prompts[0])
     assert prompt.endswith(">") if added else prompt.endswith("so")
 

@@ -74,7 +74,7 @@ def engine() -> Engine:
 )
 def test_a_request_whose_answer_has_a_form(engine: Engine, asked: Any, is_closed: bool) -> None:
     request = ChatRequest.model_validate({"messages": HELLO, **asked})
-    work, _ = Desk("echo", engine, ServerOptions()).chat(request)
+    work = Desk("echo", engine, ServerOptions()).chat(request)
     prompt = engine.parts.text.tokenizer.decode(work.prompts[0])
     assert prompt.endswith("<think>\n\n</think>\n\n" if is_closed else "<assistant><think>\n")
 

@@ -1,0 +1,52 @@
+"""What a reply of any API is made of: a document, or the texts of a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from edge_spec import GenerationResult
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.errors import ApiError
+
+
+class Reply(ABC):
+    """The form of one reply. Each method gives what is sent then, "" where there is nothing to
+    tell; a stream has either `closing` or `failure` as its last."""
+
+    media_type: ClassVar[str] = "text/event-stream"  # of a stream
+
+    def opening(self) -> str:
+        """Returns what a stream begins with."""
+        return ""
+
+    @abstractmethod
+    def piece(self, round_: Round) -> str:
+        """Returns what a round wrote."""
+
+    @abstractmethod
+    def end(self, ended: Ended) -> str:
+        """Returns what is left to tell of a choice that is complete."""
+
+    @abstractmethod
+    def closing(self) -> str:
+        """Returns the end of a stream whose choices are all complete."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> str:
+        """Returns the end of a stream that an error has ended, in the form of its API."""
+
+    def waiting(self) -> str:
+        """Returns what tells a client that waits for the next round that it is being written."""
+        return ": still at work\n\n"  # clients pass over lines that begin with a colon
+
+    @abstractmethod
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        """Returns the whole reply, for a client that does not stream."""
+
+
+def server_event(data: str, name: str | None = None) -> str:
+    """Returns a server-sent event. data: one line."""
+    named = f"event: {name}\n" if name else ""
+    return f"{named}data: {data}\n\n"
