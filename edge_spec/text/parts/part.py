@@ -1,0 +1,50 @@
+"""Parts of an answer: what the model thought, what it says, and the calls of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class PartKind(StrEnum):
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+@dataclass(frozen=True)
+class CallHead:
+    """What is known of a call before its arguments. index: its place among the answer's calls."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next piece of a part.
+
+    text: of a thought, of the text, or of a call's arguments, which are JSON. call: goes with the
+    first piece of each call; the pieces after it belong to the same one.
+    """
+
+    kind: PartKind
+    text: str
+    call: CallHead | None = None
+
+
+class PartReader(Protocol):
+    """Tells the parts of one answer apart while it is written."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Says whether the answer has ended within a call."""
+
+    def push(self, markup: str) -> list[Part]:
+        """Returns what is known with this piece of the answer, in which special tokens are written
+        out."""
+
+    def finish(self) -> list[Part]:
+        """Returns what was held back of the answer, which has ended."""
