@@ -50,7 +50,7 @@ class StopCutter:
                 places[len(view) - held]
                 for view, places, stops in views
                 for stop in stops
-                if (held := _overlap(view, stop))
+                if (held := overlap(view, stop))
             ),
             default=len(text),
         )
@@ -81,7 +81,7 @@ def _shown(text: str, unshown: Sequence[int]) -> str:
     return "".join(sign for at, sign in enumerate(text) if at not in unshown)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
     return next(
         (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0

@@ -26,7 +26,8 @@ class CallHead:
 class Part:
     """The next piece of a part.
 
-    text: of a thought, of the text, or of a call's arguments, which are JSON. call: goes with the
+    text: of a thought, of the text, or of a call's arguments, which are JSON. It may be empty: then
+    it says that what was read until now, such as a tag, belongs to this kind. call: goes with the
     first piece of each call; the pieces after it belong to the same one.
     """
 
@@ -36,7 +37,8 @@ class Part:
 
 
 class PartReader(Protocol):
-    """Tells the parts of one answer apart while it is written."""
+    """Tells the parts of one answer apart while it is written. What it tells does not depend on
+    the pieces that the answer comes in."""
 
     @property
     def is_cut(self) -> bool:
@@ -44,7 +46,7 @@ class PartReader(Protocol):
 
     def push(self, markup: str) -> list[Part]:
         """Returns what is known with this piece of the answer, in which special tokens are written
-        out."""
+        out. Pieces of a text or of a thought are slices of the answer as it was pushed."""
 
     def finish(self) -> list[Part]:
         """Returns what was held back of the answer, which has ended."""

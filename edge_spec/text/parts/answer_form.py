@@ -1,0 +1,123 @@
+"""Says which parts an answer may have, and reads them while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_spec.text.parts.part import Part, PartKind, PartReader
+from edge_spec.text.parts.plain_reader import PlainReader
+from edge_spec.text.stop_cutter import overlap
+
+
+@dataclass(frozen=True)
+class ThoughtForm:
+    """A thought stands between two tags. ending: the closing tag with the space around it, as the
+    model's template writes it."""
+
+    opening: str
+    closing: str
+    ending: str
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What may stand in an answer: at most one thought, at its beginning, and what follows it.
+
+    thought: None where the model has none. is_opened: the prompt has opened it already. budget:
+    tokens of the thought, after which it is ended; None: as many as the model wants. following:
+    makes the reader of what follows the thought, such as text and calls of tools.
+    """
+
+    thought: ThoughtForm | None = None
+    is_opened: bool = False
+    budget: int | None = None
+    following: Callable[[], PartReader] = PlainReader
+
+    def reader(self) -> PartReader:
+        following = self.following()
+        if self.thought is None:
+            return following
+        return ThoughtReader(self.thought, following, is_opened=self.is_opened)
+
+
+class ThoughtReader:
+    """Reads a thought, if the answer begins with one, and then all else. What looks like a thought
+    later on stays text. White space around the thought belongs to neither it nor the text."""
+
+    def __init__(self, form: ThoughtForm, following: PartReader, *, is_opened: bool) -> None:
+        self._form = form
+        self._following = following
+        self._held = ""
+        self._parts: list[Part] = []
+        self._read = self._read_first_space if is_opened else self._read_opening
+
+    @property
+    def is_cut(self) -> bool:
+        return self._following.is_cut
+
+    def push(self, markup: str) -> list[Part]:
+        self._held += markup
+        while self._read():
+            pass
+        return self._told()
+
+    def finish(self) -> list[Part]:
+        held, self._held = self._held, ""
+        if self._read == self._read_thought:
+            self._tell(held)
+        elif self._read == self._read_opening:
+            self._parts += self._following.push(held)
+        self._parts += self._following.finish()
+        return self._told()
+
+    def _told(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _tell(self, thought: str) -> None:
+        if thought:
+            self._parts.append(Part(PartKind.REASONING, thought))
+
+    # What comes next. Each reads of `_held` what it can, and says whether another one goes on.
+
+    def _read_opening(self) -> bool:
+        text = self._held.lstrip()
+        if self._form.opening.startswith(text):  # the answer is empty until now, too
+            if text != self._form.opening:
+                return False
+        elif not text.startswith(self._form.opening):
+            self._read = self._read_rest
+            return True
+        self._held = text[len(self._form.opening) :]
+        self._parts.append(Part(PartKind.REASONING, ""))
+        self._read = self._read_first_space
+        return True
+
+    def _read_first_space(self) -> bool:
+        self._held = self._held.lstrip()
+        self._read = self._read_thought if self._held else self._read_first_space
+        return bool(self._held)
+
+    def _read_thought(self) -> bool:
+        thought, closing, after = self._held.partition(self._form.closing)
+        if closing:
+            self._tell(thought.rstrip())
+            self._parts.append(Part(PartKind.REASONING, ""))
+            self._held = after
+            self._read = self._read_last_space
+            return True
+        sure = self._held[: len(self._held) - overlap(self._held, self._form.closing)].rstrip()
+        self._tell(sure)
+        self._held = self._held[len(sure) :]
+        return False
+
+    def _read_last_space(self) -> bool:
+        self._held = self._held.lstrip()
+        self._read = self._read_rest if self._held else self._read_last_space
+        return bool(self._held)
+
+    def _read_rest(self) -> bool:
+        self._parts += self._following.push(self._held)
+        self._held = ""
+        return False
