@@ -41,6 +41,9 @@ class Reply(ABC):
         """Returns what tells a client that waits for the next round that it is being written."""
         return ": still at work\n\n"  # clients pass over lines that begin with a colon
 
+    def collect(self, round_: Round) -> None:  # noqa: B027 - most replies need only the results
+        """Hears of each round of an answer that is not streamed, before `document` is asked."""
+
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """Returns the whole reply, for a client that does not stream."""

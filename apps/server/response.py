@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edge_spec.apps.server.answer import Ended, ServerAnswer, Work
+from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
@@ -130,8 +130,10 @@ async def _disconnected(receive: Receive) -> None:
 
 async def _whole(answer: ServerAnswer, reply: Reply, path: str, send: Send) -> None:
     try:
-        async for _ in answer.events():
-            pass
+        async for events in answer.events():
+            for event in events:
+                if isinstance(event, Round):
+                    reply.collect(event)
     except Exception as error:
         await send_error(send, api_error(error), path)
         return
