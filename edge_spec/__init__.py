@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_spec.loader import load
     from edge_spec.loader.asynchronous import load_async
     from edge_spec.text.grammar import Grammar
+    from edge_spec.text.parts.part import PartKind
 
 # Imported when first used, so that `import edge_spec` costs nothing.
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "GenerationResult": "engine.results",
     "Grammar": "text.grammar",
     "Origin": "engine.results",
+    "PartKind": "text.parts.part",
     "SamplingParams": "core.sampling",
     "Stats": "core.metrics",
     "Token": "engine.results",
@@ -64,6 +66,7 @@ __all__ = [
     "GenerationResult",
     "Grammar",
     "Origin",
+    "PartKind",
     "SamplingParams",
     "Stats",
     "Token",

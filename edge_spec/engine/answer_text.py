@@ -1,4 +1,4 @@
-"""Hands out the text of an answer and the tokens that it is of, in step."""
+"""Hands out the parts of an answer and the tokens that they are of, in step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.engine.part_tokens import PartTokens
 from edge_spec.engine.results import Alternative, Chunk, DecodedToken, GenerationResult, Token
+from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.part import PartKind
 from edge_spec.text.stop_cutter import StopCutter
 from edge_spec.text.token_pieces import TokenPiece, TokenPieces
 
@@ -18,7 +21,8 @@ class AnswerText:
 
     What is handed out stays. Where there are stop strings, a token is held back while one of them
     may yet take its text away, and comes with its text: texts of tokens join to the text, in a
-    stream as in the result, and neither depends on how many tokens a round had.
+    stream as in the result, and neither depends on how many tokens a round had. Stop strings end
+    the text; a thought or a call may have them.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class AnswerText:
         prompt: Sequence[int],
         stops: Sequence[str],
         stop_ids: frozenset[int],
+        form: AnswerForm | None = None,
     ) -> None:
         """prompt: what the text goes on with, where that ends in text: then the space that many
         tokenizers leave out at the beginning of a text is a part of it."""
@@ -40,6 +45,9 @@ class AnswerText:
         if prompt and self._tokens.of(prompt[-1]).raw is not None:
             for token in codec.encode("a")[-1:]:
                 self._pieces.push(token)
+        self._reader = None if form is None else form.reader()
+        first = PartKind.REASONING if form is not None and form.is_opened else PartKind.TEXT
+        self._parts = None if self._reader is None else PartTokens(self._reader, first)
         self._cutter = StopCutter(stops)
         self._holds = any(stops)
         self._shown = ""  # text that no stop string takes away, and that is not handed out
@@ -53,30 +61,65 @@ class AnswerText:
         """Says whether a stop string has ended the text."""
         return self._cutter.stopped
 
-    def push(self, decoded: Sequence[DecodedToken]) -> Chunk:
+    def push(self, decoded: Sequence[DecodedToken]) -> list[Chunk]:
         """Returns what can be handed out with these tokens. Those after a stop string are none of
         the answer's."""
+        chunks: list[Chunk] = []
         for token in decoded:
             # An end shows no text, also where a tokenizer takes it for one.
-            piece = "" if token.id in self._stop_ids else self._pieces.push(token.id)
-            special = self._codec.special_text(token.id) if self._holds else ""
-            self._shown += self._cutter.push(piece, special)
-            self._held.append(self._token(token, piece))
+            ends = token.id in self._stop_ids
+            made = self._token(token, "" if ends else self._pieces.push(token.id))
             self.num_written += 1
+            if self._parts is None:
+                self._add_text(made.text, [made])
+            else:
+                special = "" if ends else self._codec.special_text(token.id)
+                for part in self._parts.push(made, special):
+                    chunks += self._add_part(part)
             if self.stopped:
                 break
-        return self._hand_out(self._settled())
+        return [*chunks, *self._hand_out(self._settled())]
 
-    def finish(self) -> Chunk:
+    def finish(self) -> list[Chunk]:
         """Returns what is left when no more tokens come."""
         if self._finished:
-            return Chunk("", ())
+            return []
         self._finished = True
+        chunks: list[Chunk] = []
         if not self.stopped:
             left = self._pieces.finish()
-            self._add_to_last(left)
-            self._shown += self._cutter.push(left) + self._cutter.finish()
-        return self._hand_out(self._before_cut() if self.stopped else list(self._held))
+            if self._parts is None:
+                self._add_to_last(left)
+                self._shown += self._cutter.push(left)
+            else:
+                for part in self._parts.finish(left):
+                    chunks += self._add_part(part)
+        if not self.stopped:
+            self._shown += self._cutter.finish()
+        self._result.is_cut = self._reader is not None and self._reader.is_cut
+        last = self._before_cut() if self.stopped else list(self._held)
+        return [*chunks, *self._hand_out(last)]
+
+    def _add_part(self, part: Chunk) -> list[Chunk]:
+        """Returns what can be handed out before the text goes on, if this is no text."""
+        if self.stopped:
+            return []
+        if part.kind is PartKind.TEXT:
+            self._add_text(part.text, part.tokens)
+            return []
+        self._shown += self._cutter.finish()
+        before = self._hand_out(list(self._held))
+        self._result.add(part)
+        return [*before, part]
+
+    def _add_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """text: of the tokens, or, without any, of one that was handed out."""
+        if not tokens:
+            self._shown += self._cutter.push(text)
+        for token in tokens:
+            special = self._codec.special_text(token.id) if self._holds else ""
+            self._shown += self._cutter.push(token.text, special)
+            self._held.append(token)
 
     def _settled(self) -> list[Token]:
         """The held tokens whose text is shown. One without text, such as a part of a character,
@@ -107,7 +150,7 @@ class AnswerText:
         self._held.extend(kept)
         return kept
 
-    def _hand_out(self, tokens: list[Token]) -> Chunk:
+    def _hand_out(self, tokens: list[Token]) -> list[Chunk]:
         for token in tokens:
             self._held.popleft()
             if token.raw:
@@ -115,9 +158,11 @@ class AnswerText:
         # More than the texts of these only for the rest of a character after a token that is out.
         length = sum(len(token.text) for token in tokens) if self._held else len(self._shown)
         text, self._shown = self._shown[:length], self._shown[length:]
-        self._result.text += text
-        self._result.tokens += tokens
-        return Chunk(text, tuple(tokens))
+        if not text and not tokens:
+            return []
+        chunk = Chunk(text, tuple(tokens))
+        self._result.add(chunk)
+        return [chunk]
 
     def _add_to_last(self, left: str) -> None:
         """Gives an incomplete character at the end to the last token that can have text."""

@@ -69,14 +69,15 @@ class Answering(ABC):
         grammar = options.get("grammar")
         if closes_thought is None and grammar is not None:
             closes_thought = grammar.is_of_answer
-        prompt = self.chat_prompt(
-            messages,
-            tools,
-            template_kwargs=template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            closes_thought=closes_thought,
-        )
+        asked: PromptOptions = {
+            "template_kwargs": template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "closes_thought": closes_thought,
+        }
+        prompt = self.chat_prompt(messages, tools, **asked)
+        if "form" not in options:
+            options["form"] = self.parts.text.answer_form(prompt, tools, **asked)
         generation = self._start(prompt, **options)
         return generation if stream else generation.finish()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -21,6 +21,8 @@ from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading, begin_reading
 from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
+from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.part import PartKind
 
 LONG_TOKENS = 1024  # to read: a prompt whose reading takes more than a moment
 
@@ -33,6 +35,7 @@ class Request:
     limits: GenerationLimits
     stops: tuple[str, ...]
     begins_text: bool = False
+    form: AnswerForm | None = None  # None: it is all text
 
 
 class Generation(Iterator[Chunk]):
@@ -69,6 +72,7 @@ class Generation(Iterator[Chunk]):
             () if request.begins_text else request.prompt,
             request.stops,
             request.limits.stop_ids,
+            request.form,
         )
         self._uncounted: deque[RoundStats] = deque()  # rounds whose tokens are not all settled
         self._num_counted = 0  # tokens of those that are
@@ -123,10 +127,10 @@ class Generation(Iterator[Chunk]):
                 for tokens in rounds:
                     if not stats.ttft_ms:
                         stats.ttft_ms = (time.perf_counter() - self._started) * 1e3
-                    chunk = self._text.push(tokens)
+                    chunks = self._text.push(tokens)
+                    self._time_thought(chunks)
                     self._count_rounds()
-                    if chunk.text or chunk.tokens:
-                        yield chunk
+                    yield from chunks
                     if self._text.stopped or self._cancelled:
                         break
             if self._text.stopped:
@@ -181,6 +185,11 @@ class Generation(Iterator[Chunk]):
                     self.progress("Reading the prompt", target.length / (len(prompt) - 1))
         stats.prompt_ms = (time.perf_counter() - self._started) * 1e3
         return True
+
+    def _time_thought(self, chunks: Sequence[Chunk]) -> None:
+        if any(chunk.kind is PartKind.REASONING for chunk in chunks):
+            elapsed_ms = (time.perf_counter() - self._started) * 1e3
+            self.result.reasoning_ms = elapsed_ms - self.result.stats.prompt_ms
 
     def _rounds(self, decoded: list[int]) -> Generator[list[DecodedToken], None, None]:
         """Yields the tokens of each round of the conversation's decoder, and of those that take its
@@ -242,10 +251,10 @@ class Generation(Iterator[Chunk]):
 
     def _last_chunk(self, decoded: list[int]) -> Iterator[Chunk]:
         """Yields what is left of the text when no more tokens come, and notes the reason."""
-        chunk = self._text.finish()
+        chunks = self._text.finish()
+        self._time_thought(chunks)
         self.result.finish_reason = self._reason(decoded)
-        if chunk.text or chunk.tokens:
-            yield chunk
+        yield from chunks
 
     def _reason(self, decoded: list[int]) -> FinishReason:
         ended = bool(decoded) and decoded[-1] in self._request.limits.stop_ids

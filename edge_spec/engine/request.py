@@ -18,6 +18,7 @@ from edge_spec.models.option_values import meant, require_type
 from edge_spec.text.chat_format import MessagePrompt
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar
+from edge_spec.text.parts.answer_form import AnswerForm
 
 GREEDY = SamplingParams()
 MAX_ALTERNATIVES = 20
@@ -47,6 +48,7 @@ _HELP = {
     "logprobs": f"Alternatives beside each token, 0 to {MAX_ALTERNATIVES}.",
     "domain": 'The kind of text, such as "code".',
     "prediction": "The text that most of the answer is expected to be.",
+    "form": "The parts of the answer, as ChatFormat.answer_form gives them; chat does so itself.",
 }
 
 
@@ -61,6 +63,7 @@ class AnswerOptions(TypedDict, total=False):
     logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
     domain: str  # of text, such as "code": what a draft is accepted in is counted for each
     prediction: str | None  # what most of the answer is expected to be: drafted, never believed
+    form: AnswerForm | None  # which parts it may have; None: it is all text
 
 
 class ChatOptions(AnswerOptions, PromptOptions, total=False):
@@ -105,7 +108,7 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
     )
     begins_text = encoder is not None or isinstance(prompt, MessagePrompt)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    return Request(tuple(prompt), limits, stops, begins_text)
+    return Request(tuple(prompt), limits, stops, begins_text, options.get("form"))
 
 
 def require_room(prompt: Sequence[int], context_length: int) -> None:

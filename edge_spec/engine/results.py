@@ -11,6 +11,7 @@ from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.text.parts.part import CallHead, PartKind
 
 
 class Origin(StrEnum):
@@ -93,7 +94,8 @@ class Token:
     `logprob` is the natural logarithm of its probability by the model itself, at temperature 1,
     before penalties and grammar; `alternatives` are the likeliest tokens in its place. Where it has
     one, `name` and `raw` are its own `text` and `raw` as an alternative, up to where a stop string
-    has cut the text. `ends`: it is an end token, the last of its answer.
+    has cut the text. `ends`: it is an end token, the last of its answer. `kind`: of the part that
+    it belongs to; of a call, `text` is what the token wrote.
     """
 
     id: int
@@ -105,6 +107,7 @@ class Token:
     name: str = ""
     raw: bytes | None = None
     ends: bool = False
+    kind: PartKind = PartKind.TEXT
 
     def to_dict(self) -> dict[str, Any]:
         named = {"drafter": self.drafter} if self.drafter else {}
@@ -113,15 +116,23 @@ class Token:
             own = {"name": self.name, "bytes": list(self.raw or b"")}
             listed = [alternative.to_dict() for alternative in self.alternatives]
             scored = {"logprob": self.logprob, **own, "alternatives": listed}
-        return {"id": self.id, "text": self.text, "origin": self.origin.value, **named, **scored}
+        part = {} if self.kind is PartKind.TEXT else {"kind": self.kind.value}
+        own_text = {"id": self.id, "text": self.text, "origin": self.origin.value}
+        return {**own_text, **part, **named, **scored}
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: the text of one round or more."""
+    """A piece of a streamed answer: of one part of it, written in one round or more.
+
+    `kind` says of which part `text` is: the text, a thought ("reasoning"), or the arguments of a
+    call of a tool ("call"), as JSON. `call` goes with the first piece of each call.
+    """
 
     text: str
     tokens: tuple[Token, ...]
+    kind: PartKind = PartKind.TEXT
+    call: CallHead | None = None
 
 
 class PredictionCounts(NamedTuple):
@@ -134,19 +145,53 @@ class PredictionCounts(NamedTuple):
 
 @dataclass
 class GenerationResult:
-    """A finished generation; while one is streamed, what there is of it so far."""
+    """A finished generation; while one is streamed, what there is of it so far.
+
+    `reasoning` is what the model thought before `text`, in `reasoning_ms`. `tool_calls` are as
+    OpenAI has them; `is_cut` says that the answer has ended within the last of them.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    reasoning_ms: float = 0.0
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    is_cut: bool = False
     tokens: list[Token] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stats: Stats = field(default_factory=Stats)
     seed: int | None = None  # of the random draws, where there were any
     prediction: PredictionCounts | None = None  # where there was one
 
+    @property
+    def reasoning_n(self) -> int:
+        """Returns the number of tokens of the thought, those of its tags included."""
+        return sum(token.kind is PartKind.REASONING for token in self.tokens)
+
+    def add(self, chunk: Chunk) -> None:
+        """Adds the next piece."""
+        self.tokens += chunk.tokens
+        if chunk.kind is PartKind.TEXT:
+            self.text += chunk.text
+        elif chunk.kind is PartKind.REASONING:
+            self.reasoning += chunk.text
+        elif chunk.call is not None:
+            function = {"name": chunk.call.name, "arguments": chunk.text}
+            call = {"id": chunk.call.id, "type": "function", "function": function}
+            self.tool_calls.append(call)
+        elif self.tool_calls:
+            self.tool_calls[-1]["function"]["arguments"] += chunk.text
+
     def to_dict(self) -> dict[str, Any]:
         predicted = {"prediction": self.prediction._asdict()} if self.prediction else {}
+        parts: dict[str, Any] = {}
+        if self.reasoning_n:
+            parts = {"reasoning": self.reasoning, "reasoning_n": self.reasoning_n}
+            parts["reasoning_ms"] = self.reasoning_ms
+        if self.tool_calls:
+            parts["tool_calls"] = self.tool_calls
         return {
             "text": self.text,
+            **parts,
             "finish_reason": self.finish_reason and self.finish_reason.value,
             "tokens": [token.to_dict() for token in self.tokens],
             "stats": self.stats.to_dict(),

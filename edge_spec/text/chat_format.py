@@ -16,10 +16,12 @@ from edge_spec.text.chat_template import ChatTemplate, PromptOptions
 from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.opened_template import OpenedTemplate
+from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.template_traits import ToolForm
 from edge_spec.text.thoughts import closed_thought
 
+_TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
 _NAME = "chat_template"  # the value of a request that names a template
 # Sources of ends that no file states: see `edge_spec.text.ends`.
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
@@ -83,6 +85,24 @@ class ChatFormat:
     ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
         return _rendered(self._chosen(tools, options), messages, tools, _without_name(options))
+
+    def answer_form(
+        self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
+    ) -> AnswerForm | None:
+        """Returns the parts that the answer to a prompt may have, None where it is all text.
+
+        prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
+        """
+        thought = self._chosen(tools, options).thought
+        if thought is None:
+            return None
+        ending = self._markup(prompt[-_TAIL_TOKENS:]).rstrip()
+        return AnswerForm(thought, is_opened=ending.endswith(thought.opening))
+
+    def _markup(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens with special ones written out."""
+        stream, special = self.tokenizer.stream(), self.tokenizer.special_text
+        return "".join(stream.push(token) or special(token) for token in tokens)
 
     def tool_form(self) -> ToolForm:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as

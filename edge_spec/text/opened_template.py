@@ -10,6 +10,8 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.control_tokens import ControlTokens
+from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.thought_forms import thought_form
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.template_reading import TemplateReading
 from edge_spec.text.template_traits import TemplateTraits
@@ -43,6 +45,11 @@ class OpenedTemplate:
     def variables(self) -> frozenset[str]:
         """Returns the names that it reads."""
         return self.template.variables()
+
+    @cached_property
+    def thought(self) -> ThoughtForm | None:
+        """Returns how the model writes its thoughts; None where it has none."""
+        return thought_form(self._source)
 
     @cached_property
     def control_tokens(self) -> ControlTokens:

@@ -59,7 +59,8 @@ class StopCutter:
 
     def finish(self) -> str:
         """The text held back, when nothing follows that could complete a stop string."""
-        held, self._held = _shown(self._held, self._unshown), ""
+        held = _shown(self._held, self._unshown)
+        self._held, self._unshown = "", []
         return held
 
 

@@ -46,9 +46,9 @@ def written(
             DecodedToken(token, Origin.PLAIN, score=Score(-1.0, ((token, -1.0),)))
             for token in ids[start : start + size]
         ]
-        chunks.append(text.push(tokens))
+        chunks += text.push(tokens)
         start, turn = start + size, turn + 1
-    chunks.append(text.finish())
+    chunks += text.finish()
     return result, chunks
 
 

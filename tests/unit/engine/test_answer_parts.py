@@ -1,0 +1,111 @@
+"""Thoughts, text and calls of an answer, with the tokens that wrote each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.engine.answer_text import AnswerText
+from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from edge_spec.text.parts.part import PartKind
+from edge_spec.text.tokenizer import Tokenizer
+from fixtures.echo_model import EOS, byte_tokenizer
+
+THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")
+SPECIAL = ThoughtForm("[THINK]", "[/THINK]", "[/THINK]")
+# Tags are spelled in bytes, and are one token, or part of one.
+TOKENIZERS = [
+    byte_tokenizer(["[THINK]", "[/THINK]"]),
+    byte_tokenizer(["[THINK]", "[/THINK]"], ["<think>", "</think>"]),
+    byte_tokenizer(["[THINK]", "[/THINK]"], ["o</", ">\n\n", "nk>Y", " <", "\n</think>"]),
+]
+
+
+def written(
+    answer: str,
+    form: AnswerForm,
+    stops: Sequence[str] = (),
+    sizes: Sequence[int] = (1,),
+    tokenizer: Tokenizer = TOKENIZERS[0],
+) -> tuple[GenerationResult, list[Chunk]]:
+    """sizes: of rounds, in turn."""
+    result = GenerationResult()
+    text = AnswerText(result, tokenizer, (), stops, frozenset({EOS}), form)
+    ids, chunks, turn = tokenizer.encode(answer), [], 0
+    while ids and not text.stopped:
+        size = sizes[turn % len(sizes)]
+        chunks += text.push([DecodedToken(token, Origin.PLAIN) for token in ids[:size]])
+        ids, turn = ids[size:], turn + 1
+    return result, [*chunks, *text.finish()]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("answer", "form", "reasoning", "text"),
+    [
+        ("<think>\nso\n</think>\n\nYes.<eos>", AnswerForm(THINK), "so", "Yes."),
+        ("\nso\n</think>\n\nYes.<eos>", AnswerForm(THINK, is_opened=True), "so", "Yes."),
+        ("[THINK]so[/THINK]Yes.<eos>", AnswerForm(SPECIAL), "so", "Yes."),
+        ("Yes <think>no</think>.<eos>", AnswerForm(THINK), "", "Yes <think>no</think>."),
+        ("Yes [THINK]no.<eos>", AnswerForm(THINK), "", "Yes no."),  # no text shows a special token
+        ("  <think>so</think> <think>a</think><eos>", AnswerForm(THINK), "so", "<think>a</think>"),
+        ("  Yes. <eos>", AnswerForm(THINK), "", "  Yes. "),
+        ("so it never", AnswerForm(THINK, is_opened=True), "so it never", ""),
+        ("so</thin", AnswerForm(THINK, is_opened=True), "so</thin", ""),
+        ("<thin", AnswerForm(THINK), "", "<thin"),
+        ("<think></think>Yes.<eos>", AnswerForm(THINK), "", "Yes."),
+        ("</think>Yes.<eos>", AnswerForm(THINK, is_opened=True), "", "Yes."),
+        ("<eos>", AnswerForm(THINK, is_opened=True), "", ""),
+    ],
+)
+def test_a_thought_is_told_from_the_text(
+    answer: str, form: AnswerForm, reasoning: str, text: str, tokenizer: Tokenizer
+) -> None:
+    result, chunks = written(answer, form, tokenizer=tokenizer)
+    assert (result.reasoning, result.text) == (reasoning, text)
+    for kind, whole in ((PartKind.REASONING, reasoning), (PartKind.TEXT, text)):
+        assert "".join(chunk.text for chunk in chunks if chunk.kind is kind) == whole
+        assert "".join(token.text for token in result.tokens if token.kind is kind) == whole
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "[THINK]", "\n", " ", "so", "Yes", "<", "</", "think>", "\u00e9", "st"]
+)
+
+
+@given(
+    answer=st.lists(PIECES, max_size=12).map("".join),
+    is_opened=st.booleans(),
+    form=st.sampled_from([THINK, SPECIAL]),
+    stops=st.lists(st.sampled_from(["st", "o\n", "<", "Yes<", "[THINK]"]), max_size=2),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    tokenizer=st.sampled_from(TOKENIZERS),
+)
+def test_parts_do_not_depend_on_rounds(
+    answer: str, is_opened: bool, form: ThoughtForm, stops: Any, sizes: Any, tokenizer: Any
+) -> None:
+    expected, _ = written(answer, AnswerForm(form, is_opened), stops, tokenizer=tokenizer)
+    result, chunks = written(answer, AnswerForm(form, is_opened), stops, sizes, tokenizer)
+    assert result == expected
+    streamed = GenerationResult()
+    for chunk in chunks:
+        streamed.add(chunk)
+    assert (streamed.text, streamed.reasoning) == (result.text, result.reasoning)
+    assert [token.id for token in streamed.tokens] == [token.id for token in result.tokens]
+
+
+def test_a_stop_string_ends_the_text_and_no_thought() -> None:
+    form = AnswerForm(THINK, is_opened=True)
+    result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
+    assert (result.reasoning, result.text) == ("so stop it", "Yes ")
+
+
+def test_tags_are_counted_with_the_thought() -> None:
+    result, _ = written("<think>\nso\n</think>\n\nYes.<eos>", AnswerForm(THINK))
+    thought = TOKENIZERS[0].encode("<think>\nso\n</think>\n\n")
+    assert result.reasoning_n == len(thought)
