@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from edge_spec.apps.server import documents
 from edge_spec.apps.server.addresses import origin_pattern
 from edge_spec.apps.server.answer import Work
+from edge_spec.apps.server.anthropic.endpoints import COUNT, MESSAGES, add_messages
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
@@ -35,6 +36,8 @@ from edge_spec.apps.web import INDEX, load_assets
 PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
+    MESSAGES,
+    COUNT,
     "/v1/models",
     "/health",
     "/metrics",
@@ -65,6 +68,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     )
     _add_errors(app)
     _add_answers(app, running)
+    add_messages(app, running)
     _add_list(app, running.models)
     _add_descriptions(app, running.models, options)
     _add_health(app, running.metrics)

@@ -10,33 +10,33 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class _Document(BaseModel):
+class Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Document):
+class ErrorDetail(Document):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorDocument(_Document):
+class ErrorDocument(Document):
     error: ErrorDetail
 
 
-class CachedTokens(_Document):
+class CachedTokens(Document):
     cached_tokens: int
 
 
-class PredictedTokens(_Document):
+class PredictedTokens(Document):
     """Tokens of the prediction that the answer has, and those that it has not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class Usage(_Document):
+class Usage(Document):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -44,7 +44,7 @@ class Usage(_Document):
     completion_tokens_details: PredictedTokens | None = None
 
 
-class Timings(_Document):
+class Timings(Document):
     """Milliseconds and tokens a second, under the names of llama.cpp's server; the last ones are
     edge-spec's own."""
 
@@ -70,31 +70,31 @@ class Timings(_Document):
     ttft_ms: float
 
 
-class Called(_Document):
+class Called(Document):
     name: str
     arguments: str
 
 
-class Call(_Document):
+class Call(Document):
     id: str
     type: Literal["function"]
     function: Called
 
 
-class AnswerMessage(_Document):
+class AnswerMessage(Document):
     role: Literal["assistant"]
     content: str | None
     tool_calls: list[Call] = []
 
 
-class ChatChoice(_Document):
+class ChatChoice(Document):
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class _Answer(_Document):
+class _Answer(Document):
     id: str
     created: int
     model: str
@@ -108,7 +108,7 @@ class ChatCompletion(_Answer):
     choices: list[ChatChoice]
 
 
-class TextChoice(_Document):
+class TextChoice(Document):
     index: int
     text: str
     logprobs: dict[str, Any] | None
@@ -120,11 +120,11 @@ class Completion(_Answer):
     choices: list[TextChoice]
 
 
-class ModelStatus(_Document):
+class ModelStatus(Document):
     value: Literal["loaded", "loading", "unloaded"]
 
 
-class ModelEntry(_Document):
+class ModelEntry(Document):
     """The last two are those of llama.cpp's server; aliases: what requests may call it, too."""
 
     id: str
@@ -135,16 +135,16 @@ class ModelEntry(_Document):
     status: ModelStatus
 
 
-class ModelList(_Document):
+class ModelList(Document):
     object: Literal["list"]
     data: list[ModelEntry]
 
 
-class Health(_Document):
+class Health(Document):
     status: Literal["ok"]
 
 
-class SamplingSettings(_Document):
+class SamplingSettings(Document):
     """Settings of sampling, under the names of llama.cpp's server."""
 
     temperature: float
@@ -155,12 +155,12 @@ class SamplingSettings(_Document):
     n_predict: int
 
 
-class GenerationSettings(_Document):
+class GenerationSettings(Document):
     n_ctx: int
     params: SamplingSettings
 
 
-class OwnProps(_Document):
+class OwnProps(Document):
     """Properties that llama.cpp's server does not tell. sampling: `default_generation_settings` in
     words, and who chose them; request_params: those of requests that do not say."""
 
@@ -169,7 +169,7 @@ class OwnProps(_Document):
     request_params: SamplingSettings
 
 
-class Props(_Document):
+class Props(Document):
     """default_generation_settings: how a conversation is answered, as the page asks for it."""
 
     default_generation_settings: GenerationSettings
@@ -178,7 +178,7 @@ class Props(_Document):
     edge_spec: OwnProps
 
 
-class Info(_Document):
+class Info(Document):
     model: str
     runtime: str
     drafter: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
@@ -32,19 +33,22 @@ class RefusalPart(Body):
     refusal: str
 
 
-def _is_text(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in _PARTS:
-        raise ValueError(
-            f"the model reads text: send parts of type text, not {readable(kind[:40])}"
-        )
-    return part
+def only(types: Collection[str | None], send: str) -> BeforeValidator:
+    """Refuses parts of other types by name. send: what a refusal says to send."""
+
+    def check(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in types:
+            raise ValueError(f"the model reads text: send {send}, not {readable(kind[:40])}")
+        return part
+
+    return BeforeValidator(check)
 
 
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
     by_kind('{"type": "text", "text": "..."}', {}, _PARTS),
-    BeforeValidator(_is_text),
+    only(_PARTS, "parts of type text"),
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
@@ -118,9 +122,12 @@ class Message(Body):
         return self.refusal or "" if self.content is None else joined(self.content)
 
 
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
 class Function(Body):
     other_names = _OWN
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None  # True: keywords that cannot be held are refused

@@ -208,3 +208,15 @@ COMPLETION_OFF = {
         Off(({}, False), _CHAT),
     ),
 }
+
+# Anthropic's: who pays, where, and what its own prompt cache is told.
+MESSAGES_HARMLESS = ANSWER_HARMLESS | {
+    *("cache_control", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"),
+    *("anthropic_version", "anthropic_beta", "betas"),
+    "context_management",  # nothing of a conversation is left out here
+}
+MESSAGES_OFF = {
+    **{name: off for name, off in ANSWER_OFF.items() if name != "system"},
+    "container": Off((), "code runs where the client is"),
+    "mcp_servers": Off(([],), "send their tools as tools"),
+}

@@ -138,7 +138,7 @@ class Reasoning(Body):
     enabled: bool | None = None
 
 
-class _AnswerRequest(FormRequest):
+class AnswerRequest(FormRequest):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -182,7 +182,7 @@ class _AnswerRequest(FormRequest):
         return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
 
 
-class ChatRequest(_AnswerRequest):
+class ChatRequest(AnswerRequest):
     """Asks for the assistant's next message. Other servers' names of these fields are understood,
     those that change no answer are taken, and any other is refused by name."""
 
@@ -252,7 +252,7 @@ class ChatRequest(_AnswerRequest):
         return self
 
 
-class CompletionRequest(_AnswerRequest):
+class CompletionRequest(AnswerRequest):
     """Asks for the continuation of a text. Other names are read as those of chat requests are."""
 
     other_names = OtherNames(

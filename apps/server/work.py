@@ -37,6 +37,12 @@ class Desk:
         self._engine = engine
         self._options = options
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Returns what chat templates read here. Raises UnsupportedModelError where there is no
+        chat template."""
+        return self._engine.parts.text.template_variables
+
     def chat(self, request: ChatRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         tools = [] if request.tool_choice == "none" else request.tools or []

@@ -96,6 +96,7 @@ class AnswerText:
                     chunks += self._add_part(part)
         if not self.stopped:
             self._shown += self._cutter.finish()
+        self._result.stop = self._cutter.found
         self._result.is_cut = self._reader is not None and self._reader.is_cut
         last = self._before_cut() if self.stopped else list(self._held)
         return [*chunks, *self._hand_out(last)]

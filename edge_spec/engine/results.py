@@ -158,6 +158,7 @@ class GenerationResult:
     is_cut: bool = False
     tokens: list[Token] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop: str | None = None  # the stop string that ended the text, if one did
     stats: Stats = field(default_factory=Stats)
     seed: int | None = None  # of the random draws, where there were any
     prediction: PredictionCounts | None = None  # where there was one

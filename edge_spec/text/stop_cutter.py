@@ -17,11 +17,15 @@ class StopCutter:
         self._naming: list[str] = []  # those that name a special token that has come
         self._held = ""
         self._unshown: list[int] = []  # places of characters in `_held` that are of special tokens
-        self.stopped = False
+        self.found: str | None = None  # the stop string that has ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, piece: str, special: str = "") -> str:
-        """Returns the text that can be shown now. After a stop string `stopped` is set and nothing
-        follows. special: the name of the special token that this is, after its piece."""
+        """Returns the text that can be shown now. After a stop string nothing follows. special:
+        the name of the special token that this is, after its piece."""
         if self.stopped:
             return ""
         if not special and not self._held and self._beginnings.isdisjoint(piece):
@@ -36,15 +40,15 @@ class StopCutter:
         views = _views(text, unshown, possible, self._naming)
         # The stop string that is complete first, whatever pieces the text comes in.
         found = [
-            (places[start + len(stop) - 1], places[start])
+            (places[start + len(stop) - 1], places[start], stop)
             for view, places, stops in views
             for stop in stops
             if (start := view.find(stop)) >= 0
         ]
         if found:
-            self.stopped = True
+            _, begin, self.found = min(found)
             self._held, self._unshown = "", []
-            return _shown(text[: min(found)[1]], unshown)
+            return _shown(text[:begin], unshown)
         start = min(
             (
                 places[len(view) - held]

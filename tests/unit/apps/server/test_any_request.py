@@ -69,7 +69,7 @@ def test_any_body_is_read_or_refused_in_one_line(kind: type[Body], data: Any) ->
         assert "\n" not in told.message
         assert told.message.endswith((".", "?"))
         assert len(told.message) < MOST_CHARACTERS
-        assert json.loads(told.body())["error"]["param"] is None or told.param in body
+        assert json.loads(told.body("/"))["error"]["param"] is None or told.param in body
         return
     assert request.form is None or request.form.grammar  # type: ignore[attr-defined]
     assert request.limit is None or request.limit >= -1  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the server's own requests and answers."""

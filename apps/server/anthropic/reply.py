@@ -1,0 +1,165 @@
+"""Answers as clients of Anthropic's API read them: a message, or events of a stream."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from edge_spec import FinishReason, GenerationResult
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.anthropic.errors import error_document
+from edge_spec.apps.server.anthropic.signatures import signature_of
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.reply import Reply, server_event
+from edge_spec.text.parts.part import CallHead, PartKind
+
+
+class MessageReply(Reply):
+    """The assistant's next message: blocks, in the order in which the model wrote them."""
+
+    def __init__(self, model: str, prompt_n: int, max_tokens: int, *, tells_thoughts: bool) -> None:
+        """prompt_n: tokens of the prompt. tells_thoughts: whether thoughts stand in the message;
+        else their signatures alone do."""
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._model = model
+        self._prompt_n = prompt_n
+        self._max_tokens = max_tokens
+        self._tells_thoughts = tells_thoughts
+        self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
+        self._open: PartKind | None = None  # the kind of the last block, while it goes on
+        self._written = ""  # in it: a thought, or the arguments of a call
+
+    def opening(self) -> str:
+        message = self._message(None, None, _usage(self._prompt_n))
+        return _event("message_start", message=message) + _event("ping")
+
+    def waiting(self) -> str:
+        return _event("ping")
+
+    def piece(self, round_: Round) -> str:
+        chunk = round_.chunk
+        if not chunk.text and chunk.call is None:
+            return ""
+        events = ""
+        if chunk.kind is not self._open or chunk.call is not None:
+            events = self._close() + self._begin(chunk.kind, chunk.call)
+        return events + self._add(chunk.text)
+
+    def collect(self, round_: Round) -> None:
+        self.piece(round_)
+
+    def end(self, ended: Ended) -> str:
+        told = self._close()
+        reason, stop = self._reason(ended.result)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        return told + _event("message_delta", delta=delta, usage=_usage_of(ended.result))
+
+    def closing(self) -> str:
+        return _event("message_stop")
+
+    def failure(self, error: ApiError) -> str:
+        return server_event(json.dumps(error_document(error)), "error")
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        self._close()
+        return self._message(*self._reason(results[0]), _usage_of(results[0]))
+
+    def _message(self, reason: str | None, stop: str | None, usage: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
+        """Returns why the message has ended, and the stop string that ended it."""
+        if result.finish_reason is FinishReason.STOP:
+            if result.stop is not None:
+                return "stop_sequence", result.stop
+            has_called = any(block["type"] == "tool_use" for block in self._content)
+            return ("tool_use" if has_called else "end_turn"), None
+        is_full = result.finish_reason is FinishReason.LENGTH
+        if is_full and result.stats.predicted_n < self._max_tokens:
+            return "model_context_window_exceeded", None
+        return "max_tokens", None
+
+    # What a stream is told of its blocks.
+
+    def _begin(self, kind: PartKind, call: CallHead | None) -> str:
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if kind is PartKind.REASONING:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif call is not None:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        self._open, self._written = kind, ""
+        self._content.append(block)
+        return self._of_block("start", content_block=block)
+
+    def _add(self, text: str) -> str:
+        self._written += text
+        if self._open is PartKind.CALL:
+            return self._delta("input_json", partial_json=text)
+        if self._open is PartKind.TEXT:
+            self._content[-1]["text"] += text
+            return self._delta("text", text=text)
+        if not self._tells_thoughts:
+            return ""
+        self._content[-1]["thinking"] += text
+        return self._delta("thinking", thinking=text)
+
+    def _close(self) -> str:
+        if self._open is None:
+            return ""
+        told, block = "", self._content[-1]
+        if self._open is PartKind.REASONING:
+            block["signature"] = signature_of(self._written, is_told=self._tells_thoughts)
+            told = self._delta("signature", signature=block["signature"])
+        elif self._open is PartKind.CALL:
+            block["input"] = _input(self._written)
+        self._open = None
+        return told + self._of_block("stop")
+
+    def _delta(self, kind: str, **delta: str) -> str:
+        return self._of_block("delta", delta={"type": f"{kind}_delta", **delta})
+
+    def _of_block(self, what: str, **fields: Any) -> str:
+        return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Returns the arguments of a call, or what is complete of those of one that was cut."""
+    try:
+        given = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def _usage_of(result: GenerationResult) -> dict[str, Any]:
+    stats = result.stats
+    return _usage(stats.prompt_n, stats.cached_n, stats.predicted_n, result.reasoning_n)
+
+
+def _usage(
+    prompt_n: int, cached_n: int = 0, predicted_n: int = 0, reasoning_n: int = 0
+) -> dict[str, Any]:
+    return {
+        "input_tokens": prompt_n - cached_n,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_n,
+        "output_tokens": predicted_n,
+        "output_tokens_details": {"thinking_tokens": reasoning_n},
+    }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return server_event(json.dumps({"type": kind, **fields}), kind)
