@@ -2,13 +2,18 @@
 
 import { shown } from "./conversation.js";
 import { element, iconButton } from "./dom.js";
-import { drafterName, statsDetails, statsLine } from "./figures.js";
+import { drafterName, numTokens, statsDetails, statsLine } from "./figures.js";
 import { StreamingMarkdown } from "./markdown.js";
+import { ThoughtView, callNode } from "./thought.js";
 import { StreamingTokens, legend } from "./tokens.js";
 
 const NOTES = {
   length: "It ends here because the limit of tokens, or the end of the context, was reached.",
   cancelled: "It was stopped here.",
+};
+const IN_THOUGHT = {
+  length: "The limit of tokens, or the end of the context, was reached within the thought.",
+  cancelled: "It was stopped within the thought.",
 };
 
 /** `actions`: regenerate(), retry() and choose(step), about this message; copy(text, button). */
@@ -17,7 +22,9 @@ export class AnswerView {
   #actions;
   #tokens;
   #answer = null; // the one that is drawn
+  #thought = null; // from the first of its tokens on
   #content = element("div", {});
+  #calls = null; // from the first one on
   #renderer = null;
   #below = element("div", { class: "below" });
   #line = element("span", { class: "stats" });
@@ -45,7 +52,9 @@ export class AnswerView {
     const { activeElement } = document;
     const focused = this.#below.contains(activeElement) && activeElement.ariaLabel;
     if (answer !== this.#answer) this.#begin(answer);
+    if (answer.thought !== null) this.#showThought(answer);
     this.#renderer.show(this.#tokens ? answer : answer.text);
+    if (answer.calls.length > 0) this.#showCalls(answer.calls);
     this.node.setAttribute("aria-busy", String(running));
     this.node.classList.toggle("running", running);
     if (running) this.#line.textContent = statsLine(answer) || "Reading the prompt…";
@@ -55,11 +64,12 @@ export class AnswerView {
   // Draws what stands below the text, once the answer is over.
   #finish(focused) {
     const answer = shown(this.#message);
-    const note = NOTES[answer.state];
+    const isEmpty = answer.text === "" && answer.calls.length === 0;
+    const note = (answer.thought && isEmpty ? IN_THOUGHT : NOTES)[answer.state];
     const parts = [
       note === undefined ? null : element("p", { class: "note" }, note),
       answer.error === null ? null : this.#error(answer.error),
-      this.#tokens && answer.marks.length > 0 ? legend(answer) : null,
+      this.#tokens && numTokens(answer) > 0 ? legend(answer) : null,
       element("footer", {}, this.#stats(answer), this.#buttons(answer)),
     ];
     this.#below.replaceChildren(...parts.filter((part) => part !== null));
@@ -73,10 +83,28 @@ export class AnswerView {
 
   #begin(answer) {
     this.#answer = answer;
+    for (const node of [this.#thought?.node, this.#calls]) node?.remove();
+    this.#thought = this.#calls = null;
     this.#content.className = this.#tokens ? "tokens" : "prose";
     const Renderer = this.#tokens ? StreamingTokens : StreamingMarkdown;
     this.#renderer = new Renderer(this.#content);
     this.#below.replaceChildren(element("footer", {}, this.#line));
+  }
+
+  #showThought(answer) {
+    if (this.#thought === null) {
+      this.#thought = new ThoughtView(this.#tokens);
+      this.node.prepend(this.#thought.node);
+    }
+    this.#thought.update(answer);
+  }
+
+  #showCalls(calls) {
+    if (this.#calls === null) {
+      this.#calls = element("div", { class: "prose" });
+      this.#below.before(this.#calls);
+    }
+    this.#calls.replaceChildren(...calls.map(callNode));
   }
 
   #error({ message, remedy }) {

@@ -7,7 +7,9 @@
 //   state: "running", "stop", "length", "cancelled" or "failed",
 //   error: null or {message, remedy}, timings: null or the server's,
 //   kinds: ["plain", "accepted suffix", ...], marks: [length, index into kinds, ...] of its tokens,
-//   samples: [ms since the first token, tokens/s, ...], plain: tokens/s without drafting, or null.
+//   samples: [ms since the first token, tokens/s, ...], plain: tokens/s without drafting, or null,
+//   thought: null or {text, ms, open, marks}: what was thought, for how long, whether it goes on, and
+//   its tokens, as those of the text; calls: [{id, name, arguments}], of tools, the arguments a text.
 
 const MAX_SAMPLES = 200; // of one answer; then every other one is dropped
 const MAX_TITLE = 80;
@@ -30,6 +32,8 @@ export function newAnswer(drafter) {
     marks: [],
     samples: [],
     plain: null,
+    thought: null,
+    calls: [],
   };
 }
 
@@ -38,34 +42,69 @@ export function shown(message) {
   return message.answers[message.chosen];
 }
 
-/** Adds one chunk of the stream; `elapsed_ms` is the time since the first one. */
-export function addChunk(answer, chunk, elapsed_ms) {
+/** Adds one chunk of the stream; `elapsed_ms` is the time since the first one, `took_ms` that since
+ * the one before. */
+export function addChunk(answer, chunk, elapsed_ms, took_ms) {
   const choice = chunk.choices?.[0];
-  answer.text += choice?.delta?.content ?? "";
+  const ours = chunk.edge_spec;
+  const delta = choice?.delta ?? {};
+  if (delta.reasoning_content) addThought(answer, delta.reasoning_content, took_ms);
+  else if (hasText(delta) && answer.thought) answer.thought.open = false;
+  answer.text += delta.content ?? "";
+  for (const call of delta.tool_calls ?? []) addCall(answer, call);
+  const [part, added] = delta.reasoning_content
+    ? [answer.thought, delta.reasoning_content]
+    : [answer, delta.content ?? ""];
+  addTokens(answer, part.marks, ours?.tokens ?? [], added);
   if (STATES.includes(choice?.finish_reason)) answer.state = choice.finish_reason;
   if (chunk.timings) answer.timings = cleanTimings(chunk.timings);
-  const ours = chunk.edge_spec;
   if (!ours) return;
-  for (const token of ours.tokens ?? []) addToken(answer, token);
   if (isRate(ours.plain_per_second)) answer.plain = ours.plain_per_second;
   if (isRate(ours.live_per_second)) addSample(answer, elapsed_ms, ours.live_per_second);
 }
 
-/** Messages as the server takes them, those before `end`. Questions that got no answer are left
- * out: many models want the two to take turns. */
+/** Whether a delta of the stream has anything of an answer; its first one has not. */
+export function hasText({ reasoning_content, content, tool_calls }) {
+  return Boolean(reasoning_content || content || tool_calls?.length);
+}
+
+/** Whether the model is thinking. */
+export function isThinking(answer) {
+  return answer.state === "running" && Boolean(answer.thought?.open);
+}
+
+/** Messages as the server takes them, those before `end`, with what was thought: the model's own
+ * template knows what it sees again. Questions that got no answer are left out: many models want
+ * the two to take turns. */
 export function serverMessages({ messages }, system, end) {
   const found = system === "" ? [] : [{ role: "system", content: system }];
   for (let i = 0; i < end; i += 1) {
     const message = messages[i];
     const next = messages[i + 1];
     if (message.role === "assistant") {
-      const { text } = shown(message);
-      if (text !== "") found.push({ role: "assistant", content: text });
-    } else if (i + 1 === end || shown(next).text !== "") {
+      if (isAnswered(shown(message))) found.push(...answerMessages(shown(message)));
+    } else if (i + 1 === end || isAnswered(shown(next))) {
       found.push({ role: "user", content: message.text });
     }
   }
   return found;
+}
+
+function isAnswered({ text, thought, calls }) {
+  return text !== "" || thought !== null || calls.length > 0;
+}
+
+function answerMessages({ text, thought, calls }) {
+  const answer = { role: "assistant", content: text };
+  if (thought !== null) answer.reasoning_content = thought.text;
+  if (calls.length === 0) return [answer];
+  answer.tool_calls = calls.map(({ id, name, arguments: text }) => {
+    return { id, type: "function", function: { name, arguments: text } };
+  });
+  const results = calls.map(({ id }) => {
+    return { role: "tool", tool_call_id: id, content: "not run: there is no such tool here" };
+  });
+  return [answer, ...results];
 }
 
 /** The first line of a message, shortened. */
@@ -77,8 +116,9 @@ export function titleOf(text) {
 /** How many tokens an answer has of each kind, most first: [["accepted suffix", 9], ...]. */
 export function kindCounts(answer) {
   const counts = new Map();
-  for (let i = 1; i < answer.marks.length; i += 2) {
-    const kind = answer.kinds[answer.marks[i]];
+  const marks = [...(answer.thought?.marks ?? []), ...answer.marks];
+  for (let i = 1; i < marks.length; i += 2) {
+    const kind = answer.kinds[marks[i]];
     counts.set(kind, (counts.get(kind) ?? 0) + 1);
   }
   return [...counts].sort((a, b) => b[1] - a[1]);
@@ -120,10 +160,21 @@ function cleanAnswer(value) {
   answer.plain = isRate(value.plain) ? value.plain : null;
   answer.samples = numbers(value.samples);
   const kinds = Array.isArray(value.kinds) ? value.kinds : [];
-  const marks = numbers(value.marks);
-  const fits = marks.every((mark, i) => i % 2 === 0 || typeof kinds[mark] === "string");
-  if (fits) Object.assign(answer, { kinds, marks });
-  return answer;
+  const known = (marks) => marks.every((mark, i) => i % 2 === 0 || typeof kinds[mark] === "string");
+  const [marks, thought] = [numbers(value.marks), cleanThought(value.thought)];
+  if (known(marks) && known(thought?.marks ?? [])) Object.assign(answer, { kinds, marks });
+  else if (thought) thought.marks = [];
+  answer.calls = Array.isArray(value.calls) ? value.calls.filter(isCall) : [];
+  return { ...answer, thought };
+}
+
+function cleanThought(value) {
+  if (typeof value?.text !== "string") return null;
+  return { text: value.text, ms: number(value.ms) ?? 0, open: false, marks: numbers(value.marks) };
+}
+
+function isCall(value) {
+  return ["id", "name", "arguments"].every((name) => typeof value?.[name] === "string");
 }
 
 function cleanTimings(value) {
@@ -140,12 +191,35 @@ function cleanCounts(value) {
   return Object.fromEntries(Object.entries(value ?? {}).filter(([, n]) => number(n) !== null));
 }
 
-function addToken(answer, { text, origin, drafter }) {
-  const known = ORIGINS.includes(origin) ? origin : "plain";
-  const kind = drafter ? `${known} ${drafter}` : known;
-  let index = answer.kinds.indexOf(kind);
-  if (index === -1) index = answer.kinds.push(kind) - 1;
-  answer.marks.push(text.length, index);
+function addThought(answer, text, took_ms) {
+  answer.thought ??= { text: "", ms: 0, open: true, marks: [] };
+  answer.thought.text += text;
+  answer.thought.ms += Math.round(took_ms);
+  answer.thought.open = true;
+}
+
+// A call comes in pieces: its name with the first one, then its arguments.
+function addCall(answer, { index, id, function: called }) {
+  answer.calls[index] ??= { id: "", name: "", arguments: "" };
+  const call = answer.calls[index];
+  call.id += id ?? "";
+  call.name += called?.name ?? "";
+  call.arguments += called?.arguments ?? "";
+}
+
+// The tokens of a chunk: those that are none of the text that it `added`, such as the one that ends
+// a thought, have the length 0.
+function addTokens(answer, marks, tokens, added) {
+  let at = 0;
+  for (const { text, origin, drafter } of tokens) {
+    const known = ORIGINS.includes(origin) ? origin : "plain";
+    const kind = drafter ? `${known} ${drafter}` : known;
+    let index = answer.kinds.indexOf(kind);
+    if (index === -1) index = answer.kinds.push(kind) - 1;
+    const length = added.startsWith(text, at) ? text.length : 0;
+    marks.push(length, index);
+    at += length;
+  }
 }
 
 function addSample(answer, elapsed_ms, rate) {

@@ -49,7 +49,27 @@ export function speedupOf(answer) {
 }
 
 export function numTokens(answer) {
-  return answer.timings?.predicted_n ?? answer.marks.length / 2;
+  return answer.timings?.predicted_n ?? numMarked(answer);
+}
+
+function numMarked({ marks, thought }) {
+  return (marks.length + (thought?.marks.length ?? 0)) / 2;
+}
+
+/** How long was thought, and how much: "for 3.1 s (120 tokens)". */
+export function thoughtLine({ ms, marks }) {
+  const tokens = marks.length / 2;
+  const count = tokens === 0 ? "" : ` (${tokens} token${tokens === 1 ? "" : "s"})`;
+  return `for ${seconds(ms)}${count}`;
+}
+
+function seconds(ms) {
+  const whole = Math.round(ms / 1e3);
+  return ms < 10e3 ? `${(ms / 1e3).toFixed(1)} s` : whole < 60 ? `${whole} s` : minutes(whole);
+}
+
+function minutes(whole) {
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
 
 /** One line: rate, speedup, share of accepted draft tokens, tokens a round, length. */

@@ -102,7 +102,8 @@ function heading(level, text) {
   return element(tag, { class: `level-${level}` }, ...inlineNodes(text));
 }
 
-function codeBlock({ language, text }) {
+/** A block of code, with a button that copies it. */
+export function codeBlock({ language, text }) {
   const copy = element("button", { type: "button", class: "quiet", "data-copy": true }, "Copy");
   const caption = element("figcaption", {}, element("span", {}, language || "text"), copy);
   const pre = element("pre", { tabindex: "0" }, element("code", {}, text));

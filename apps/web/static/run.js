@@ -1,7 +1,7 @@
 // Asks the server for one answer.
 
 import { streamChat } from "./api.js";
-import { addChunk } from "./conversation.js";
+import { addChunk, hasText } from "./conversation.js";
 
 /**
  * Streams into `answer` until it is over, however it ends; then its state says how. `changed()` is
@@ -9,11 +9,14 @@ import { addChunk } from "./conversation.js";
  */
 export async function runAnswer(answer, body, signal, changed) {
   let first_ms = null;
+  let last_ms = 0;
   try {
     for await (const chunk of streamChat(body, signal)) {
       const now_ms = performance.now();
-      if (chunk.choices?.[0]?.delta?.content) first_ms ??= now_ms; // the prompt has been read
-      addChunk(answer, chunk, first_ms === null ? 0 : now_ms - first_ms);
+      if (hasText(chunk.choices?.[0]?.delta ?? {})) first_ms ??= now_ms; // the prompt has been read
+      const elapsed_ms = first_ms === null ? 0 : now_ms - first_ms;
+      addChunk(answer, chunk, elapsed_ms, elapsed_ms - last_ms);
+      last_ms = elapsed_ms;
       changed();
     }
     if (answer.state === "running") answer.state = "stop";
