@@ -13,6 +13,7 @@ from rich.text import Text
 
 from edge_spec.apps.chat.comparison import DrafterComparison
 from edge_spec.apps.chat.paint import bar_character
+from edge_spec.apps.chat.thoughts import folded
 
 if TYPE_CHECKING:
     from edge_spec import GenerationResult, Stats, Token
@@ -54,6 +55,8 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
             f"  {name}: {counts.draft_n_accepted} of {counts.draft_n}"
             for name, counts in stats.drafters.items()
         ]
+    if result.reasoning_n:
+        lines.append(folded(result))
     if stats.staleness is not None:
         lines.append(stats.staleness)
     reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
@@ -153,7 +156,9 @@ def comparison_text(compared: DrafterComparison, width: int) -> RenderableType:
 
 def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
     title = Text(f"{name}: {per_second:.1f} tokens/s")
-    return Panel(Text(result.text.strip()), title=title, title_align="left")
+    thought, text = result.reasoning.strip(), result.text.strip()
+    shown = Text.assemble((thought, "dim"), "\n\n" if thought and text else "", text)
+    return Panel(shown, title=title, title_align="left")
 
 
 def _equality(compared: DrafterComparison) -> str:

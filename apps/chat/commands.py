@@ -13,6 +13,7 @@ from edge_spec.apps.chat import keeping
 from edge_spec.apps.chat.command_texts import comparison_text, has_colours, stats_text, tokens_text
 from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report
+from edge_spec.apps.chat.thoughts import unfolded
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 
@@ -126,6 +127,15 @@ def _stats(conversation: ChatConversation, argument: str, door: Door) -> Outcome
     return stats_text(conversation.last, conversation.last_sampling)
 
 
+def _thoughts(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+    return unfolded(conversation.running or conversation.last)
+
+
+def _undo(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+    text = conversation.take_back()
+    return f"Taken back, with its answer: {text}"
+
+
 def _retry(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     return CommandAnswer(conversation.last_prompt(), again=True)
 
@@ -209,7 +219,9 @@ COMMANDS = (
     ),
     Command("/tokens", "", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
     Command("/stats", "", "figures of the last answer", _stats, Runs.ANY_TIME),
+    Command("/thoughts", "", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
     Command("/retry", "", "answer the last message again", _retry),
+    Command("/undo", "", "take the last message back, with its answer", _undo),
     Command("/reset", "", "forget the conversation", _reset),
     Command("/system", "[TEXT|none]", "the system message from now on", _system),
     Command(

@@ -14,7 +14,9 @@ from edge_spec.errors import UsageError
 if TYPE_CHECKING:
     from edge_spec import AnswerOptions, Chunk, Engine, Generation, GenerationResult
 
-Message = dict[str, str]  # "role" and "content"
+# "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
+# model's template shows again or leaves out.
+Message = dict[str, str]
 Report = Callable[[str, float], None]  # what is being done, and how much of it is
 OnChunk = Callable[["Chunk"], None]
 CountTokens = Callable[[Sequence[Message]], int]
@@ -180,8 +182,8 @@ class ChatConversation:
             self._read(generation, on_chunk)
         finally:
             failed = result.finish_reason == "error"
-            if result.finish_reason is not None and not (failed and not result.text):
-                self.said = [*said, {"role": "assistant", "content": result.text}]
+            if result.finish_reason is not None and not (failed and not _has_content(result)):
+                self.said = [*said, _message(result)]
                 self.last, self.last_sampling = result, self._told_sampling()
                 self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
         return result
@@ -219,6 +221,14 @@ class ChatConversation:
     def before_last_prompt(self) -> list[Message]:
         """The messages that the last answer was given after, without its own."""
         return [*self._opening, *self.said[self.left_out : self._last_asked()]]
+
+    def take_back(self) -> str:
+        """Drops the last message of the user with what followed it; returns its text. Raises
+        UsageError where there is none."""
+        text = self.last_prompt()
+        self.said = self.said[: self._last_asked()]
+        self.left_out = min(self.left_out, len(self.said))
+        return text
 
     def forget(self) -> None:
         self.said, self.left_out = [], 0
@@ -276,3 +286,12 @@ class ChatConversation:
             if self.said[index]["role"] == "user":
                 return index
         raise UsageError("nothing was asked yet", remedy="Type a message first.")
+
+
+def _has_content(result: GenerationResult) -> bool:
+    return bool(result.text or result.reasoning)
+
+
+def _message(result: GenerationResult) -> Message:
+    thought = {"reasoning_content": result.reasoning} if result.reasoning else {}
+    return {"role": "assistant", "content": result.text, **thought}

@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.fitting.memory import format_bytes, resident_bytes
+from edge_spec.text.parts.part import PartKind
+from edge_spec.text.parts.thought_line import told_time
+
+if TYPE_CHECKING:
+    from edge_spec import GenerationResult
 
 _WINDOW_S = 1.0
 _MOST_COUNTS = 4096  # more than come in that time
@@ -44,6 +50,11 @@ class Meter:
         return tokens / span_s if tokens and span_s else None
 
 
+def is_thinking(running: GenerationResult) -> bool:
+    """Says whether the latest token of an answer is one of a thought."""
+    return bool(running.tokens) and running.tokens[-1].kind is PartKind.REASONING
+
+
 def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
     """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
     answer that is being written, or of the last one. note: what else there is to say."""
@@ -53,6 +64,8 @@ def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) 
     if result is not None:
         stats = result.stats
         rate = meter.per_second if running is not None else stats.predicted_per_second
+        if running is not None and is_thinking(running):
+            parts.append(f"thinking {told_time(running.reasoning_ms / 1e3)}")
         reading = f"reading {conversation.reading}".rstrip()
         parts.append(reading if rate is None else f"{rate:.0f} tokens/s")
         speedup = stats.speedup

@@ -11,6 +11,7 @@ from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
 
 _ROLES = ("system", "user", "assistant")
+_THOUGHT = "reasoning_content"
 
 
 def save(conversation: ChatConversation, path: Path) -> str:
@@ -53,10 +54,10 @@ def _messages(note: Any, path: Path) -> list[Message]:
     if not isinstance(messages, list):
         raise _no_conversation(path, 'it has no "messages"')
     for index, message in enumerate(messages):
-        known = isinstance(message, dict) and message.keys() == {"role", "content"}
+        known = isinstance(message, dict) and message.keys() - {_THOUGHT} == {"role", "content"}
         if not known or message["role"] not in _ROLES[index > 0 :]:
             raise _no_conversation(path, f"message {index + 1} has no known role")
-        if not isinstance(message["content"], str):
+        if not all(isinstance(text, str) for text in message.values()):
             raise _no_conversation(path, f"message {index + 1} has no text")
     return messages
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import ClassVar, NamedTuple
 
 from markdown_it import MarkdownIt
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
 
 from edge_spec.apps.chat.paint import harmless, paint
+from edge_spec.apps.chat.thoughts import dim
+from edge_spec.text.parts.part import CallHead, PartKind
 
 _MOST_LEVELS = 16
 _LEVEL_CELLS = 4  # at most, that a level takes of the width
@@ -29,34 +33,87 @@ _FENCES = ("```", "~~~")
 class AnswerView:
     """Text is pushed by one thread while another takes blocks and shows the rest.
 
-    Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines.
+    Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines. A thought is
+    one block, which appears once it has ended, folded to a line.
     """
 
-    def __init__(self, is_plain: bool = False) -> None:
+    def __init__(self, is_plain: bool = False, fold: Callable[[], str] = lambda: "thought") -> None:
+        """fold: gives the line for the thought that has ended."""
         self._is_plain = is_plain
+        self._fold = fold
         self._lock = Lock()
+        self._blocks: list[RenderableType] = []  # before the rest: finished, and not taken yet
         self._rest = ""
+        self._call = ""  # the name of the call whose arguments the rest is
+        self._thought = ""  # what is written of it
+        self.is_thinking = False
 
-    def push(self, text: str) -> None:
+    def push(self, text: str, kind: PartKind = PartKind.TEXT, call: CallHead | None = None) -> None:
+        """call: with the first piece of each call."""
         with self._lock:
+            if kind is PartKind.REASONING:
+                self._end_text()
+                self.is_thinking = True
+                self._thought += text
+                return
+            self._end_thought()
+            if kind is PartKind.TEXT and self._call:
+                self._end_text()
+            if call is not None:
+                self._end_text()
+                self._call = call.name
             self._rest += text
 
     def take(self) -> RenderableType | None:
         """The blocks that no further text can change; they are no longer part of the rest."""
         with self._lock:
-            length = self._rest.rfind("\n") + 1 if self._is_plain else finished_length(self._rest)
+            length = 0 if self._call else self._finished()
             block, self._rest = self._rest[:length], self._rest[length:]
-        return shown_text(block.removesuffix("\n"), self._is_plain) if block else None
+            if block:
+                self._blocks.append(shown_text(block.removesuffix("\n"), self._is_plain))
+            return self._taken()
+
+    def _finished(self) -> int:
+        return self._rest.rfind("\n") + 1 if self._is_plain else finished_length(self._rest)
 
     def take_all(self) -> RenderableType | None:
         """All that is left; None where that is nothing but spaces."""
         with self._lock:
-            block, self._rest = self._rest, ""
-        return shown_text(block, self._is_plain) if block.strip() else None
+            self._end_thought()
+            self._end_text()
+            return self._taken()
+
+    def _end_thought(self) -> None:
+        if self._thought.strip():
+            self._blocks.append(dim(self._fold()))
+        self._thought, self.is_thinking = "", False
+
+    def _end_text(self) -> None:
+        text, self._rest = self._rest, ""
+        name, self._call = self._call, ""
+        if name:
+            self._blocks.append(shown_call(name, text))
+        elif text.strip():
+            self._blocks.append(shown_text(text, self._is_plain))
+
+    def _taken(self) -> RenderableType | None:
+        blocks, self._blocks = self._blocks, []
+        if len(blocks) < 2:
+            return blocks[0] if blocks else None
+        gap = [] if self._is_plain else [Text()]
+        return Group(blocks[0], *(each for block in blocks[1:] for each in (*gap, block)))
 
     @property
     def rest(self) -> str:
-        return self._rest
+        """Returns the text after the blocks, or the thought that is being written."""
+        return self._thought if self.is_thinking else self._rest
+
+
+def shown_call(name: str, arguments: str) -> RenderableType:
+    """A call of a tool, its arguments one a line where they are complete."""
+    with suppress(ValueError, RecursionError):
+        arguments = json.dumps(json.loads(arguments), indent=2, ensure_ascii=False)
+    return Group(Text(harmless(f"Call of {name}"), "bold"), Text(harmless(arguments)))
 
 
 def shown_text(text: str, is_plain: bool) -> RenderableType:
@@ -114,6 +171,7 @@ class Room(NamedTuple):
     columns: int
     rows: int
     is_plain: bool  # Markdown is shown as text
+    is_thought: bool = False
 
 
 class Tail:
@@ -132,7 +190,9 @@ class Tail:
         is_longer = room == self._room and text.startswith(self._text)
         if is_longer and (text == self._text or begun < self._not_before):
             return self._fragments
-        lines = paint(shown_text(_end_of(text, room.rows), room.is_plain), room.columns)
+        end = _end_of(text, room.rows)
+        shown = dim(end) if room.is_thought else shown_text(end, room.is_plain)
+        lines = paint(shown, room.columns)
         last = lines.rstrip("\n").split("\n")[-room.rows :]
         self._fragments = to_formatted_text(ANSI("\n".join(last)))
         self._text, self._room = text, room

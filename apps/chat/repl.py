@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ from edge_spec import EdgeSpecError
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
 from edge_spec.apps.chat.paint import harmless, plain
+from edge_spec.apps.chat.thoughts import folded
+from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
     from edge_spec import AnswerOptions, Chunk
@@ -73,20 +75,47 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> Leave 
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    to_terminal = sys.stdout.isatty()
-
-    def show(chunk: Chunk) -> None:
-        if not as_json:
-            print(harmless(chunk.text) if to_terminal else chunk.text, end="", flush=True)
-
+    writer = AnswerWriter(
+        sys.stdout.isatty(), lambda: folded(conversation.running or conversation.last)
+    )
     note = conversation.make_room(message.text, again=message.again)
     if note is not None:
         print(f"edge-spec: {note}", file=sys.stderr)
     try:
+        show = (lambda chunk: None) if as_json else writer.write
         conversation.answer(message.text, show, again=message.again)
     finally:
         if not as_json:
-            print(flush=True)
+            writer.finish()
+
+
+class AnswerWriter:
+    """Writes an answer as it comes: its text alone to a pipe; a terminal that cannot be drawn over
+    is told of thoughts and calls, a line each."""
+
+    def __init__(self, to_terminal: bool, fold: Callable[[], str]) -> None:
+        self._to_terminal = to_terminal
+        self._fold = fold
+        self._has_thought = False
+
+    def write(self, chunk: Chunk) -> None:
+        if chunk.kind is PartKind.REASONING:
+            self._has_thought = self._has_thought or bool(chunk.text.strip())
+            return
+        self._end_thought()
+        if self._to_terminal and chunk.call is not None:
+            print(harmless(f"\nCall of {chunk.call.name}: "), end="")
+        if chunk.kind is PartKind.TEXT or self._to_terminal:
+            print(harmless(chunk.text) if self._to_terminal else chunk.text, end="", flush=True)
+
+    def finish(self) -> None:
+        self._end_thought()
+        print(flush=True)
+
+    def _end_thought(self) -> None:
+        if self._to_terminal and self._has_thought:
+            print(self._fold(), flush=True)
+        self._has_thought = False
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
 from edge_spec.apps.chat.paint import harmless, paint
+from edge_spec.apps.chat.thoughts import folded
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
 _MENU_ROWS = 4
+_THOUGHT_ROWS = 10  # at most, that one line will take the place of
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
 _STYLE = Style([("bottom-toolbar", "noreverse")])
 _WAIT = "Goes when this has ended; Ctrl-C ends it."
@@ -59,6 +61,7 @@ class Terminal:
         self._note = ""  # in the footer
         self._is_held = False  # the line was entered, and waits for the end of the work
         self._leaving = False
+        self._unfold_hint = "; /thoughts shows it"  # the first time
         self._error: BaseException | None = None  # that ends the session
         self._tail = Tail()
         self._worker = ThreadPoolExecutor(1)
@@ -153,11 +156,11 @@ class Terminal:
     async def _answer(self, message: CommandAnswer) -> None:
         room = partial(self._conversation.make_room, message.text, again=message.again)
         await self._show(await self._following(room))
-        self._view = view = AnswerView(self._conversation.is_plain)
+        self._view = view = AnswerView(self._conversation.is_plain, self._folded)
         self._meter.restart()
 
         def on_chunk(chunk: Chunk) -> None:
-            view.push(chunk.text)
+            view.push(chunk.text, chunk.kind, chunk.call)
             self._meter.observe(len(chunk.tokens))
 
         try:
@@ -216,11 +219,18 @@ class Terminal:
         if view is None or not view.rest.strip() or self._session.app.is_done:
             return [("", _PROMPT)]
         rows = max(self._session.output.get_size().rows - _ROWS_BELOW, 1)
-        room = Room(self._width, rows, self._conversation.is_plain)
+        if view.is_thinking:
+            rows = min(rows, _THOUGHT_ROWS)
+        room = Room(self._width, rows, self._conversation.is_plain, view.is_thinking)
         return [*self._tail.fragments(view.rest, room), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
         return harmless(footer(self._conversation, self._meter, self._note, self._width))
+
+    def _folded(self) -> str:
+        line = folded(self._conversation.running or self._conversation.last)
+        hint, self._unfold_hint = self._unfold_hint, ""
+        return line + hint
 
     def _typed(self) -> str:
         return self._session.default_buffer.text

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
+from edge_spec.cli.answer_writer import AnswerWriter
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edge_spec.engine.generation import Generation
     from edge_spec.loader.place import PlacedModels
     from edge_spec.text.grammar import Grammar
+    from edge_spec.text.parts.answer_form import AnswerForm
 
 _log = logging.getLogger(__name__)
 
@@ -66,19 +68,24 @@ def generate(
             stop=stop or (),
             sampling=params,
             grammar=grammar,
+            form=asked.form,
             stream=True,
         )
         _print(generation, json)
 
 
 class _Asked:
-    """The prompt: its tokens are known when the model's header is, before the weights are read."""
+    """The prompt: its tokens are known when the model's header is, before the weights are read.
+
+    form: which parts the answer may have.
+    """
 
     def __init__(self, text: str, raw: bool, *, closes_thought: bool) -> None:
         self._text = text
         self._raw = raw
         self._closes_thought = closes_thought
         self.tokens: Sequence[int] = ()
+        self.form: AnswerForm | None = None
 
     def encode(self, placed: PlacedModels) -> None:
         """Raises ContextFullError, UnsupportedModelError for a chat template that fails."""
@@ -91,10 +98,11 @@ class _Asked:
                 "%s has no chat template: the prompt is continued as it is, as with --raw",
                 placed.target.name,
             )
-        if self._raw:
+        if self._raw or text.chat_template is None:
             self.tokens = text.tokenizer.encode(self._text)
         else:
-            self.tokens = text.prompt_of(self._text, closes_thought=self._closes_thought)
+            self.tokens = text.chat_prompt(self._text, closes_thought=self._closes_thought)
+            self.form = text.answer_form(self.tokens, closes_thought=self._closes_thought)
         require_room(self.tokens, placed.context_length)
 
 
@@ -119,17 +127,18 @@ def _print(generation: Generation, as_json: bool) -> None:
     """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
     what there is of one that the model failed in."""
 
+    writer = AnswerWriter(generation.result)
     try:
         with generation.cancelled_by_interrupt():
             with ProgressBar() as generation.progress:
                 first = next(generation, None)
             for chunk in generation if first is None else chain([first], generation):
                 if not as_json:
-                    print(chunk.text, end="", flush=True)
+                    writer.write(chunk)
     finally:
         if as_json and generation.result.finish_reason is not None:
             print_json(generation.result.to_dict())
         elif not as_json:
-            print()
+            writer.finish()
     if generation.result.finish_reason == "cancelled":
         raise KeyboardInterrupt

@@ -40,7 +40,9 @@ from edge_spec.text.tokenizer import Tokenizer
 SPECIALS = ["<eos>", "<user>", "<asked>"]
 TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<user>' if message.role == 'user' else '' }}{{ message.content }}"
+    "{{ '<user>' if message.role == 'user' else '' }}"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}"
     "{{ '<asked>' if message.role == 'user' else '<eos>' }}"
     "{% endfor %}"
 )

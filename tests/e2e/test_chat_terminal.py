@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -38,7 +39,10 @@ ANSWERS = {
     "slow": REPEATED,
     "slow list": "First paragraph.\n\nSecond paragraph.",
     "repeat": REPEATED,
+    "think": f"<think>\nFirst {REPEATED}\n\nThen \x1b[2J\n</think>\n\nThe **answer**.",
+    "slow thought": f"<think>\n{REPEATED}\n</think>\n\nThe answer.",
 }
+THOUGHT_LINE = re.compile(r"thought for \d+\.\d s \((\d+) tokens\)")
 
 
 class Screen(pyte.Screen):
@@ -201,6 +205,55 @@ def test_sequences_in_an_answer_do_not_reach_the_terminal(chat: Any) -> None:
     tty.enter("/quit")
     assert tty.ends() == 0
     assert b"\x1b]" not in tty.raw and b"\x07" not in tty.raw and b"\xc2\x9b" not in tty.raw
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_thought_becomes_a_line_and_is_shown_when_asked_for(
+    chat: Any, environment: dict[str, str]
+) -> None:
+    tty = chat(**environment)
+    tty.enter("think")
+    tty.until("The", "answer", "thought for")
+    if not environment:
+        tty.until("/thoughts shows it", IDLE)
+    [count] = THOUGHT_LINE.findall(tty.text)
+    assert int(count) == len(ANSWERS["think"].partition("The **")[0])
+    assert "First one" not in tty.text and "think>" not in tty.text
+    tty.enter("/thoughts")
+    tty.until("First one two three", "Then \u241b[2J")
+    assert len(THOUGHT_LINE.findall(tty.text)) == 2
+    tty.enter("/tokens")
+    tty.until("answer", "written without a draft token")
+    tty.enter("/quit")
+    assert tty.ends() == 0
+
+
+def test_a_thought_that_is_stopped_stays_a_thought(chat: Any) -> None:
+    tty = chat()
+    tty.enter("/draft none")  # a token a round
+    tty.until("Speculation: off.")
+    for columns, rows in ((100, 40), (30, 9), (14, 4)):
+        tty.resize(columns, rows)
+        tty.enter("slow thought")
+        tty.release(len("<think>\none"))
+        tty.until("one", "thinking 0" if columns > 20 else "thinking")
+        tty.type(CTRL_C)
+        tty.until("Stopping")
+        tty.release(1)
+        tty.until(gone="Stopping")
+    tty.resize(100, 40)
+    tty.enter("/save talk.json")
+    tty.until("6 messages saved")
+    saved = json.loads((tty.directory / "talk.json").read_text("utf-8"))["messages"]
+    assert [message["role"] for message in saved] == ["user", "assistant"] * 3
+    for message in saved[1::2]:
+        assert message == {"role": "assistant", "content": "", "reasoning_content": "one "}
+    tty.enter("/undo")
+    tty.until("Taken back, with its answer: slow thought")
+    tty.enter("/load talk.json")
+    tty.until("6 messages loaded")
+    tty.enter("hello")
+    tty.until("Hi there!")
 
 
 def test_what_is_written_stays_above_while_typing_goes_on(chat: Any) -> None:

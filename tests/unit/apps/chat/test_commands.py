@@ -138,6 +138,19 @@ def test_retry_answers_the_last_message_in_its_own_place(talk: Any) -> None:
     assert conversation.said[1]["content"] == first.text
 
 
+def test_undo_takes_the_last_message_back_with_its_answer(talk: Any) -> None:
+    conversation = talk()
+    say(conversation, "hello")
+    before = list(conversation.said)
+    say(conversation, "and then?")
+    assert "and then?" in typed(conversation, "/undo")
+    assert conversation.said == before
+    typed(conversation, "/undo")
+    assert conversation.said == []
+    with pytest.raises(UsageError, match="nothing was asked yet"):
+        typed(conversation, "/undo")
+
+
 def test_a_conversation_is_saved_as_json_and_loaded(talk: Any, tmp_path: Path) -> None:
     conversation, file = talk(), tmp_path / "talk.json"
     typed(conversation, "/system Be brief.")
@@ -178,6 +191,8 @@ def test_a_snapshot_goes_on_where_the_conversation_was(talk: Any, tmp_path: Path
         '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
         '{"messages": [1]}',
+        '{"messages": [{"role": "user", "content": "x", "reasoning_content": null}]}',
+        '{"messages": [{"role": "user", "content": "x", "tool_calls": "y"}]}',
     ],
 )
 def test_a_file_without_a_conversation_changes_nothing(

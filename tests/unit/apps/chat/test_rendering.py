@@ -22,6 +22,8 @@ from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail, finished_length, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
 from edge_spec.engine.results import GenerationResult
+from edge_spec.text.parts.part import CallHead, PartKind
+from edge_spec.text.parts.thought_line import thought_line
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")
 MARKDOWN = """\
@@ -127,6 +129,55 @@ def test_blocks_are_finished_once_and_join_to_the_text(size: int) -> None:
     whole = unstyled(paint(shown_text(MARKDOWN, False), 60))
     assert shown.split() == whole.split()
     assert view.rest == ""
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_thoughts_are_folded_where_they_end_and_calls_are_told_from_text(is_plain: bool) -> None:
+    view, taken = AnswerView(is_plain, lambda: "thought for 2.0 s"), []
+    for text, kind, call in (
+        ("", PartKind.REASONING, None),  # a tag
+        ("hid", PartKind.REASONING, None),
+        ("den\n\n", PartKind.REASONING, None),
+        ("I look ", PartKind.TEXT, None),
+        ("it up.", PartKind.TEXT, None),
+        ("hidden, too", PartKind.REASONING, None),
+        ("", PartKind.CALL, CallHead(0, "a", "find\x1b[2J")),
+        ('{"city": "Be', PartKind.CALL, None),
+        ('rn"}', PartKind.CALL, None),
+        ('{"', PartKind.CALL, CallHead(1, "b", "stop")),  # is cut
+    ):
+        view.push(text, kind, call)
+        assert view.is_thinking == (kind is PartKind.REASONING)
+        taken.append(view.take())
+    taken.append(view.take_all())
+    shown = "".join(unstyled(paint(block, 60)) for block in taken if block is not None)
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
+    told = ["Call of find\u241b[2J", "{", '  "city": "Bern"', "}", "Call of stop", '{"']
+    assert lines == ["thought for 2.0 s", "I look it up.", "thought for 2.0 s", *told]
+
+
+def test_an_empty_thought_is_not_told() -> None:
+    view = AnswerView()
+    for text, kind in (
+        ("", PartKind.REASONING),
+        ("\n", PartKind.REASONING),
+        ("Yes", PartKind.TEXT),
+    ):
+        view.push(text, kind)
+    assert unstyled(paint(view.take_all(), 20)).strip() == "Yes"
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "tokens", "line"),
+    [
+        (0.0, 1, "thought for 0.0 s (1 token)"),
+        (3140.0, 120, "thought for 3.1 s (120 tokens)"),
+        (59_960.0, 0, "thought for 60.0 s (0 tokens)"),
+        (125_000.0, 2000, "thought for 2 min 5 s (2000 tokens)"),
+    ],
+)
+def test_a_thought_is_told_in_one_line(milliseconds: float, tokens: int, line: str) -> None:
+    assert thought_line(milliseconds, tokens) == line
 
 
 def test_a_block_is_finished_when_another_begins() -> None:
