@@ -58,7 +58,16 @@ TEMPLATE_TOKENS = {
     "padding": "pad_token",
     "cls": "cls_token",
     "mask": "mask_token",
+    # What begins the parts of a prompt for a text between two others.
+    "fim_pre": "prefix_token",
+    "fim_suf": "suffix_token",
+    "fim_mid": "middle_token",
+    "fim_rep": "repository_token",
+    "fim_sep": "file_token",
+    "fim_pad": "padding_token",
 }
+# Their older names in GGUF.
+_OLDER_TOKENS = {"prefix": "prefix_token", "suffix": "suffix_token", "middle": "middle_token"}
 STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
 # What ends a completion between a prefix and a suffix: padding, another repository or file.
 _FIM_STOP_TOKENS = ("fim_pad", "fim_rep", "fim_sep")
@@ -132,7 +141,7 @@ def _special_tokens(metadata: Metadata) -> SpecialTokens:
     """Returns the text of each token that a key states, by its name in transformers."""
     tokens = metadata.get("tokenizer.ggml.tokens", list) or []
     found = {}
-    for key, name in TEMPLATE_TOKENS.items():
+    for key, name in (*_OLDER_TOKENS.items(), *TEMPLATE_TOKENS.items()):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id", int)
         if token is not None and 0 <= token < len(tokens) and isinstance(tokens[token], str):
             found[name] = tokens[token]

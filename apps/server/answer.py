@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.line_limits import LineLimits, limited
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
 from edge_spec.text.template_traits import ToolForm
@@ -28,7 +29,7 @@ class Work:
     """Prompts to continue one after the other; the answer to each is a choice of one reply.
 
     options: of each choice, as `Engine.generate` takes them. calls: the form of calls of tools in
-    the text; None: there are none.
+    the text; None: there are none. line_limits: makes what ends a text at one of its lines.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -36,6 +37,7 @@ class Work:
     drafter: str
     session_id: str | None = None
     calls: ToolForm | None = None
+    line_limits: Callable[[], LineLimits] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,9 @@ class ServerAnswer:
         slot, live, rate = self._slot, _LiveRate(), None
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
+        limits = self._work.line_limits
         try:
-            for chunk in generation:
+            for chunk in generation if limits is None else limited(generation, limits()):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                 num_tokens = len(generation.result.tokens)

@@ -21,6 +21,7 @@ from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.anthropic.endpoints import COUNT, MESSAGES, add_messages
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
+from edge_spec.apps.server.llamacpp_paths import LLAMACPP_PATHS, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import Description
@@ -38,6 +39,7 @@ PATHS = (
     "/v1/completions",
     MESSAGES,
     COUNT,
+    *LLAMACPP_PATHS,
     "/v1/models",
     "/health",
     "/metrics",
@@ -69,6 +71,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     _add_errors(app)
     _add_answers(app, running)
     add_messages(app, running)
+    add_llamacpp_paths(app, running)
     _add_list(app, running.models)
     _add_descriptions(app, running.models, options)
     _add_health(app, running.metrics)

@@ -120,6 +120,48 @@ class Completion(_Answer):
     choices: list[TextChoice]
 
 
+class LlamaCppCompletion(Document):
+    """The text of an answer, under the names of llama.cpp's server. tokens: where they were asked
+    for; truncated: something of the prompt was left out, or the context is full."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
+    completion_probabilities: list[dict[str, Any]] | None = None
+
+
+class TokenPiece(Document):
+    """piece: bytes where it is a part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokenized(Document):
+    tokens: list[int | TokenPiece]
+
+
+class Detokenized(Document):
+    content: str
+
+
+class AppliedTemplate(Document):
+    prompt: str
+
+
 class ModelStatus(Document):
     value: Literal["loaded", "loading", "unloaded"]
 

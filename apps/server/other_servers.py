@@ -189,7 +189,6 @@ CHAT_OFF = {
 
 COMPLETION_OFF = {
     **ANSWER_OFF,
-    "suffix": Off(("",), "send a prompt with the tokens that the model fills in between"),
     "messages": Off((), f"send prompt; {_CHAT}"),
     "tools": Off(([],), _CHAT),
     "tool_choice": Off(("none", "auto"), _CHAT),

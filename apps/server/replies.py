@@ -93,7 +93,7 @@ class Envelope:
         }
 
 
-def chat_reply(request: ChatRequest, work: Work, model: str) -> ChatReply:
+def chat_reply(request: ChatRequest | CompletionRequest, work: Work, model: str) -> ChatReply:
     return ChatReply(_envelope("chat.completion", "chatcmpl", request, work, model), work.calls)
 
 

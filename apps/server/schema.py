@@ -20,7 +20,7 @@ NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the tw
 _SEEDS = 2**64
 
 
-def _limit(value: int) -> int:
+def limit(value: int) -> int:
     if value in (-1, -2):
         return NO_LIMIT
     if not 1 <= value <= MAX_INT:
@@ -73,7 +73,7 @@ def _prompt_tag(value: Any) -> str | None:
 
 Limit = Annotated[
     Whole,
-    AfterValidator(_limit),
+    AfterValidator(limit),
     WithJsonSchema(
         {"anyOf": [{"enum": [-1, -2]}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
     ),
@@ -139,6 +139,8 @@ class Reasoning(Body):
 
 
 class AnswerRequest(FormRequest):
+    """The fields of every request for an answer."""
+
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -262,6 +264,7 @@ class CompletionRequest(AnswerRequest):
     logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
     best_of: Count | None = None
     echo: bool | None = False
+    suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
     @property
     def num_logprobs(self) -> int | None:
@@ -276,4 +279,8 @@ class CompletionRequest(AnswerRequest):
             raise refusal("best_of", "is not supported, but where it is n: leave it out")
         if self.echo and self.num_logprobs is not None:
             raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
+        if self.suffix and self.echo:
+            raise refusal("echo", "goes without suffix: the text is known on both sides")
+        if self.suffix and not isinstance(self.prompt, str):
+            raise refusal("suffix", "needs a prompt that is one text")
         return self

@@ -12,7 +12,7 @@ from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Tool, for_template
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.schema import NO_LIMIT, ChatRequest, CompletionRequest
+from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.template_traits import ToolForm
 
@@ -43,6 +43,11 @@ class Desk:
         chat template."""
         return self._engine.parts.text.template_variables
 
+    @property
+    def engine(self) -> Engine:
+        """Returns the engine whose model answers."""
+        return self._engine
+
     def chat(self, request: ChatRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         tools = [] if request.tool_choice == "none" else request.tools or []
@@ -64,7 +69,30 @@ class Desk:
 
     def completion(self, request: CompletionRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
+        if request.suffix:
+            assert isinstance(request.prompt, str)  # as the request was checked to have
+            return self.between(request, request.prompt, request.suffix)
         return self._work(request, self._prompts(request.prompt), _grammar(request))
+
+    def between(
+        self,
+        request: AnswerRequest,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        **form: Any,
+    ) -> Work:
+        """Returns what is asked for to stand between two texts. files, form: of the prompt, as
+        `Engine.infill_prompt` takes them. Raises as `completion` does."""
+        limit = request.limit or self._options.max_tokens
+        prompt = self._engine.infill_prompt(
+            prefix, suffix, files, max_tokens=None if limit == NO_LIMIT else limit, **form
+        )
+        work = self._work(request, [prompt], _grammar(request))
+        ends = sorted(self._engine.parts.text.infill.tokens.all)
+        for options in work.options:
+            options["stop_token_ids"] = [*options.get("stop_token_ids", ()), *ends]
+        return work
 
     def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
         return list(map(self._engine.parts.text.tokenizer.decode, prompts))
@@ -121,7 +149,7 @@ class Desk:
 
     def _work(
         self,
-        request: ChatRequest | CompletionRequest,
+        request: AnswerRequest,
         prompts: Sequence[Sequence[int]],
         grammar: Grammar | None,
         calls: ToolForm | None = None,
@@ -155,7 +183,7 @@ class Desk:
             calls=calls,
         )
 
-    def _sampling(self, request: ChatRequest | CompletionRequest, choice: int) -> SamplingParams:
+    def _sampling(self, request: AnswerRequest, choice: int) -> SamplingParams:
         given = {
             name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None
         }
@@ -173,9 +201,7 @@ class Desk:
         self._require_whole_history(request, params)
         return params
 
-    def _require_whole_history(
-        self, request: ChatRequest | CompletionRequest, params: SamplingParams
-    ) -> None:
+    def _require_whole_history(self, request: AnswerRequest, params: SamplingParams) -> None:
         """Raises ApiError for penalties that are to look at the last tokens alone."""
         last = request.repeat_last_n
         if not params.penalized or last in (None, -1) or last >= self._engine.context_length:
@@ -233,7 +259,7 @@ def _json_grammar(request: ChatRequest) -> Grammar | None:
     return _grammar(request)
 
 
-def _grammar(request: ChatRequest | CompletionRequest) -> Grammar | None:
+def _grammar(request: AnswerRequest) -> Grammar | None:
     """Returns what an answer without calls is held to. Raises ApiError for a schema that cannot be
     held."""
     form = request.form

@@ -13,6 +13,7 @@ from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.text.chat_template import PromptOptions
+from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.plain_messages import Message, Tools
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,69 @@ class Answering(ABC):
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         generation = self._start(ids, **options)
         return generation if stream else generation.finish()
+
+    @overload
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        stream: Literal[False] = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult: ...
+
+    @overload
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        stream: Literal[True],
+        **options: Unpack[AnswerOptions],
+    ) -> Generation: ...
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        stream: bool = False,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult | Generation:
+        """Writes what stands between two texts, such as those around a cursor.
+
+        files: texts of other files by their names, the most important last. What does not fit the
+        context is left out: of the files first, then the prefix from its beginning and the suffix
+        from its end. options: `AnswerOptions`. Raises UnsupportedModelError for a model that was
+        not trained for it.
+        """
+        others = tuple((files or {}).items())
+        prompt = self.infill_prompt(prefix, suffix, others, max_tokens=options.get("max_tokens"))
+        ends = self.parts.text.infill.tokens.all
+        options["stop_token_ids"] = [*(options.get("stop_token_ids") or ()), *sorted(ends)]
+        generation = self._start(prompt, **options)
+        return generation if stream else generation.finish()
+
+    def infill_prompt(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        *,
+        max_tokens: int | None = None,
+        names_file: bool = False,
+        suffix_first: bool | None = None,
+    ) -> InfillPrompt:
+        """Returns the tokens that ask for what stands between two texts, as `Infill.prompt`.
+        max_tokens: of the answer, for which room is left, but at most a quarter of the context."""
+        whole = self.context_length
+        room = whole - min(whole if max_tokens is None else max_tokens, whole // 4)
+        return self.parts.text.infill.prompt(
+            prefix, suffix, files, room=room, names_file=names_file, suffix_first=suffix_first
+        )
 
     @property
     def name(self) -> str:

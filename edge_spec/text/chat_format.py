@@ -15,6 +15,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions
 from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.fitting import fitted, with_arguments
+from edge_spec.text.infill import Infill
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
@@ -139,6 +140,12 @@ class ChatFormat:
         """Returns those of conversations without tools. Raises UnsupportedModelError as `template`
         does."""
         return self._opened(DEFAULT_TEMPLATE).control_tokens
+
+    @cached_property
+    def infill(self) -> Infill:
+        """Returns what asks for a text between a prefix and a suffix. Raises UnsupportedModelError
+        for a model that was not trained for it."""
+        return Infill.of(self.tokenizer, self.special_tokens, self.eos_ids)
 
     @property
     def _for_tools(self) -> OpenedTemplate:

@@ -21,7 +21,7 @@ from edge_spec.text.template_reading import TemplateReading
 from edge_spec.text.token_search import occurrences, pattern_of
 
 # Whatever a tokenizer calls them.
-_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 # Tokens such as <think> and <tool_call>, not runs of spaces or "```".
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
@@ -66,7 +66,7 @@ class ControlTokens:
             for text, (token, is_special) in self._added.items()
             if is_special
             or token in self._ends
-            or _CONTROL.fullmatch(text)
+            or CONTROL.fullmatch(text)
             or (_TAG.fullmatch(text) and text in around)
         )
 

@@ -81,7 +81,6 @@ def test_what_is_not_honoured_is_named(
         (COMPLETIONS, {"prompt": [1, "a"]}, 'prompt[1]: "a" should be a valid integer.'),
         (COMPLETIONS, {"prompt": ["a", 1]}, "prompt[1]: 1 should be a valid string."),
         (COMPLETIONS, {"prompt": [[1], []]}, "prompt[1]: List should have at least 1 item"),
-        (COMPLETIONS, {"suffix": "}"}, "suffix is not supported: send a prompt with the tokens"),
         (COMPLETIONS, {"best_of": 3}, "best_of is not supported, but where it is n"),
         (COMPLETIONS, {"messages": HELLO}, "messages is not supported: send prompt; it belongs"),
         (COMPLETIONS, {"tools": [{}]}, "tools is not supported: it belongs to POST /v1/chat"),
