@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -12,13 +12,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from edge_spec.apps.server import documents
 from edge_spec.apps.server.addresses import origin_pattern
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.anthropic.endpoints import COUNT, MESSAGES, add_messages
+from edge_spec.apps.server.anthropic.models import asks_for_its_form, found_model, models_page
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp_paths import LLAMACPP_PATHS, add_llamacpp_paths
@@ -121,26 +122,30 @@ def _add_answers(app: FastAPI, running: Running) -> None:
 
 
 def _add_list(app: FastAPI, models: Models) -> None:
-    started = int(time.time())
+    started = datetime.now(UTC).replace(microsecond=0)
 
     def entry(model: ServedModel) -> dict[str, Any]:
         return {
             "id": model.name,
             "object": "model",
-            "created": started,
+            "created": int(started.timestamp()),
             "owned_by": "edge-spec",
             "aliases": list(model.aliases),
             "status": {"value": model.status},
         }
 
     @app.get("/v1/models", response_model=documents.ModelList)
-    async def all_models() -> dict[str, Any]:
+    async def all_models(request: Request) -> Any:
         """The models that are served, and which of them are open."""
+        if asks_for_its_form(request.headers):
+            return JSONResponse(models_page(models, request.query_params, started))
         return {"object": "list", "data": [entry(model) for model in models]}
 
     @app.get("/v1/models/{model:path}", response_model=documents.ModelEntry)
-    async def one_model(model: str) -> dict[str, Any]:
+    async def one_model(model: str, request: Request) -> Any:
         """One of them, by its name or an alias."""
+        if asks_for_its_form(request.headers):
+            return found_model(models, model, started)
         return entry(models.find(model))
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from edge_spec import Engine
@@ -74,3 +75,72 @@ def events_of(stream: str) -> list[dict[str, Any]]:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events
+
+
+def test_models_in_its_form(user: Any) -> None:
+    (model,) = user.models.list(limit=1)
+    assert (model.type, model.id, model.display_name) == ("model", "tiny", "tiny")
+    assert model.max_input_tokens == 1024
+    assert user.models.retrieve("tiny").created_at == model.created_at
+    assert not user.models.list(after_id="tiny").data
+    with pytest.raises(anthropic.NotFoundError, match="no model 'claude'"):
+        user.models.retrieve("claude")
+
+
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+}
+WRONG_KEY = {"x-api-key": anthropic.Omit(), "Authorization": "Bearer no"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "told"),
+    [
+        (400, {"max_tokens": -1}, "max_tokens: -1 should be"),
+        (400, {"messages": [{"role": "user", "content": "a" * 3000}]}, "maximum context length"),
+        (400, {"tools": [{**TOOL, "strict": True, "input_schema": {"type": "x"}}]}, "tools: "),
+        (400, {"tool_choice": {"type": "any"}}, "tool_choice asks for a call: send tools, too."),
+        (400, {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "names g, which"),
+        (400, {"extra_body": {"chat_template_kwargs": {"tools": []}}}, "kwargs has tools: send"),
+        (
+            401,
+            {"extra_headers": {"x-api-key": anthropic.Omit(), "Authorization": "Bearer no"}},
+            "The API key is missing or wrong.",
+        ),
+        (404, {"model": "claude"}, "There is no model 'claude' here."),
+        (413, {"system": "a" * (3 << 20)}, "The body has more than"),
+        (415, {"extra_headers": {"Content-Type": "text/plain"}}, "The body has to be JSON"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_is_in_its_form(
+    user: Any, status: int, asked: dict[str, Any], told: str, stream: bool
+) -> None:
+    with pytest.raises(anthropic.APIStatusError, match=told) as refused:
+        user.messages.create(**{**ASKED, **asked}, stream=stream)
+    assert refused.value.status_code == status
+    document = refused.value.response.json()
+    assert document["type"] == "error"
+    assert list(document["error"]) == ["type", "message"]
+    assert document["error"]["type"] == KINDS.get(status, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", MESSAGES, 405),
+        ("POST", f"{MESSAGES}/batches", 404),
+        ("POST", "/v1/v1//messages/batches/", 404),
+        ("DELETE", COUNT, 405),
+    ],
+)
+def test_what_is_not_there_is_said_in_its_form(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
+    response = client.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == KINDS[status]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from edge_spec.apps.server.answer import Work
@@ -14,7 +13,6 @@ from edge_spec.apps.server.anthropic.errors import error_document
 from edge_spec.apps.server.anthropic.reply import MessageReply
 from edge_spec.apps.server.anthropic.request import CountRequest, MessagesRequest
 from edge_spec.apps.server.errors import OTHER_FORMS
-from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.work import Desk
@@ -50,7 +48,4 @@ def add_messages(app: FastAPI, running: Running) -> None:
 
 
 def _work(desk: Desk, request: CountRequest) -> Work:
-    try:
-        return desk.chat(request.for_chat(desk.template_variables))
-    except ValidationError as error:
-        raise refused_body(error.errors()[0], None) from error
+    return desk.chat(request.for_chat(desk.template_variables))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.anthropic.blocks import Message, conversation
@@ -13,6 +13,7 @@ from edge_spec.apps.server.body import Body, Count, JsonObject
 from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, readable, refusal
 from edge_spec.apps.server.forms import Schema
 from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName
+from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest
 
 _OWN = OtherNames(keeps_others=True)
@@ -110,7 +111,8 @@ class CountRequest(AnswerRequest):
 
     def for_chat(self, variables: Collection[str]) -> ChatRequest:
         """Returns the same as a request of `/v1/chat/completions`. variables: those that the chat
-        template reads; hints that Anthropic's clients send to any model are for no others."""
+        template reads; hints that Anthropic's clients send to any model are for no others. Raises
+        ApiError."""
         names = AnswerRequest.model_fields.keys() & self.model_fields_set
         asked: dict[str, Any] = {name: getattr(self, name) for name in names}
         format = self.output_format or (self.output_config and self.output_config.format)
@@ -123,16 +125,18 @@ class CountRequest(AnswerRequest):
         goes_on, last = self.messages[-1].role == "assistant", len(self.messages)
         if goes_on and not self.messages[-1].blocks:  # an answer that has not begun
             goes_on, last = False, last - 1
-        return ChatRequest.model_validate(
-            {
-                **asked,
-                **self._hints(variables),
-                "messages": conversation(self.system, self.messages[:last]),
-                "tools": [tool.for_chat() for tool in self.tools or ()] or None,
-                "chat_template_kwargs": self.chat_template_kwargs,
-                "continue_final_message": goes_on or None,
-            }
-        )
+        asked |= {
+            **self._hints(variables),
+            "messages": conversation(self.system, self.messages[:last]),
+            "tools": [tool.for_chat() for tool in self.tools or ()] or None,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "continue_final_message": goes_on or None,
+        }
+        try:
+            return ChatRequest.model_validate(asked)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise refused_body({**first, "loc": ("body", *first["loc"])}, asked) from error
 
     def _hints(self, variables: Collection[str]) -> dict[str, Any]:
         effort = self.output_config and self.output_config.effort
