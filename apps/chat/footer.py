@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from edge_spec import PartKind
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.fitting.memory import format_bytes, resident_bytes
-from edge_spec.text.parts.part import PartKind
 from edge_spec.text.parts.thought_line import told_time
 
 if TYPE_CHECKING:

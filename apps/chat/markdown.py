@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from markdown_it import MarkdownIt
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
@@ -16,9 +16,12 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
 
+from edge_spec import PartKind
 from edge_spec.apps.chat.paint import harmless, paint
 from edge_spec.apps.chat.thoughts import dim
-from edge_spec.text.parts.part import CallHead, PartKind
+
+if TYPE_CHECKING:
+    from edge_spec.text.parts.part import CallHead
 
 _MOST_LEVELS = 16
 _LEVEL_CELLS = 4  # at most, that a level takes of the width

@@ -11,12 +11,11 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from edge_spec import EdgeSpecError
+from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
 from edge_spec.apps.chat.paint import harmless, plain
 from edge_spec.apps.chat.thoughts import folded
-from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
     from edge_spec import AnswerOptions, Chunk

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
-from edge_spec import Chunk, EdgeSpecError, Grammar, SamplingParams
+from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import by_kind, fault_of, joined, place_of
 
 PROTOCOL: Final = 1
@@ -213,9 +213,13 @@ def failure(
 
 
 def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
-    """A notification: what one round added to the answer of request `id`."""
+    """A notification: what one round added to a part of the answer of request `id`."""
     tokens = [token.to_dict() for token in part.tokens]
     params = {"id": id, "text": part.text, "tokens": tokens}
+    if part.kind is not PartKind.TEXT:
+        params["kind"] = part.kind.value
+    if part.call is not None:
+        params["call"] = asdict(part.call)
     return {"jsonrpc": "2.0", "method": "chunk", "params": params}
 
 

@@ -31,6 +31,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult, Origin, Token
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
+from fixtures import echo_model
 
 GREEDY = {"temperature": 0.0}  # so that answers can be had again
 DOCS = Path(__file__).parents[4] / "docs"
@@ -403,6 +404,51 @@ def test_through_a_pipe_a_message_that_cannot_be_answered_ends_it(
     monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 600))
     with pytest.raises(EdgeSpecError, match="context holds"):
         talk_in_lines(talk(), as_json=False)
+
+
+@pytest.fixture
+def thinking() -> ChatConversation:
+    """A conversation with a model that answers a message with its own text, thoughts included."""
+    engine = echo_model.open_echo(600, echo_model.THINKING_TEMPLATE)
+    return ChatConversation(lambda *_, **__: engine, "echo", False, {}, None, GREEDY)
+
+
+def test_through_a_pipe_there_is_the_text_alone_and_json_has_the_thought(
+    thinking: ChatConversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for as_json in (False, True):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("<think>hm, so</think>Yes.\n"))
+        talk_in_lines(thinking, as_json=as_json)
+    text, _, document = capsys.readouterr().out.partition("\n")
+    assert text == "Yes."
+    turn = json.loads(document)["turns"][1]
+    assert (turn["text"], turn["reasoning"]) == ("Yes.", "hm, so")
+    assert turn["reasoning_n"] == len("<think>hm, so</think>")
+
+
+def test_thoughts_are_kept_apart_saved_and_counted_as_the_template_shows_them(
+    thinking: ChatConversation, tmp_path: Path
+) -> None:
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "hm " * 90 + "so"}
+    message = f"<think>{said['reasoning_content']}</think>Yes."
+    say(thinking, message)
+    assert thinking.said[1] == said
+    assert said["reasoning_content"] in typed(thinking, "/thoughts").replace("\n", " ")
+    assert "thought for" in typed(thinking, "/stats")
+    typed(thinking, f"/save {tmp_path / 'talk.json'}")
+    thinking.forget()
+    typed(thinking, f"/load {tmp_path / 'talk.json'}")
+    assert thinking.said[1] == said
+    assert "does not see the oldest 2" in str(thinking.make_room("more"))  # their thought, too
+    thinking.said[1].pop("reasoning_content")
+    thinking.left_out = 0
+    assert thinking.make_room("more") is None
+
+
+def test_a_comparison_shows_thoughts(thinking: ChatConversation) -> None:
+    thinking.engine.set_drafter("suffix")
+    shown = typed(thinking, "/compare <think>hm, so</think>Yes.")
+    assert shown.count("hm, so") == shown.count("Yes.") == 2
 
 
 def test_json_is_one_document_of_all_turns(
