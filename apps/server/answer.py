@@ -15,7 +15,7 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.line_limits import LineLimits, limited
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
-from edge_spec.text.template_traits import ToolForm
+from edge_spec.text.tools.protocol import ToolForm
 
 _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and

@@ -18,7 +18,7 @@ from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
-from edge_spec.text.template_traits import ToolForm
+from edge_spec.text.tools.protocol import ToolForm
 
 DONE = server_event("[DONE]")
 

@@ -14,7 +14,7 @@ from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Too
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.template_traits import ToolForm
+from edge_spec.text.tools.protocol import ToolForm
 
 _SAMPLING = (
     "temperature",

@@ -19,8 +19,9 @@ from edge_spec.text.infill import Infill
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
-from edge_spec.text.template_traits import ToolForm
 from edge_spec.text.thoughts import closed_thought
+from edge_spec.text.tools.forms import GENERIC
+from edge_spec.text.tools.protocol import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
 _NAME = "chat_template"  # the value of a request that names a template
@@ -109,7 +110,7 @@ class ChatFormat:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as
         `template` does."""
         native = self._for_tools.traits.native_tools
-        return ToolForm() if native is None else native.form
+        return GENERIC if native is None else native.form
 
     @property
     def knows_tools(self) -> bool:

@@ -10,7 +10,10 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 from edge_spec.text.plain_messages import Message, Tools
-from edge_spec.text.template_traits import NativeTools, TemplateTraits, ToolForm
+from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.detection import NativeTools
+from edge_spec.text.tools.forms import GENERIC, described
+from edge_spec.text.tools.protocol import ToolForm
 
 _GAP = "\n\n"  # between the contents of messages that become one
 
@@ -32,8 +35,8 @@ def fitted(
             messages = [_native(each, native) for each in messages]
         elif tools or not traits.takes(messages):
             _check("tools", tools)
-            form = ToolForm()
-            messages, tools = _described([_spelled(each, form) for each in messages], tools), ()
+            spelled = [_spelled(each, GENERIC) for each in messages]
+            messages, tools = _described(spelled, tools), ()
     return _arranged(messages, traits), tools
 
 
@@ -84,10 +87,10 @@ def _spelled(message: Message, form: ToolForm) -> Message:
 def _described(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
     if not tools:
         return messages
-    described: Message = {"role": "system", "content": ToolForm().described(tools)}
+    system: Message = {"role": "system", "content": described(tools)}
     if messages and messages[0]["role"] == "system":
-        return [_joined(messages[0], described), *messages[1:]]
-    return [described, *messages]
+        return [_joined(messages[0], system), *messages[1:]]
+    return [system, *messages]
 
 
 def _native(message: Message, native: NativeTools) -> Message:

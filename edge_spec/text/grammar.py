@@ -23,6 +23,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.gbnf import as_lark
 from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer
 from edge_spec.text.llguidance_library import open_llguidance
+from edge_spec.text.markup_grammar import with_tokens
 from edge_spec.text.thoughts import speaks_of_thoughts
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class GrammarCompiler:
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:
                 text = as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
+                text = with_tokens(text, self._codec, self._stop_ids)
                 source = LLMatcher.grammar_from_lark(text)
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
             fault = matcher.get_error()

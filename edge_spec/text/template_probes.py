@@ -73,19 +73,3 @@ def probe_call(silence: str | None, is_text: bool, times: int = 1) -> Message:
         for index in range(times)
     ]
     return {"role": "assistant", "content": silence, "tool_calls": calls}
-
-
-def object_with(word: str, text: str) -> tuple[int, int, Mapping[str, Any]]:
-    """The innermost JSON object in `text` around the word: where it is, and what; (0, 0, {})
-    without one."""
-    place = text.find(f'"{word}"')
-    start = text.rfind("{", 0, max(place, 0))
-    while start >= 0:
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value, end = None, 0
-        if end > place:
-            return start, end, value
-        start = text.rfind("{", 0, start)
-    return 0, 0, {}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from edge_spec.errors import UsageError
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.template_traits import ToolForm
+from edge_spec.text.tools.forms import GENERIC
 from fixtures.form_walks import fits, walked
 
 
@@ -580,9 +580,9 @@ PARAMETERS: dict[str, tuple[Any, list[Any], list[Any]]] = {
 def test_arguments_of_a_call_are_an_object(name: str) -> None:
     parameters, fitting, others = PARAMETERS[name]
     function = {"name": "f"} if name == "none" else {"name": "f", "parameters": parameters}
-    grammar = ToolForm().grammar([{"function": function}], required=True, several=False)
+    grammar = GENERIC.grammar([{"function": function}], required=True, several=False)
     for value in fitting + others:
-        call = ToolForm().written([{"function": {"name": "f", "arguments": value}}])
+        call = GENERIC.written([{"function": {"name": "f", "arguments": value}}])
         assert fits(grammar, call) == (value in fitting), value
 
 
@@ -598,11 +598,11 @@ def test_arguments_of_a_call_are_an_object(name: str) -> None:
 def test_a_tool_that_no_call_fits_is_refused_by_name(parameters: Any, fault: str) -> None:
     tool = {"function": {"name": "f", "parameters": parameters}}
     with pytest.raises(UsageError, match=f"{fault}.* at the parameters of f"):
-        ToolForm().grammar([tool], required=False, several=True)
+        GENERIC.grammar([tool], required=False, several=True)
 
 
 def test_a_strict_tool_is_held_whole() -> None:
     parameters = _object({"a": {"type": "string", "pattern": "(?=x)"}})
     tool = {"function": {"name": "f", "parameters": parameters, "strict": True}}
     with pytest.raises(UsageError, match="pattern at /properties/a"):
-        ToolForm().grammar([tool], required=False, several=True)
+        GENERIC.grammar([tool], required=False, several=True)

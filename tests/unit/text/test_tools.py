@@ -12,8 +12,11 @@ from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.fitting import fitted
 from edge_spec.text.grammar import Grammar, GrammarCompiler
-from edge_spec.text.template_traits import END_TAG, TAG, TemplateTraits, ToolForm
+from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.tools.forms import GENERIC, described
+from edge_spec.text.tools.json_form import END_TAG, TAG, JsonForm
+from edge_spec.text.tools.literals import Slot
 from fixtures import form_walks
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
@@ -62,9 +65,13 @@ F: dict[str, Any] = {
     },
 }
 G: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
+BARE_FORM = JsonForm(
+    "", ('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), None, ""
+)
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"n": 3}}}
 USER = {"role": "user", "content": "hi"}
-TAGGED_CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 3}}\n</tool_call>'
+CALL_OBJECT = '{"name": "f", "arguments": {"n": 3}}'
+TAGGED_CALL = f"<tool_call>\n{CALL_OBJECT}\n</tool_call>"
 BARE_CALL = '{"name": "f", "parameters": {"n": 3}}'
 
 
@@ -110,13 +117,13 @@ def test_what_a_template_takes_stays_as_it_is() -> None:
     [
         (PLAIN, None),
         (TURNS, None),
-        (OTHER, None),
         (TAGGED.replace("m.tool_calls", "[]"), None),
-        (TAGGED, ToolForm()),
-        (BARE, ToolForm("", "", "parameters")),
+        (TAGGED, JsonForm(between=f"\n{END_TAG}{TAG}\n")),
+        (OTHER, JsonForm("[TOOL_CALLS]", between="[TOOL_CALLS]", closing="")),
+        (BARE, BARE_FORM),
     ],
 )
-def test_the_form_of_calls_is_the_templates(source: str, form: ToolForm | None) -> None:
+def test_the_form_of_calls_is_the_templates(source: str, form: JsonForm | None) -> None:
     native = traits_of(source).native_tools
     assert (native and native.form) == form
 
@@ -127,7 +134,8 @@ def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> N
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL] * num_calls}
     results = [{"role": "tool", "content": f"r{n}", "tool_call_id": "1"} for n in range(num_calls)]
     text = rendered(source, [USER, calls, *results], [F])
-    written = BARE_CALL if source == BARE else TAGGED_CALL
+    own = {BARE: BARE_CALL, OTHER: f"[TOOL_CALLS]{CALL_OBJECT}"}
+    written = own.get(source, TAGGED_CALL)
     assert text.count(written) == num_calls
     assert "None" not in text and "r0" in text and f"r{num_calls - 1}" in text
     assert '"name": "f"' in text and "#/$defs/digit" in text
@@ -212,26 +220,25 @@ def test_tools_without_a_name_are_refused(tools: Any) -> None:
 
 
 EMPTY_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-BARE_FORM = ToolForm("", "", "parameters")
 
 
 @pytest.mark.parametrize(
     ("form", "options", "fits", "not_fits"),
     [
         (
-            ToolForm(),
+            GENERIC,
             {"required": False, "several": True},
             ["", "hi", "<b> <tool_c", TAGGED_CALL, f"So.\n{TAGGED_CALL}\n{EMPTY_G}"],
             [f"{TAGGED_CALL} so", "<tool_call>x", TAGGED_CALL.replace("3", "0")],
         ),
         (
-            ToolForm(),
+            GENERIC,
             {"required": True, "several": False},
             [TAGGED_CALL, EMPTY_G],
             ["hi", f"{TAGGED_CALL}\n{EMPTY_G}", f" {TAGGED_CALL}"],
         ),
         (
-            ToolForm(),
+            GENERIC,
             {"required": False, "several": False, "text": Grammar.json_schema({"type": "boolean"})},
             [TAGGED_CALL, "true"],
             ["hi", f"true{TAGGED_CALL}"],
@@ -246,7 +253,7 @@ BARE_FORM = ToolForm("", "", "parameters")
     ],
 )
 def test_an_answer_is_held_to_its_calls(
-    form: ToolForm, options: Any, fits: list[str], not_fits: list[str]
+    form: JsonForm, options: Any, fits: list[str], not_fits: list[str]
 ) -> None:
     grammar = form.grammar([F, G], **options)
     for text in fits + not_fits:
@@ -256,13 +263,13 @@ def test_an_answer_is_held_to_its_calls(
 def test_a_keyword_that_grammars_do_not_know_is_passed_over() -> None:
     parameters = {"properties": {"a": {"type": "string", "format": "of-mine"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    grammar = ToolForm().grammar([tool], required=True, several=False)
+    grammar = GENERIC.grammar([tool], required=True, several=False)
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
     assert form_walks.fits(grammar, text)
 
 
 def test_a_description_has_every_tool() -> None:
-    text = ToolForm().described([F, G])
+    text = described([F, G])
     assert json.dumps(F["function"]) in text and '{"name": "g"}' in text
 
 
@@ -275,7 +282,7 @@ def test_a_tag_that_is_one_token_begins_a_call(byte_tokenizer_json: str, require
     codec = Tokenizer(tokenizer.to_str())
     parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    grammar = ToolForm().grammar([tool], required=required, several=False)
+    grammar = GENERIC.grammar([tool], required=required, several=False)
     compiler = GrammarCompiler(codec, VOCAB + 2, (EOS,))
     call = f'{TAG}\n{{"name": "f", "arguments": {{"a": "{TAG}"}}}}\n{END_TAG}'
     tokens = codec.encode(call)

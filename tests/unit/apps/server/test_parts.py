@@ -1,22 +1,15 @@
-"""Parts of the server that need no network: who gets which slot, and calls of tools in a text."""
+"""Parts of the server that need no network: who gets which slot."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.slots import Pool, Slot
-from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
-from edge_spec.text.template_traits import ToolForm
-
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
 
 
 @pytest.fixture
@@ -117,95 +110,3 @@ def test_a_pool_that_is_closed_sends_everybody_away(slots: list[Slot]) -> None:
                 await late
 
     asyncio.run(scenario())
-
-
-def read(
-    text: str, cuts: list[int], form: ToolForm | None = None
-) -> tuple[str, list[dict[str, Any]]]:
-    """What is read of a text that comes in pieces."""
-    reader, shown, calls = ToolCallReader(form or ToolForm()), "", []
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    for start, end in pairwise(places):
-        piece, made = reader.push(text[start:end])
-        assert len({each["index"] for each in made}) == len(made)  # clients join no two of one
-        shown, calls = shown + piece, calls + made
-    piece, made = reader.finish()
-    return shown + piece, [call["function"] for call in joined_calls(calls + made)]
-
-
-F = {"name": "f", "arguments": '{"a": [1, "ü"]}'}
-G = {"name": "g", "arguments": r'{"}\"": {"b": "\\"}}'}
-CALL_G = f'<tool_call>\n{{"name": "g", "arguments": {G["arguments"]}}}\n</tool_call>'
-BARE = ToolForm("", "", "parameters")
-
-
-@pytest.mark.parametrize(
-    ("text", "shown", "calls"),
-    [
-        (CALL, "", [F]),
-        (f"{CALL}\n{CALL}\n", "", [F, F]),
-        (f"I ask.\n{CALL}", "I ask.\n", [F]),
-        (f"{CALL}\nSo.", "\nSo.", [F]),
-        (f"I ask.\n{CALL}\n{CALL}\nSo. \n", "I ask.\n\nSo. \n", [F, F]),
-        (CALL.removesuffix("\n</tool_call>"), "", [F]),
-        (f"{CALL_G}\n{CALL}", "", [G, F]),
-        (f'{CALL}\n<tool_call>\n{{"na', "", [F]),
-        (CALL[:-20], "", [{"name": "f", "arguments": '{"a": [1,'}]),
-        ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
-        ('<tool_call>{"name":"f","arguments":{}}', "", [{"name": "f", "arguments": "{}"}]),
-        ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
-        ('<tool_call>{"name": 1}</tool_call>.', '<tool_call>{"name": 1}</tool_call>.', []),
-        ('<tool_call>{"na', '<tool_call>{"na', []),
-        ("a < b <tool", "a < b <tool", []),
-        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
-        ("", "", []),
-    ],
-)
-@given(cuts=st.lists(st.integers(0, 200), max_size=12))
-def test_calls_are_read_however_the_text_comes(
-    text: str, shown: str, calls: list[Any], cuts: list[int]
-) -> None:
-    assert read(text, cuts) == (shown, calls)
-
-
-@given(text=st.text("<tool_cal>/x \n{", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=9))
-def test_what_is_no_call_stays_text(text: str, cuts: list[int]) -> None:
-    assert read(text, cuts) == (text, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "shown", "calls"),
-    [
-        ('{"name": "f", "parameters": {"a": [1, "ü"]}}', "", [F]),
-        ('{"name": "f", "parameters": {"a": [1, "ü"]}', "", [F]),
-        ('{"name": "f", "parameters": {"a"', "", [{"name": "f", "arguments": '{"a"'}]),
-        ('{"name": "f", "age": 3}', '{"name": "f", "age": 3}', []),
-        ('{"na', '{"na', []),
-        ('{"a": 1}', '{"a": 1}', []),
-        ('So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
-    ],
-)
-@given(cuts=st.lists(st.integers(0, 200), max_size=12))
-def test_an_answer_without_tags_is_a_call_or_none(
-    text: str, shown: str, calls: list[Any], cuts: list[int]
-) -> None:
-    assert read(text, cuts, BARE) == (shown, calls)
-
-
-def test_calls_are_counted_and_told_apart() -> None:
-    reader = ToolCallReader()
-    _, calls = reader.push(CALL + CALL)
-    assert [call["index"] for call in calls] == [0, 1]
-    assert len({call["id"] for call in calls}) == 2
-
-
-def test_a_call_is_told_as_it_comes_its_name_first() -> None:
-    reader = ToolCallReader()
-    begin, piece, _ = CALL.partition('"a"')
-    assert reader.push(begin[:-3]) == ("", [])
-    _, (first,) = reader.push(begin[-3:])
-    assert first["function"] == {"name": "f", "arguments": "{"} and first["id"]
-    assert reader.push(piece) == ("", [{"index": 0, "function": {"arguments": piece}}])
-    assert not reader.is_cut
-    reader.finish()
-    assert reader.is_cut

@@ -1,0 +1,225 @@
+"""Finds out in which form a chat template wants calls of tools, from what it makes of some.
+
+A form fits if its reader reads the same calls out of what the template has rendered; a template's
+or a model's name is never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from edge_spec.errors import EdgeSpecError
+from edge_spec.text.parts.part import PartKind
+from edge_spec.text.plain_messages import Message, Tools
+from edge_spec.text.template_probes import (
+    ARGUMENTS,
+    ASSISTANT,
+    CALLED,
+    LISTED,
+    RESULT,
+    TOOLS,
+    USER,
+    probe_call,
+    probe_message,
+)
+from edge_spec.text.tools.forms import FORMS, STATED
+from edge_spec.text.tools.literals import TAG_PATTERN, tags_of
+from edge_spec.text.tools.part_list import IdStyle
+from edge_spec.text.tools.protocol import ToolForm
+from edge_spec.text.tools.rendered_form import RenderedCalls, form_in
+
+Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
+_LONG_ID = "call_probe00000000000000"
+_THOUGHT = re.compile(
+    r".*(?:</(?:\w+:)?(?:think|thought|reasoning)[^<>]*>|\[/THINK\]"
+    r"|<\|END_THINKING\|>|<\|end_of_thought\|>)",
+    re.DOTALL,
+)
+(_VALUE,) = ARGUMENTS.values()
+_CALLABLE: Tools = [
+    *TOOLS,
+    {"type": "function", "function": {**TOOLS[0]["function"], "name": CALLED}},
+]
+
+
+@dataclass(frozen=True)
+class NativeTools:
+    """Says how a template that knows tools wants calls in messages.
+
+    silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
+    arguments as an object, and as JSON text of one. takes_several: calls in one message.
+    shows_calls: else they have to stand in the content. ids: those that it takes.
+    """
+
+    form: ToolForm
+    silences: tuple[str | None, ...]
+    takes_mappings: bool
+    takes_texts: bool
+    takes_several: bool
+    shows_calls: bool = True
+    ids: IdStyle = IdStyle.ANY
+
+
+def native_tools(render: Render) -> NativeTools | None:
+    """Returns None if the template knows no tools, loses what they return, or has calls written in
+    a form that none of ours is."""
+    probes = _Probes(render)
+    found: dict[tuple[str | None, bool], ToolForm] = {}
+    for is_text, silence in product((False, True), ("", None)):
+        if is_text and not found and probes.shows_objects():
+            break  # it would write a text as it is into a form that it writes objects in
+        form = probes.form(silence, is_text)
+        if form is not None and form == next(iter(found.values()), form):
+            found[silence, is_text] = form
+    if not found:
+        return probes.stated()
+    (silence, is_text), form = next(iter(found.items()))
+    return NativeTools(
+        form,
+        silences=tuple(dict.fromkeys(silence for silence, _ in found)),
+        takes_mappings=any(not is_text for _, is_text in found),
+        takes_texts=any(is_text for _, is_text in found),
+        takes_several=probes.takes_several(silence, is_text),
+        ids=probes.ids(silence, is_text),
+    )
+
+
+class _Probes:
+    """Conversations that are rendered to see what becomes of them."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        said = [probe_message("assistant", ASSISTANT)]
+        self._before, _, self._after = (self._tried(said, goes_on=False) or "").partition(ASSISTANT)
+        plain = self._tried(said, goes_on=False, tools=()) or ""
+        between = plain.partition(USER)[2].partition(ASSISTANT)[0]
+        self._ends = [*tags_of(self._after), *tags_of(between)]
+
+    def form(self, silence: str | None, is_text: bool) -> ToolForm | None:
+        """Returns the form of calls in a message of these contents and arguments."""
+        whole = self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
+        if whole is None or LISTED not in whole or RESULT not in whole:
+            return None
+        for style in (self.ids(silence, is_text), IdStyle.NAMED):
+            rendered = self.rendered(silence, is_text, style)
+            if rendered is None:
+                continue
+            derived = form_in(rendered, style)
+            for form in (*FORMS, *(() if derived is None else (derived,))):
+                if _reads(form, rendered.one, 1) and (
+                    rendered.two is None or _reads(form, rendered.two, 2)
+                ):
+                    return form
+        return None
+
+    def shows_objects(self) -> bool:
+        """Says whether it shows calls with arguments that are objects."""
+        texts = (self._tried([probe_call(silence, False)], goes_on=False) for silence in ("", None))
+        return any(text is not None and _VALUE in text and CALLED in text for text in texts)
+
+    def stated(self) -> NativeTools | None:
+        """Returns the form that the template tells the model of, where it does not show calls."""
+        without = self._tried([], tools=())
+        for silence in ("", None):
+            whole = self._tried([probe_call(silence, False), probe_message("tool", RESULT)])
+            if whole is None or without is None or LISTED not in whole or RESULT not in whole:
+                continue
+            for form in STATED:
+                is_stated = any(each in whole and each not in without for each in form.markers)
+                if is_stated and CALLED not in whole:
+                    return NativeTools(form, (silence,), True, True, True, shows_calls=False)
+        return None
+
+    def takes_several(self, silence: str | None, is_text: bool) -> bool:
+        """Says whether it shows each of two calls in a message."""
+        results = [probe_message("tool", RESULT)] * 2
+        one, two = (
+            self._tried([probe_call(silence, is_text, times), *results[:times]]) or ""
+            for times in (1, 2)
+        )
+        return two.count(_VALUE) > one.count(_VALUE)
+
+    def ids(self, silence: str | None, is_text: bool) -> IdStyle:
+        """Says whether it refuses ids that are long."""
+        message = _with_ids(probe_call(silence, is_text), [_LONG_ID])
+        result = {**probe_message("tool", RESULT), "tool_call_id": _LONG_ID}
+        return IdStyle.NINE if self._tried([message, result]) is None else IdStyle.ANY
+
+    def rendered(self, silence: str | None, is_text: bool, style: IdStyle) -> RenderedCalls | None:
+        texts = []
+        ids: list[str] = []
+        for times in (1, 2):
+            message = probe_call(silence, is_text, times)
+            if style is IdStyle.NAMED:
+                ids = [style.made(CALLED, index) for index in range(times)]
+                message = _with_ids(message, ids)
+            else:
+                ids = [call["id"] for call in message["tool_calls"]]
+            results = [{**probe_message("tool", RESULT), "tool_call_id": id} for id in ids]
+            text = self._tried([message], goes_on=False)
+            texts.append(self._answer(text or self._tried([message, *results]) or ""))
+        one, two = texts
+        if not one:
+            return None
+        is_double = two.count(_VALUE) == 2 * one.count(_VALUE)
+        shown = () if style is IdStyle.NAMED else tuple(ids)  # these have the name in them
+        return RenderedCalls(one, two if is_double else None, shown)
+
+    def _answer(self, text: str) -> str:
+        """Returns the part that the model has written, without thoughts."""
+        start = _shared_start(self._before, text)
+        for tag in TAG_PATTERN.finditer(text):
+            if tag.start() < start < tag.end():
+                start = tag.start()
+        text = text[start:]
+        before, found, after = text.partition(CALLED)
+        if thought := _THOUGHT.match(before):
+            text = before[thought.end() :] + found + after
+        ends = [text.find(tag, text.rfind(_VALUE)) for tag in self._ends]
+        end = min((end for end in ends if end >= 0), default=None)
+        return text.removesuffix(self._after) if end is None else text[:end]
+
+    def _tried(
+        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools = TOOLS
+    ) -> str | None:
+        """goes_on: whether the assistant speaks next."""
+        messages = [probe_message("user", USER), *answer]
+        try:
+            if goes_on:
+                return self._render(messages, tools)
+            return self._render(messages, tools, add_generation_prompt=False)
+        except EdgeSpecError:
+            return None
+
+
+def _with_ids(message: Message, ids: Sequence[str]) -> Message:
+    calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
+    return {**message, "tool_calls": calls}
+
+
+def _shared_start(text: str, other: str) -> int:
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(text), len(other)))
+
+
+def _reads(form: ToolForm, text: str, times: int) -> bool:
+    """Says whether the form's reader reads the calls of a probe there, and no text."""
+    reader = form.reader(_CALLABLE)
+    parts = [*reader.push(text), *reader.finish()]
+    if any(part.kind is PartKind.TEXT and part.text.strip() for part in parts):
+        return False
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if part.call is not None:
+            calls.append((part.call.name, ""))
+        if part.kind is PartKind.CALL:
+            calls[-1] = calls[-1][0], calls[-1][1] + part.text
+    try:
+        read = [(name, json.loads(arguments)) for name, arguments in calls]
+    except ValueError:
+        return False
+    return not reader.is_cut and read == [(CALLED, ARGUMENTS)] * times

@@ -1,0 +1,34 @@
+"""The forms in which models write calls. Those whose arguments are JSON need no place here: they
+are found in what a chat template renders."""
+
+from __future__ import annotations
+
+import json
+
+from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.json_form import JsonForm
+from edge_spec.text.tools.protocol import ToolForm
+
+GENERIC = JsonForm()  # where the chat template knows no tools
+FORMS: tuple[ToolForm, ...] = ()
+# Forms that some templates tell the model of and do not show.
+STATED: tuple[ToolForm, ...] = (
+    GENERIC,
+    JsonForm("<|tool_call|>[", between=", ", closing="]"),
+)
+_DESCRIPTION = """\
+You may call these functions. Each is described in JSON:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and its arguments as JSON between tags:
+{call}
+Several calls follow one another. What they return comes next, between <tool_response> tags. \
+If no function helps, answer without a call."""
+
+
+def described(tools: Tools) -> str:
+    """Returns what a system message says of tools where the chat template knows none."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
+    return _DESCRIPTION.format(tools=listed, call=GENERIC.written([example]))

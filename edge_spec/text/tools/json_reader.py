@@ -1,0 +1,263 @@
+"""Reads calls whose arguments are JSON out of an answer, piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from edge_spec.text.parts.part import Part
+from edge_spec.text.tools.call_object import CallObject, ObjectEnd, Role
+from edge_spec.text.tools.literals import (
+    PARTIAL,
+    Found,
+    Piece,
+    Slot,
+    first_of,
+    matched,
+    shared_end,
+    tags_of,
+)
+from edge_spec.text.tools.part_list import PartList
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.json_form import JsonForm
+
+# Models that were trained on several forms take the words of another one.
+_ROLES = {
+    "name": Role.NAME,
+    "tool_name": Role.NAME,
+    "arguments": Role.ARGUMENTS,
+    "parameters": Role.ARGUMENTS,
+}
+_BARE_ROLES = {**_ROLES, "type": Role.OTHER, "id": Role.OTHER}
+_FUNCTION = re.compile(Slot.NAME.value)
+_PYTHON = "<|python_tag|>"  # before a call of Llama 3 that would be bare without
+_LEFT = "}],;)"  # what a model may write too much of after a call
+
+
+class JsonReader:
+    """Splits an answer into text and calls of a form. What looks like a call and has no name stays
+    text, so nothing that the model wrote is lost."""
+
+    def __init__(self, form: JsonForm, names: Collection[str]) -> None:
+        """names: of the functions that may be called; empty where they are not known."""
+        self.is_cut = False
+        self._form = form
+        self._names = names
+        self._parts = PartList(form.ids)
+        self._openings = _openings(form)
+        self._markers = [form.marker_of(opening) for opening in self._openings]
+        self._strays = set(tags_of(form.closing)).difference(self._markers)
+        self._read: Callable[[], bool] = self._read_text if form.opening else self._read_first
+        self._held = ""
+        self._begun = ""  # of a call whose name is not known
+        self._object = CallObject({})
+        self._arguments = ObjectEnd()
+        self._is_known = False  # the call has been told of
+
+    @property
+    def num_calls(self) -> int:
+        return self._parts.num_calls
+
+    def push(self, markup: str) -> list[Part]:
+        self._held += markup
+        while self._read():
+            pass
+        return self._parts.taken()
+
+    def finish(self) -> list[Part]:
+        read = self._read
+        is_head = read == self._read_head and self._held.strip() not in self._markers
+        is_begun = read == self._read_object and not self._is_known
+        self.is_cut = is_head or read in (self._read_object, self._read_arguments)
+        if is_begun and self._form.is_bare and not self.num_calls:
+            self.is_cut = False
+            self._parts.add_text(self._begun)
+        elif not self.is_cut and read != self._read_end:
+            self._parts.add_text(self._held)
+        self._held = ""
+        return self._parts.taken()
+
+    # What comes next. Each reads of `_held` what it can, and says whether another one goes on.
+
+    def _read_first(self) -> bool:
+        """The whole answer is a call, or none of it."""
+        begun = self._held.lstrip()
+        if not begun or _PYTHON.startswith(begun) or begun == "[":
+            return False
+        if begun.startswith(_PYTHON):
+            self._begun, self._held = _PYTHON, begun.removeprefix(_PYTHON)
+            return self._begin_object()
+        is_array = begun[0] == "[" and begun[1:].lstrip().startswith("{")
+        if begun[0] == "[" and not begun[1:].strip():
+            return False
+        if begun[0] != "{" and not is_array:
+            self._read = self._read_text
+            return True
+        start = self._held.index("{")
+        self._begun, self._held = self._held[:start], self._held[start:]
+        return self._begin_object()
+
+    def _read_text(self) -> bool:
+        strays = self._strays if self.num_calls else ()
+        place, marker = first_of([*self._markers, *strays], self._held)
+        self._parts.add_text(self._held[:place])
+        self._held = self._held[place:]
+        if marker in strays:
+            self._held = self._held.removeprefix(marker)
+        elif marker:
+            self._read = self._read_head
+        return bool(marker)
+
+    def _read_head(self) -> bool:
+        """The held text begins with a marker."""
+        is_open = False
+        for opening in self._openings:
+            found = matched(self._head(opening), self._held)
+            is_open |= found is PARTIAL
+            if isinstance(found, Found):
+                if self._form.is_object:
+                    if not (rest := self._held[found.end :].lstrip()):
+                        return False
+                    if rest[0] == "{":
+                        self._begun, self._held = self._held[: found.end], rest
+                        return self._begin_object()
+                elif (begun := self._begin_arguments(found)) is not None:
+                    return begun
+        if is_open:
+            return False
+        marker = max((each for each in self._markers if self._held.startswith(each)), key=len)
+        self._parts.add_text(marker)
+        self._held = self._held.removeprefix(marker)
+        self._read = self._read_text
+        return True
+
+    def _head(self, opening: str) -> Sequence[Piece]:
+        return [opening] if self._form.is_object else [opening, *self._form.call]
+
+    def _begin_arguments(self, found: Found) -> bool | None:
+        """Begins a call whose name stands before the arguments; None if no arguments follow."""
+        rest = self._held[found.end :].lstrip()
+        if not rest:
+            return False
+        if rest[0] != "{":
+            return None
+        name = found.values[Slot.NAME]
+        self._parts.begin_call(name, self._form.read_id(name, found.values))
+        self._arguments = ObjectEnd()
+        self._held, self._read = rest, self._read_arguments
+        return True
+
+    def _begin_object(self) -> bool:
+        roles = _BARE_ROLES if self._form.is_bare else _ROLES | self._form.roles
+        self._object = CallObject(roles, self._form.is_keyed, is_strict=self._form.is_bare)
+        self._is_known, self._read = False, self._read_object
+        return True
+
+    def _read_object(self) -> bool:
+        call = self._object
+        length = call.push(self._held)
+        if not self._is_known:
+            self._begun += self._held[:length]
+        self._held = self._held[length:]
+        self._is_known = self._is_known or self._tell_head()
+        if self._is_known:
+            self._parts.add_arguments(call.arguments)
+            call.arguments = ""
+        elif call.is_complete or call.is_broken:
+            self._parts.add_text(self._begun)
+            self._read = self._read_text
+            return True
+        if call.is_complete or call.is_broken:
+            if not call.has_arguments:
+                self._parts.add_arguments("{}")
+            self._read = self._read_end
+            return True
+        return False
+
+    def _tell_head(self) -> bool:
+        """Says whether the call is one, and its name and where the arguments begin are known."""
+        call = self._object
+        if call.name is None or not _FUNCTION.fullmatch(call.name):
+            return False
+        if not (call.has_arguments or call.is_complete):
+            return False
+        if self._form.is_bare and self._names and call.name not in self._names:
+            return False
+        if self._form.is_bare and not call.has_arguments and not self._names:
+            return False
+        if call.is_broken and not call.has_arguments:
+            return False
+        self._parts.begin_call(call.name, call.id)
+        return True
+
+    def _read_arguments(self) -> bool:
+        length = self._arguments.find(self._held)
+        self._parts.add_arguments(self._held[:length])
+        self._held = self._held[length:]
+        if self._arguments.is_complete:
+            self._parts.add_arguments(self._arguments.missing)
+            self._read = self._read_end
+        return self._arguments.is_complete
+
+    def _read_end(self) -> bool:
+        """A call is complete; what the form has after it is left out."""
+        found = self._next_call()
+        if found is not None:
+            return found
+        rest = self._held.lstrip()
+        closing = matched([self._form.closing], rest)
+        if not rest or closing is PARTIAL:
+            return False
+        if isinstance(closing, Found) and closing.end:
+            self._held = rest[closing.end :]
+            self._read = self._read_text
+        elif rest[0] in _LEFT:
+            self._held = rest[1:]
+        elif rest[0] == "{" and self._form.is_object:
+            self._begun, self._held = self._held[: -len(rest)], rest
+            return self._begin_object()
+        else:
+            self._read = self._read_text
+        return True
+
+    def _next_call(self) -> bool | None:
+        """Begins the call that follows, if one does; None if none may."""
+        form = self._form
+        if form.is_bare:
+            rest = self._held.lstrip("; \n")
+            if not rest:
+                return False
+            between: str | None = self._held[: len(self._held) - len(rest)]
+        else:
+            between = form.between
+        if between is None:
+            return None
+        found = matched(self._head(between), self._held)
+        if found is PARTIAL:
+            return False
+        if found is None:
+            return None
+        if not form.is_object:
+            return self._begin_arguments(found)
+        rest = self._held[found.end :].lstrip()
+        if not rest:
+            return False
+        if rest[0] != "{":
+            return None
+        self._begun, self._held = self._held[: found.end], rest
+        return self._begin_object()
+
+
+def _openings(form: JsonForm) -> list[str]:
+    """Returns what calls begin with: models leave out what is around all of them, such as the
+    bracket of an array."""
+    if not form.opening:
+        return []
+    found = [form.opening]
+    if form.is_object:
+        found.append(form.opening.rstrip("[ \n"))
+    elif form.between:
+        found.append(shared_end(form.opening, form.between))
+    return [each for each in dict.fromkeys(found) if each.strip()]

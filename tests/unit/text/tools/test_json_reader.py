@@ -1,0 +1,116 @@
+"""Calls whose arguments are JSON are read out of an answer, and text stays text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_spec.text.parts.part import CallHead, Part, PartKind
+from edge_spec.text.tools.forms import GENERIC
+from edge_spec.text.tools.json_form import JsonForm
+from edge_spec.text.tools.literals import Slot
+from fixtures.read_calls import read
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
+F = ("f", '{"a": [1, "ü"]}')
+G = ("g", r'{"}\"": {"b": "\\"}}')
+CALL_G = f'<tool_call>\n{{"name": "g", "arguments": {G[1]}}}\n</tool_call>'
+BARE = JsonForm("", ('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), None, "")
+pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "calls"),
+    [
+        (CALL, "", [F]),
+        (f"{CALL}\n{CALL}\n", "", [F, F]),
+        (f"I ask.\n{CALL}", "I ask.\n", [F]),
+        (f"{CALL}\nSo.", "\nSo.", [F]),
+        (f"I ask.\n{CALL}\n{CALL}\nSo. \n", "I ask.\n\nSo. \n", [F, F]),
+        (CALL.removesuffix("\n</tool_call>"), "", [F]),
+        (f"{CALL_G}\n{CALL}", "", [G, F]),
+        (f'{CALL}\n<tool_call>\n{{"na', "", [F]),
+        (CALL[:-20], "", [("f", '{"a": [1,')]),
+        # a call that takes no arguments
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name":"f","arguments":{}}', "", [("f", "{}")]),
+        # members in another order, by other names, and further ones
+        (CALL.replace("arguments", "parameters"), "", [F]),
+        ('<tool_call>{"arguments": {"a": {}}, "name": "f"}</tool_call>', "", [("f", '{"a": {}}')]),
+        ('<tool_call>{"id": 3, "name": "f", "arguments": {}, "x": [{}]}', "", [("f", "{}")]),
+        (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}', "", [("f", '{"a": 1}')]),
+        # a brace too few or too many, and no closing tag
+        (f"{CALL.replace('}}', '}')}.", ".", [F]),
+        ('<tool_call>{"name": "f", "arguments": {"a": [1</tool_call>', "", [("f", '{"a": [1]}')]),
+        (CALL.replace("}}", "}}}") + CALL, "", [F, F]),
+        (CALL.removesuffix("</tool_call>") + CALL + "So.", "So.", [F, F]),
+        (CALL.replace("\n</tool_call>", " So.</tool_call>!"), " So.!", [F]),
+        (f"{CALL[:-13]}, {CALL[11:]}", "", [F, F]),
+        # no calls
+        ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+        ("Write `<tool_call>` and so on.", "Write `<tool_call>` and so on.", []),
+        ('<tool_call>{"name": 1}</tool_call>.', '<tool_call>{"name": 1}</tool_call>.', []),
+        ("a < b <tool", "a < b <tool", []),
+        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, []),
+        ("", "", []),
+        # one that is cut before its name
+        ('Well.\n<tool_call>{"na', "Well.\n", []),
+    ],
+)
+@pieces
+def test_calls_are_read_however_the_text_comes(
+    text: str, shown: str, calls: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    assert read(GENERIC, text, cuts)[:2] == (shown, calls)
+
+
+@given(text=st.text("<tool_cal>/x \n{", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=9))
+def test_what_is_no_call_stays_text(text: str, cuts: list[int]) -> None:
+    answer = read(GENERIC, text, cuts)
+    assert answer.calls == [] and (answer.text == text or answer.is_cut)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "calls"),
+    [
+        ('{"name": "f", "parameters": {"a": [1, "ü"]}}', "", [F]),
+        ('{"name": "f", "parameters": {"a": [1, "ü"]}', "", [F]),
+        ('{"name": "f", "parameters": {"a"', "", [("f", '{"a"')]),
+        ('{"type": "function", "name": "f", "parameters": {"a": [1, "ü"]}}', "", [F]),
+        ('<|python_tag|>{"name": "f", "parameters": {"a": [1, "ü"]}}', "", [F]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "", ["f", "g"]),
+        ('[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]\n', "", ["f", "g"]),
+        ('{"name": "f", "age": 3}', '{"name": "f", "age": 3}', []),
+        ('{"name": "Ann", "parameters": {"a": 1}}', '{"name": "Ann", "parameters": {"a": 1}}', []),
+        ('{"na', '{"na', []),
+        ('{"a": 1}', '{"a": 1}', []),
+        ("[1, 2]", "[1, 2]", []),
+        ('So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
+    ],
+)
+@pieces
+def test_an_answer_without_tags_is_a_call_or_none(
+    text: str, shown: str, calls: list[tuple[str, str] | str], cuts: list[int]
+) -> None:
+    tools = [{"function": {"name": name}} for name in "fg"]
+    expected = [each if isinstance(each, tuple) else (each, "{}") for each in calls]
+    assert read(BARE, text, cuts, tools)[:2] == (shown, expected)
+
+
+def test_calls_are_counted_and_told_apart() -> None:
+    assert len(set(read(GENERIC, CALL + CALL).ids)) == 2
+
+
+def test_a_call_is_told_as_it_comes_its_name_first() -> None:
+    reader = GENERIC.reader()
+    begin, piece, _ = CALL.partition('"a"')
+    assert reader.push(begin[:-1]) == []
+    (first,) = reader.push(begin[-1:])
+    assert first.call is not None
+    assert first == Part(PartKind.CALL, "{", CallHead(0, first.call.id, "f"))
+    assert reader.push(piece) == [Part(PartKind.CALL, piece)]
+    assert not reader.is_cut
+    reader.finish()
+    assert reader.is_cut
