@@ -17,7 +17,7 @@ _ORIGIN = re.compile(
 _NO_HOST = re.compile(r"[/?#@*:\[\]]")  # what no name of a host has
 _ADDRESS = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-_ROOMS = ("chat", "completions", "messages", "models")  # what follows /v1/
+_ROOMS = ("chat", "completions", "messages", "models", "responses")  # what follows /v1/
 
 
 def host_name(name: str) -> str:

@@ -31,6 +31,7 @@ from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.replies import chat_reply, completion_reply
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.responses.routes import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
@@ -41,6 +42,7 @@ PATHS = (
     MESSAGES,
     COUNT,
     *LLAMACPP_PATHS,
+    "/v1/responses",
     "/v1/models",
     "/health",
     "/metrics",
@@ -73,6 +75,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     _add_answers(app, running)
     add_messages(app, running)
     add_llamacpp_paths(app, running)
+    add_responses(app, running)
     _add_list(app, running.models)
     _add_descriptions(app, running.models, options)
     _add_health(app, running.metrics)

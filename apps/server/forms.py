@@ -172,21 +172,24 @@ class FormRequest(Body):
         return self
 
     def _forms(self) -> Iterator[AskedForm]:
-        format = self.response_format
-        if isinstance(format, SchemaFormat):
-            asked = format.json_schema
-            yield AskedForm.json("response_format", asked.given, is_strict=asked.strict)
-        elif isinstance(format, ObjectFormat):
-            yield AskedForm.json("response_format", format.given)
-        elif isinstance(format, RegexFormat):
-            yield AskedForm("response_format", Grammar.regex(format.pattern))
-        elif isinstance(format, GrammarFormat):
-            yield AskedForm("response_format", Grammar.gbnf(format.grammar))
+        yield from asked_format("response_format", self.response_format)
         if self.structured_outputs is not None:
             yield from self.structured_outputs.forms()
         if self.json_schema is not None:
             yield AskedForm.json("json_schema", self.json_schema)
         yield from _texts("", self.regex, self.guided_choice, self.grammar)
+
+
+def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
+    if isinstance(format, SchemaFormat):
+        asked = format.json_schema
+        yield AskedForm.json(field, asked.given, is_strict=asked.strict)
+    elif isinstance(format, ObjectFormat):
+        yield AskedForm.json(field, format.given)
+    elif isinstance(format, RegexFormat):
+        yield AskedForm(field, Grammar.regex(format.pattern))
+    elif isinstance(format, GrammarFormat):
+        yield AskedForm(field, Grammar.gbnf(format.grammar))
 
 
 def _texts(

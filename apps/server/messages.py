@@ -153,6 +153,18 @@ class Tool(Body):
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise refusal(
+                "type",
+                f"is {kind[:40]}: tools here are of type function, and the client runs them; leave "
+                "the others out",
+            )
+        return given
+
 
 class NamedTool(Body):
     other_names = _OWN
@@ -168,8 +180,20 @@ class AllowedTools(Body):
 
 
 class AllowedChoice(Body):
+    """Its members may stand beside the type, as OpenAI's newer API has them."""
+
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_wrapped(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "allowed_tools" in given:
+            return given
+        return {
+            "type": given.get("type"),
+            "allowed_tools": {name: given[name] for name in given if name != "type"},
+        }
 
 
 def _word(choice: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
@@ -193,6 +194,7 @@ class ChatRequest(AnswerRequest):
         harmless=others.ANSWER_HARMLESS,
         off=others.CHAT_OFF,
     )
+    shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = None

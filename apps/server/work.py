@@ -108,10 +108,11 @@ class Desk:
                 **_template_options(request),
             )
         except UnsupportedModelError as error:
+            field = request.shown_as.get("messages", "messages")
             raise ApiError(
                 400,
-                f"{error.shown}. Change messages, or continue a text with POST /v1/completions.",
-                param="messages",
+                f"{error.shown}. Change {field}, or continue a text with POST /v1/completions.",
+                param=field,
             ) from error
 
     def _require_read(self, request: ChatRequest) -> None:
@@ -123,6 +124,7 @@ class Desk:
         unread = sorted(asked - self._engine.parts.text.template_variables) if asked else ()
         for name in unread:
             field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
+            field = request.shown_as.get(field, field)
             raise ApiError(
                 400,
                 f"{field} gives this model's chat template {name}, which it does not read: leave "

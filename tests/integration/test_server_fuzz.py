@@ -37,7 +37,12 @@ def described(served_once: Engine) -> Iterator[Any]:
         yield schemathesis.openapi.from_url(f"{running.url}/openapi.json")
 
 
-ASKED = [("post", "/v1/chat/completions"), ("post", "/v1/completions")]
+ASKED = [
+    ("post", "/v1/chat/completions", 60),
+    ("post", "/v1/completions", 60),
+    ("post", "/v1/responses", 60),
+    ("post", "/v1/responses/input_tokens", 10),  # the same fields
+]
 TOLD = [
     "/v1/models",
     "/v1/models/{model}",
@@ -47,7 +52,9 @@ TOLD = [
     "/edge-spec/plan",
     "/props",
 ]
-CASES = [(*asked, mode, 60) for asked in ASKED for mode in GenerationMode]
+CASES = [
+    (method, path, mode, examples) for method, path, examples in ASKED for mode in GenerationMode
+]
 CASES += [("get", path, GenerationMode.POSITIVE, 2) for path in TOLD]
 
 
@@ -78,7 +85,7 @@ def shorten(body: Any) -> None:
         return
     if isinstance(body.get("model"), str):
         body["model"] = "tiny"
-    for name in ("max_tokens", "max_completion_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(body.get(name), int) and body[name] > LONGEST:
             body[name] = LONGEST
 

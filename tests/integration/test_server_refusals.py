@@ -108,7 +108,7 @@ def test_what_is_not_honoured_is_named(
         (CHAT, {"tool_choice": "f"}, "tool_choice: \"f\" should be 'none', 'auto', 'required'"),
         (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function is missing."),
         (CHAT, {"tool_choice": {"function": {}}}, "tool_choice.function.name is missing."),
-        (CHAT, {"tools": [{"type": "web_search"}]}, 'tools[0].type: "web_search" should be'),
+        (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type is web_search: tools here are"),
         (CHAT, {"tools": [{"type": "function", "name": "a b"}]}, 'tools[0].name: "a b" should'),
         (
             CHAT,

@@ -13,12 +13,14 @@ from pydantic import ValidationError
 from edge_spec.apps.server.body import Body
 from edge_spec.apps.server.messages import for_template
 from edge_spec.apps.server.refusals import refused_body
+from edge_spec.apps.server.responses.request import ResponsesRequest
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 
 MOST_CHARACTERS = 600  # of a refusal: it shows a value, and tells what to send instead
 KINDS = {
     ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
     CompletionRequest: {"prompt": "a"},
+    ResponsesRequest: {"input": [{"role": "user", "content": "a"}]},
 }
 
 
