@@ -79,8 +79,9 @@ class _Pieces:
 
     def __init__(self, pieces: Sequence[bytes], encode: Encode, stop_ids: Sequence[int]) -> None:
         self._encode = encode
-        self.tokens = pieces
         self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
+        # Without a text of its own, each of them would be taken for any other one.
+        self.tokens = [piece or f"<|{token}|>".encode() for token, piece in enumerate(pieces)]
         self.eos_token_id = stop_ids[0]
         self.bos_token_id: int | None = None
 
