@@ -25,6 +25,7 @@ from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp_paths import LLAMACPP_PATHS, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.ollama.endpoints import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.refusals import refused_body
@@ -44,6 +45,7 @@ PATHS = (
     *LLAMACPP_PATHS,
     "/v1/responses",
     "/v1/models",
+    *OLLAMA_PATHS,
     "/health",
     "/metrics",
     "/openapi.json",
@@ -74,6 +76,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     _add_errors(app)
     _add_answers(app, running)
     add_messages(app, running)
+    add_ollama(app, running)
     add_llamacpp_paths(app, running)
     add_responses(app, running)
     _add_list(app, running.models)

@@ -219,3 +219,8 @@ MESSAGES_OFF = {
     "container": Off((), "code runs where the client is"),
     "mcp_servers": Off(([],), "send their tools as tools"),
 }
+# Ollama's, which are about its own runner.
+OLLAMA_HARMLESS = ANSWER_HARMLESS | {
+    *("numa", "main_gpu", "vocab_only", "logits_all", "f16_kv", "embedding_only", "num_gqa"),
+    *("rope_frequency_base", "rope_frequency_scale", "penalize_newline", "truncate", "shift"),
+}

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from pydantic_core import from_json
+
 from edge_spec import GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
@@ -47,6 +49,15 @@ class Reply(ABC):
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """Returns the whole reply, for a client that does not stream."""
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call, or what is complete of those of one that was cut."""
+    try:
+        given = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return given if isinstance(given, dict) else {}
 
 
 def server_event(data: str, name: str | None = None) -> str:

@@ -180,6 +180,11 @@ class AnswerRequest(FormRequest):
         given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return tuple(stop for stop in given if stop)
 
+    def given(self, kind: type[Body]) -> dict[str, Any]:
+        """Returns those of its fields that were sent and that `kind` has, too."""
+        names = kind.model_fields.keys() & self.model_fields_set
+        return {name: getattr(self, name) for name in names}
+
     def seed_of(self, choice: int) -> int | None:
         """Choices with the same seed would be the same."""
         return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS

@@ -38,12 +38,6 @@ class Desk:
         self._options = options
 
     @property
-    def template_variables(self) -> frozenset[str]:
-        """Returns what chat templates read here. Raises UnsupportedModelError where there is no
-        chat template."""
-        return self._engine.parts.text.template_variables
-
-    @property
     def engine(self) -> Engine:
         """Returns the engine whose model answers."""
         return self._engine

@@ -7,14 +7,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.anthropic.errors import error_document
 from edge_spec.apps.server.anthropic.signatures import signature_of
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.reply import Reply, server_event
+from edge_spec.apps.server.reply import Reply, arguments_of, server_event
 from edge_spec.text.parts.part import CallHead, PartKind
 
 
@@ -124,7 +122,7 @@ class MessageReply(Reply):
             block["signature"] = signature_of(self._written, is_told=self._tells_thoughts)
             told = self._delta("signature", signature=block["signature"])
         elif self._open is PartKind.CALL:
-            block["input"] = _input(self._written)
+            block["input"] = arguments_of(self._written)
         self._open = None
         return told + self._of_block("stop")
 
@@ -133,15 +131,6 @@ class MessageReply(Reply):
 
     def _of_block(self, what: str, **fields: Any) -> str:
         return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call, or what is complete of those of one that was cut."""
-    try:
-        given = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    return given if isinstance(given, dict) else {}
 
 
 def _usage_of(result: GenerationResult) -> dict[str, Any]:

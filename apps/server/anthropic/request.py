@@ -113,8 +113,7 @@ class CountRequest(AnswerRequest):
         """Returns the same as a request of `/v1/chat/completions`. variables: those that the chat
         template reads; hints that Anthropic's clients send to any model are for no others. Raises
         ApiError."""
-        names = AnswerRequest.model_fields.keys() & self.model_fields_set
-        asked: dict[str, Any] = {name: getattr(self, name) for name in names}
+        asked = self.given(AnswerRequest)
         format = self.output_format or (self.output_config and self.output_config.format)
         if format is not None:
             asked["response_format"] = {"type": "json_schema", "schema": format.given}

@@ -1,0 +1,1 @@
+"""Ollama's API over the server's own requests and answers."""

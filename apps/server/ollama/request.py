@@ -1,0 +1,90 @@
+"""The requests of Ollama's API, read as those of conversations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from edge_spec.apps.server import other_servers as others
+from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest
+
+_TAKEN = ("system", "raw", "suffix", "prompt")
+
+
+class OllamaChatRequest(ChatRequest):
+    """No messages: the model is to be opened."""
+
+    other_names = OtherNames(
+        also=others.ANSWER_ALSO,
+        harmless=others.OLLAMA_HARMLESS,
+        off=others.CHAT_OFF,
+    )
+    stream: bool | None = True
+    messages: list[Message] = Field(default_factory=list)
+    n: Literal[1] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _speaks_plainly(cls, given: Any) -> Any:
+        return _plain(given)
+
+
+class OllamaGenerateRequest(OllamaChatRequest):
+    """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
+
+    other_names = OtherNames(
+        also=others.ANSWER_ALSO,
+        harmless=OllamaChatRequest.other_names.harmless,
+        off={name: off for name, off in others.CHAT_OFF.items() if name not in _TAKEN},
+    )
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+
+    @model_validator(mode="after")
+    def _asks_as_a_user(self) -> OllamaGenerateRequest:
+        if self.prompt:
+            said = {"system": self.system, "user": self.prompt}
+            self.messages = [Message(role=role, content=c) for role, c in said.items() if c]
+        return self
+
+    @property
+    def continued(self) -> CompletionRequest | None:
+        """Returns the request without a conversation, if it is one."""
+        if not (self.raw or self.suffix):
+            return None
+        return CompletionRequest.model_validate(
+            {**self.given(AnswerRequest), "prompt": self.prompt, "suffix": self.suffix}
+        )
+
+
+def _plain(given: Any) -> Any:
+    """Returns a request with the words for what Ollama says otherwise."""
+    if not isinstance(given, dict):
+        return given
+    told = {name: value for name, value in given.items() if name not in ("options", "format")}
+    options = given.get("options") or {}
+    if not isinstance(options, dict):
+        raise refusal("options", "should be an object")
+    format = given.get("format")
+    if isinstance(format, dict):
+        told["response_format"] = {"type": "json_schema", "schema": format}
+    elif format == "json":
+        told["response_format"] = {"type": "json_object"}
+    elif format:
+        raise refusal("format", "is no form that is known here: send json or a JSON Schema")
+    if isinstance(told.get("think"), str):
+        told["reasoning_effort"] = told.pop("think")
+    if isinstance(messages := told.get("messages"), list):
+        told["messages"] = [_named(each) for each in messages]
+    return {**options, **told}
+
+
+def _named(message: Any) -> Any:
+    """Returns a message with the name of its tool where others have it."""
+    named = isinstance(message, dict) and "tool_name" in message
+    return {**message, "name": message["tool_name"]} if named else message

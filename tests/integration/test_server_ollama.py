@@ -1,0 +1,100 @@
+"""Ollama's API, as the client that Ollama publishes uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec import Engine
+from fixtures.server_requests import HELLO
+
+ollama: Any = pytest.importorskip("ollama")
+
+FEW = {"num_predict": 12, "num_ctx": 4096, "temperature": 0}
+
+
+@pytest.fixture
+def user(client: httpx.Client) -> Iterator[Any]:
+    with ollama.Client(host=str(client.base_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def expected(served: Engine) -> str:
+    return served.chat(HELLO, max_tokens=12).text
+
+
+def test_a_chat(user: Any, expected: str) -> None:
+    answer = user.chat("tiny:latest", messages=HELLO, options=FEW, keep_alive="5m")
+    assert answer.message.content == expected
+    assert (answer.done, answer.done_reason, answer.eval_count) == (True, "length", 12)
+    told = list(user.chat("tiny", messages=HELLO, options=FEW, stream=True))
+    assert "".join(chunk.message.content for chunk in told) == expected
+    assert [chunk.done for chunk in told] == [False] * (len(told) - 1) + [True]
+    assert told[-1].prompt_eval_count == answer.prompt_eval_count
+
+
+def test_a_stream_is_what_is_sent_unless_asked_otherwise(client: httpx.Client) -> None:
+    response = client.post("/api/chat", json={"messages": HELLO, "options": FEW})
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert all(json.loads(line)["model"] == "tiny" for line in response.text.splitlines())
+
+
+def test_a_text(user: Any, expected: str, served: Engine) -> None:
+    told = user.generate("tiny", HELLO[0]["content"], options=FEW)
+    assert (told.response, told.done_reason) == (expected, "length")
+    told = user.generate("tiny", "abc", raw=True, options=FEW)
+    assert told.response == served.generate("abc", max_tokens=12).text
+    said = [{"role": "system", "content": "Be brief."}, *HELLO]
+    told = user.generate("tiny", HELLO[0]["content"], system="Be brief.", options=FEW)
+    assert told.response == served.chat(said, max_tokens=12).text
+
+
+def test_a_form(user: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 10, "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    options = {"num_predict": 60}
+    told = user.chat("tiny", messages=HELLO, format=schema, options=options).message.content
+    assert 10 <= json.loads(told)["age"] <= 99
+    assert user.chat("tiny", messages=HELLO, format="json", options=FEW).message.content[0] == "{"
+
+
+def test_a_model_is_opened_where_nothing_is_asked(user: Any) -> None:
+    assert user.chat("tiny").done_reason == "load"
+    assert user.generate("tiny").done_reason == "load"
+
+
+def test_models(user: Any, client: httpx.Client) -> None:
+    (model,) = user.list().models
+    assert model.model == "tiny"
+    assert [each.model for each in user.ps().models] == ["tiny"]
+    shown = user.show("tiny")
+    assert shown.capabilities == ["completion", "tools"]
+    assert shown.modelinfo["llama.context_length"] == 1024
+    assert client.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"model": "llama9"}, "There is no model 'llama9' here."),
+        ({"messages": [{"role": "user", "content": "a", "images": ["YQ=="]}]}, "images is not su"),
+        ({"options": {"mirostat": 2}}, "mirostat is not supported"),
+        ({"options": {"num_predic": 2}}, "num_predic is no field that is known here"),
+        ({"options": [1]}, "options should be an object."),
+        ({"format": "xml"}, "format is no form that is known here: send json"),
+    ],
+)
+def test_a_refusal_is_in_its_form(client: httpx.Client, asked: dict[str, Any], told: str) -> None:
+    response = client.post("/api/chat", json={"messages": HELLO, "model": "tiny", **asked})
+    assert response.status_code in (400, 404)
+    assert list(response.json()) == ["error"]
+    assert told in response.json()["error"]
