@@ -111,7 +111,7 @@ def test_an_address_that_was_joined_wrongly_is_understood(
         ("/openai/v1/models", f"Send it to {MODELS}."),
         ("/openai/deployments/tiny/chat/completions", f"Send it to {CHAT}."),
         ("/v1/embeddings", "GET /openapi.json"),
-        ("/api/chat", "GET /openapi.json"),
+        ("/api/pull", "GET /openapi.json"),
         ("/" + "x" * 5000, "GET /openapi.json"),
     ],
 )

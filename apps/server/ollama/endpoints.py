@@ -24,7 +24,7 @@ from edge_spec.apps.server.work import Desk
 OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
 _LATEST = ":latest"  # which clients add to names
-OTHER_FORMS["/api/"] = error_document
+OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, error_document))
 
 
 class ShowRequest(Body):
