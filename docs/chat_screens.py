@@ -30,6 +30,7 @@ from rich.text import Text
 COLUMNS, ROWS = 88, 34
 FOOTER = "| smollm2"  # is there when nothing runs
 TIMEOUT_S = 60.0
+_DIM, _GREY = 2, 90
 # Name of the picture, what is typed, and what a line of the screen has at the end of it.
 SCRIPT = (
     (
@@ -52,6 +53,10 @@ class Answering(pyte.Screen):
 
     def write_process_input(self, data: str) -> None:
         self._reply(data)
+
+    def select_graphic_rendition(self, *attrs: int, **given: bool) -> None:
+        """Shows what is dim, which pyte does not know, as grey."""
+        super().select_graphic_rendition(*(_GREY if each == _DIM else each for each in attrs))
 
 
 class Terminal:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from edge_spec.apps.chat.comparison import DrafterComparison
 from edge_spec.apps.chat.paint import bar_character
-from edge_spec.apps.chat.thoughts import folded
+from edge_spec.engine.thought_line import thought_line
 
 if TYPE_CHECKING:
     from edge_spec import GenerationResult, Stats, Token
@@ -56,7 +56,7 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
             for name, counts in stats.drafters.items()
         ]
     if result.reasoning_n:
-        lines.append(folded(result))
+        lines.append(thought_line(result))
     if stats.staleness is not None:
         lines.append(stats.staleness)
     reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 
 from edge_spec import PartKind
 from edge_spec.apps.chat.conversation import ChatConversation
+from edge_spec.engine.thought_line import told_time
 from edge_spec.fitting.memory import format_bytes, resident_bytes
-from edge_spec.text.parts.thought_line import told_time
 
 if TYPE_CHECKING:
     from edge_spec import GenerationResult
@@ -66,8 +66,10 @@ def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) 
         rate = meter.per_second if running is not None else stats.predicted_per_second
         if running is not None and is_thinking(running):
             parts.append(f"thinking {told_time(running.reasoning_ms / 1e3)}")
-        reading = f"reading {conversation.reading}".rstrip()
-        parts.append(reading if rate is None else f"{rate:.0f} tokens/s")
+        if rate is not None:
+            parts.append(f"{rate:.0f} tokens/s")
+        elif not result.tokens:
+            parts.append(f"reading {conversation.reading}".rstrip())
         speedup = stats.speedup
         if running is not None:
             plain = conversation.plain_per_second

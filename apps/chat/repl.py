@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from edge_spec import EdgeSpecError, PartKind
 from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, run_command
 from edge_spec.apps.chat.conversation import ChatConversation, Opener, Stop
 from edge_spec.apps.chat.paint import harmless, plain
-from edge_spec.apps.chat.thoughts import folded
+from edge_spec.engine.thought_line import cut_thought, thought_line
 
 if TYPE_CHECKING:
     from edge_spec import AnswerOptions, Chunk
@@ -74,27 +74,27 @@ def _command(conversation: ChatConversation, line: str, as_json: bool) -> Leave 
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:
-    writer = AnswerWriter(
-        sys.stdout.isatty(), lambda: folded(conversation.running or conversation.last)
-    )
+    writer = AnswerWriter(conversation, sys.stdout.isatty())
     note = conversation.make_room(message.text, again=message.again)
     if note is not None:
         print(f"edge-spec: {note}", file=sys.stderr)
     try:
         show = (lambda chunk: None) if as_json else writer.write
-        conversation.answer(message.text, show, again=message.again)
+        result = conversation.answer(message.text, show, again=message.again)
     finally:
         if not as_json:
             writer.finish()
+    if (note := cut_thought(result)) is not None:
+        print(f"edge-spec: {note}", file=sys.stderr)
 
 
 class AnswerWriter:
     """Writes an answer as it comes: its text alone to a pipe; a terminal that cannot be drawn over
     is told of thoughts and calls, a line each."""
 
-    def __init__(self, to_terminal: bool, fold: Callable[[], str]) -> None:
+    def __init__(self, conversation: ChatConversation, to_terminal: bool) -> None:
+        self._conversation = conversation
         self._to_terminal = to_terminal
-        self._fold = fold
         self._has_thought = False
 
     def write(self, chunk: Chunk) -> None:
@@ -112,8 +112,9 @@ class AnswerWriter:
         print(flush=True)
 
     def _end_thought(self) -> None:
-        if self._to_terminal and self._has_thought:
-            print(self._fold(), flush=True)
+        result = self._conversation.running or self._conversation.last
+        if self._to_terminal and self._has_thought and result is not None:
+            print(thought_line(result), flush=True)
         self._has_thought = False
 
 

@@ -29,7 +29,7 @@ from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
 from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.apps.chat.thoughts import folded
+from edge_spec.engine.thought_line import cut_thought, thought_line
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,12 +164,13 @@ class Terminal:
             self._meter.observe(len(chunk.tokens))
 
         try:
-            await self._following(
+            result = await self._following(
                 lambda: self._conversation.answer(message.text, on_chunk, again=message.again)
             )
         finally:
             for block in (view.take(), view.take_all()):
                 await self._show(block)
+        await self._show(cut_thought(result))
 
     async def _following(self, work: Callable[[], Result]) -> Result:
         """Has the worker do it, and meanwhile prints what is finished and draws the rest."""
@@ -228,9 +229,9 @@ class Terminal:
         return harmless(footer(self._conversation, self._meter, self._note, self._width))
 
     def _folded(self) -> str:
-        line = folded(self._conversation.running or self._conversation.last)
+        result = self._conversation.running or self._conversation.last
         hint, self._unfold_hint = self._unfold_hint, ""
-        return line + hint
+        return "" if result is None else thought_line(result) + hint
 
     def _typed(self) -> str:
         return self._session.default_buffer.text

@@ -7,21 +7,14 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from edge_spec.apps.chat.paint import harmless
-from edge_spec.text.parts.thought_line import thought_line
+from edge_spec.engine.thought_line import thought_line
 
 if TYPE_CHECKING:
     from edge_spec import GenerationResult
 
-_STYLE = "dim"
-
-
-def folded(result: GenerationResult | None) -> str:
-    """Returns the line that stands for what was thought before an answer."""
-    return "" if result is None else thought_line(result.reasoning_ms, result.reasoning_n)
-
 
 def dim(text: str) -> Text:
-    return Text(harmless(text), _STYLE)
+    return Text(harmless(text), "dim")
 
 
 def unfolded(result: GenerationResult | None) -> Text | str:
@@ -30,4 +23,4 @@ def unfolded(result: GenerationResult | None) -> Text | str:
         return "No answer yet."
     if not result.reasoning.strip():
         return "The last answer has no thought."
-    return dim(f"{result.reasoning.strip()}\n\n{folded(result)}")
+    return dim(f"{result.reasoning.strip()}\n\n{thought_line(result)}")

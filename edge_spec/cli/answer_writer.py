@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from edge_spec.engine.thought_line import thought_line
 from edge_spec.text.parts.part import PartKind
-from edge_spec.text.parts.thought_line import thought_line
 
 if TYPE_CHECKING:
     from edge_spec.engine.results import Chunk, GenerationResult
@@ -66,5 +66,4 @@ class AnswerWriter:
         if live is not None:
             live.stop()
             if self._result.reasoning.strip():
-                line = thought_line(self._result.reasoning_ms, self._result.reasoning_n)
-                live.console.print(line, style="dim")
+                live.console.print(thought_line(self._result), style="dim")

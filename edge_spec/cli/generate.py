@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.answer_writer import AnswerWriter
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
 
@@ -126,6 +125,8 @@ def _grammar(path: Path) -> Grammar:
 def _print(generation: Generation, as_json: bool) -> None:
     """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
     what there is of one that the model failed in."""
+    from edge_spec.cli.answer_writer import AnswerWriter
+    from edge_spec.engine.thought_line import cut_thought
 
     writer = AnswerWriter(generation.result)
     try:
@@ -140,5 +141,7 @@ def _print(generation: Generation, as_json: bool) -> None:
             print_json(generation.result.to_dict())
         elif not as_json:
             writer.finish()
+    if (note := cut_thought(generation.result)) is not None:
+        _log.warning("%s", note)
     if generation.result.finish_reason == "cancelled":
         raise KeyboardInterrupt

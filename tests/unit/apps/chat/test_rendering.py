@@ -21,9 +21,9 @@ from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail, finished_length, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
-from edge_spec.engine.results import GenerationResult
+from edge_spec.engine.results import GenerationResult, Origin, Token
+from edge_spec.engine.thought_line import thought_line
 from edge_spec.text.parts.part import CallHead, PartKind
-from edge_spec.text.parts.thought_line import thought_line
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")
 MARKDOWN = """\
@@ -177,7 +177,9 @@ def test_an_empty_thought_is_not_told() -> None:
     ],
 )
 def test_a_thought_is_told_in_one_line(milliseconds: float, tokens: int, line: str) -> None:
-    assert thought_line(milliseconds, tokens) == line
+    thought = [Token(1, "", Origin.PLAIN, kind=PartKind.REASONING)] * tokens
+    result = GenerationResult(reasoning="so", reasoning_ms=milliseconds, tokens=thought)
+    assert thought_line(result) == line
 
 
 def test_a_block_is_finished_when_another_begins() -> None:
