@@ -32,7 +32,7 @@ from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.replies import chat_reply, completion_reply
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
-from edge_spec.apps.server.responses.routes import add_responses
+from edge_spec.apps.server.responses.endpoints import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
