@@ -15,6 +15,7 @@ from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.responses.documents import ResponseDocument, TokenCount
 from edge_spec.apps.server.responses.reply import ResponsesReply
 from edge_spec.apps.server.responses.request import ResponsesRequest
+from edge_spec.apps.server.responses.truncation import work_of
 from edge_spec.apps.server.work import Desk
 
 _EVENTS = {
@@ -34,7 +35,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
         """The next items of a conversation."""
 
         def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.chat(request)
+            work = work_of(desk, request)
             return work, ResponsesReply(request, work, desk.model)
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
@@ -44,7 +45,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
         """How many tokens a request has the model read."""
         model = running.models.find(request.model or None)
         async with running.models.using(model) as opened:
-            work = await asyncio.to_thread(opened.desk.chat, request)
+            work = await asyncio.to_thread(work_of, opened.desk, request)
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
     _add_refusals(app)

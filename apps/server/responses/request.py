@@ -27,7 +27,6 @@ _OFF = {
     "background": Off((False,), "nothing is stored here, so stream the answer"),
     "context_management": Off(([],), "shorten the input"),
     "moderation": Off(),
-    "truncation": Off(("disabled",), "shorten the input"),
 }
 del _OFF["input"], _OFF["instructions"]
 _HARMLESS = others.ANSWER_HARMLESS | {
@@ -85,6 +84,7 @@ class ResponsesRequest(ChatRequest):
         | None
     ) = None
     metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     n: Literal[1] | None = None
     _given: JsonObject = PrivateAttr(default_factory=dict)
 
