@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -27,7 +27,8 @@ from edge_spec.text.template_probes import (
     probe_message,
 )
 from edge_spec.text.tools.forms import FORMS, STATED
-from edge_spec.text.tools.literals import TAG_PATTERN, tags_of
+from edge_spec.text.tools.keyed_probe import Calls, keyed_form
+from edge_spec.text.tools.literals import TAG_PATTERN, num_shared, tags_of
 from edge_spec.text.tools.part_list import IdStyle
 from edge_spec.text.tools.protocol import ToolForm
 from edge_spec.text.tools.rendered_form import RenderedCalls, form_in
@@ -108,13 +109,40 @@ class _Probes:
             rendered = self.rendered(silence, is_text, style)
             if rendered is None:
                 continue
-            derived = form_in(rendered, style)
-            for form in (*FORMS, *(() if derived is None else (derived,))):
+            for form in self._forms(rendered, style, silence, is_text):
                 if _reads(form, rendered.one, 1) and (
                     rendered.two is None or _reads(form, rendered.two, 2)
                 ):
                     return form
         return None
+
+    def _forms(
+        self, rendered: RenderedCalls, style: IdStyle, silence: str | None, is_text: bool
+    ) -> Iterator[ToolForm]:
+        yield from FORMS
+        derived: ToolForm | None = form_in(rendered, style)
+        if derived is not None:
+            yield derived
+        if not is_text:
+            derived = keyed_form(lambda calls: self._shown(calls, silence))
+        if derived is not None:
+            yield derived
+
+    def _shown(self, calls: Calls, silence: str | None) -> str | None:
+        """Returns what the model has written where it calls so."""
+        listed = [
+            {
+                "id": f"probe000{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for index, (name, arguments) in enumerate(calls, start=1)
+        ]
+        message = {"role": "assistant", "content": silence, "tool_calls": listed}
+        results = [{**probe_message("tool", RESULT), "tool_call_id": each["id"]} for each in listed]
+        text = self._tried([message], goes_on=False) or self._tried([message, *results])
+        last = [*calls[-1][1].values()][-1]
+        return None if text is None else self._answer(text, str(last))
 
     def shows_objects(self) -> bool:
         """Says whether it shows calls with arguments that are objects."""
@@ -169,9 +197,10 @@ class _Probes:
         shown = () if style is IdStyle.NAMED else tuple(ids)  # these have the name in them
         return RenderedCalls(one, two if is_double else None, shown)
 
-    def _answer(self, text: str) -> str:
-        """Returns the part that the model has written, without thoughts."""
-        start = _shared_start(self._before, text)
+    def _answer(self, text: str, last: str = _VALUE) -> str:
+        """Returns the part that the model has written, without thoughts. last: a value in it, after
+        which it ends."""
+        start = num_shared(self._before, text)
         for tag in TAG_PATTERN.finditer(text):
             if tag.start() < start < tag.end():
                 start = tag.start()
@@ -179,7 +208,7 @@ class _Probes:
         before, found, after = text.partition(CALLED)
         if thought := _THOUGHT.match(before):
             text = before[thought.end() :] + found + after
-        ends = [text.find(tag, text.rfind(_VALUE)) for tag in self._ends]
+        ends = [text.find(tag, text.rfind(last)) for tag in self._ends]
         end = min((end for end in ends if end >= 0), default=None)
         return text.removesuffix(self._after) if end is None else text[:end]
 
@@ -199,11 +228,6 @@ class _Probes:
 def _with_ids(message: Message, ids: Sequence[str]) -> Message:
     calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
     return {**message, "tool_calls": calls}
-
-
-def _shared_start(text: str, other: str) -> int:
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _reads(form: ToolForm, text: str, times: int) -> bool:

@@ -1,20 +1,34 @@
-"""The forms in which models write calls. Those whose arguments are JSON need no place here: they
-are found in what a chat template renders."""
+"""The forms in which models write calls that are not found in what a chat template renders."""
 
 from __future__ import annotations
 
 import json
 
 from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.harmony import HarmonyForm
 from edge_spec.text.tools.json_form import JsonForm
+from edge_spec.text.tools.keyed_form import KeyedForm
 from edge_spec.text.tools.protocol import ToolForm
+from edge_spec.text.tools.value_style import ValueStyle
 
 GENERIC = JsonForm()  # where the chat template knows no tools
-FORMS: tuple[ToolForm, ...] = ()
+FORMS: tuple[ToolForm, ...] = (HarmonyForm(),)
+_PYTHON = KeyedForm(
+    opening="<|tool_call_start|>[",
+    head="(",
+    key_opening="",
+    key_closing="=",
+    value_closing="",
+    closing=")]<|tool_call_end|>",
+    between="), ",
+    comma=", ",
+    style=ValueStyle('"', has_python_words=True),
+)
 # Forms that some templates tell the model of and do not show.
 STATED: tuple[ToolForm, ...] = (
     GENERIC,
     JsonForm("<|tool_call|>[", between=", ", closing="]"),
+    _PYTHON,
 )
 _DESCRIPTION = """\
 You may call these functions. Each is described in JSON:

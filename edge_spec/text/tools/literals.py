@@ -101,3 +101,9 @@ def shared_end(text: str, other: str) -> str:
     """Returns the longest end of both that begins with a tag; "" without one."""
     starts = (tag.start() for tag in TAG_PATTERN.finditer(text))
     return next((text[start:] for start in starts if other.endswith(text[start:])), "")
+
+
+def num_shared(text: str, other: str) -> int:
+    """Returns how many characters both begin with."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(text), len(other)))

@@ -1,0 +1,171 @@
+"""Forms in which each argument of a call stands by itself, with its name and its value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from edge_spec.text.grammar import Grammar
+from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.arguments import arguments_schema, in_style
+from edge_spec.text.tools.json_form import MAX_CALLS
+from edge_spec.text.tools.literals import TAG_PATTERN
+from edge_spec.text.tools.value_rules import ANYTHING, ValueRules, literal
+from edge_spec.text.tools.value_style import ValueStyle, types_of
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.keyed_reader import KeyedReader
+
+_TAG = re.compile(r"<[^<>]+>|<[^<>]+$|\[/?[A-Z_]+\]|[^<\[\s]+")
+
+
+@dataclass(frozen=True)
+class KeyedForm:
+    """Calls are `opening`, a name, `head`, arguments, and `closing`, or else `between` and the name
+    of the next one.
+
+    Of an argument, there are `key_opening`, its name, `key_closing`, its value, `value_closing`;
+    `comma` stands between two. plain_key_closing: stands before values that are no texts.
+    between: None where an answer has one call. is_sorted: the arguments come in the order of their
+    names.
+    """
+
+    opening: str
+    head: str
+    key_opening: str
+    key_closing: str
+    value_closing: str
+    closing: str
+    between: str | None = None
+    comma: str = ""
+    plain_key_closing: str | None = None
+    style: ValueStyle = field(default_factory=ValueStyle)
+    is_sorted: bool = False
+
+    @property
+    def is_bare(self) -> bool:
+        """Says whether nothing but the name of a function begins a call."""
+        return not re.search(r"\w", self.opening)
+
+    @cached_property
+    def marker(self) -> str:
+        """Returns what the first call begins with, and no text does."""
+        found = _TAG.search(self.opening)
+        return "" if self.is_bare or found is None else found.group()
+
+    @cached_property
+    def inner_marker(self) -> str:
+        """Returns what stands before the name within the marker's tag: models leave out the outer
+        one. "" if there is but one."""
+        start = self.opening.rfind("<")
+        inner = self.opening[start:] if start > self.opening.find(self.marker) else ""
+        return "" if inner.rstrip().endswith(">") else inner
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """Returns what may end a call, in order: signs, and tags."""
+        signs = self.closing.strip().partition("<")[0]
+        return [*signs, *TAG_PATTERN.findall(self.closing)]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.marker,) if self.marker else ()
+
+    def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        between = self.closing + self.opening if self.between is None else self.between
+        functions = [self._call(call["function"]) for call in calls]
+        return f"{self.opening}{between.join(functions)}{self.closing}"
+
+    def _call(self, function: Mapping[str, Any]) -> str:
+        given = function.get("arguments", {})
+        values = json.loads(given or "{}") if isinstance(given, str) else given
+        order = sorted(values) if self.is_sorted else values
+        arguments = [
+            f"{self.key_opening}{name}{self.before_value(isinstance(values[name], str))}"
+            f"{self.style.written(values[name])}{self.value_closing}"
+            for name in order
+        ]
+        return f"{function['name']}{self.head}{self.comma.join(arguments)}"
+
+    def before_value(self, is_text: bool) -> str:
+        """Returns what stands between the name of an argument and its value."""
+        plain = self.plain_key_closing
+        return self.key_closing if is_text or plain is None else plain
+
+    def reader(self, tools: Tools = ()) -> KeyedReader:
+        from edge_spec.text.tools.keyed_reader import KeyedReader
+
+        return KeyedReader(self, tools)
+
+    def grammar(
+        self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
+    ) -> Grammar:
+        rules = ["%llguidance {}", *self._calls(several), *self._functions(tools)]
+        if required:
+            rules += ["start: calls"]
+        elif text is not None:
+            rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
+        elif self.marker:
+            rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
+            rules += [f"opened[lazy]: {ANYTHING} {literal(self.marker)}"]
+        else:
+            names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+            begun = f"{re.escape(self.opening)}({names}){re.escape(self.head)}".replace("/", "\\/")
+            rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
+        return Grammar.lark("\n".join(rules))
+
+    def _calls(self, several: bool) -> list[str]:
+        start = self.opening.find(self.marker) + len(self.marker)
+        again = ""
+        if several and self.between is not None:
+            again = f"({literal(self.between)} call){{0,{MAX_CALLS - 1}}}"
+        rest = f"{literal(self.opening[start:])} call {again} {literal(self.closing)}"
+        return [f"calls: {literal(self.opening[:start])} rest", f"rest: {rest}"]
+
+    def _functions(self, tools: Tools) -> list[str]:
+        rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
+        for index, tool in enumerate(tools):
+            function = tool["function"]
+            schema = arguments_schema(function)
+            values = ValueRules(
+                self.style, f"v{index}", schema.get("$defs", {}), self.value_closing
+            )
+
+            def entry(name: str, value: Any, values: ValueRules = values) -> str:
+                return f"{literal(self.key_opening)} {name} {self._valued(value, values)}"
+
+            arguments = values.members(schema, entry, self.comma, is_sorted=self.is_sorted)
+            head = literal(f"{function['name']}{self.head}")
+            rules += [f"call{index}: {head} {arguments}", *values.rules]
+        return rules
+
+    def _valued(self, schema: Any, values: ValueRules) -> str:
+        """What stands before a value says whether it is a text, in some forms."""
+        if self.plain_key_closing is None:
+            return f"{literal(self.key_closing)} {values.argument(schema)}"
+        texts, others = values.apart(schema)
+        found = [f"{literal(self.key_closing)} {values.argument(each)}" for each in texts]
+        found += [f"{literal(self.plain_key_closing)} {values.argument(each)}" for each in others]
+        return f"({' | '.join(found)})"
+
+
+def argument_types(tool: Mapping[str, Any]) -> dict[str | None, frozenset[str]]:
+    """Returns the types that each argument may have by its name, and under None those of others."""
+    schema = arguments_schema(tool["function"])
+    definitions = schema.get("$defs", {})
+    found: dict[str | None, frozenset[str]] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        each = waiting.pop()
+        if "$ref" in each:
+            waiting.append(definitions[each["$ref"].rpartition("/")[2]])
+        waiting += each.get("anyOf", ())
+        members = each.get("properties", {}).items()
+        for name, value in [*members, (None, each.get("additionalProperties", False))]:
+            types = types_of(value, definitions)
+            found[name] = found.get(name, frozenset()) | types
+    return found

@@ -1,0 +1,390 @@
+"""Calls whose arguments stand one by one: found in a template, read as JSON, held by a grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.plain_messages import Tools
+from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.keyed_form import KeyedForm
+from fixtures import form_walks
+from fixtures.keyed_templates import TEMPLATES
+from fixtures.read_calls import read
+
+PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "days": {"type": "integer", "minimum": 1, "maximum": 30},
+    "wide": {"type": "boolean"},
+    "unit": {"type": ["string", "null"]},
+    "kind": {"enum": ["short", "long"]},
+    "names": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+    "place": {
+        "type": "object",
+        "properties": {"x": {"type": "number"}, "label": {"type": "string"}},
+        "required": ["x"],
+    },
+    "more": {},
+}
+TOOLS: Tools = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
+        },
+    }
+    for name in ("weather", "look-up.v2")
+]
+_PLAIN = frozenset(b"abcT019 _-\"'<>[]{}()")
+PLAIN = {"city": "Lima", "days": 3}
+FULL = {
+    "city": "a \"b\" 'c' <d>\n\n  e & \u00e9 5",
+    "days": 12,
+    "wide": True,
+    "unit": None,
+    "kind": "long",
+    "names": ["x", "", "y z"],
+    "place": {"x": -1.5, "label": "l"},
+    "more": "text",
+}
+
+
+@cache
+def form_of(name: str) -> KeyedForm:
+    native = TemplateTraits(ChatTemplate(TEMPLATES[name]).render).native_tools
+    assert native is not None and isinstance(native.form, KeyedForm)
+    return native.form
+
+
+def calls_of(*calls: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"function": {"name": name, "arguments": given}} for name, given in calls]
+
+
+def read_values(name: str, text: str, cuts: list[int]) -> list[tuple[str, Any]]:
+    answer = read(form_of(name), text, cuts, TOOLS)
+    assert not answer.text.strip() and not answer.is_cut, answer
+    return [(called, json.loads(arguments)) for called, arguments in answer.calls]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_a_template_shows_is_read_as_json_of_the_schemas_types(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name])
+    given = {n: value for n, value in FULL.items() if value is not None}
+    for calls in ([("weather", given)], [("weather", PLAIN), ("look-up.v2", given)]):
+        messages = [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": "", "tool_calls": calls_of(*calls)},
+        ]
+        shown = template.render(messages, TOOLS, add_generation_prompt=False)
+        text = shown.rpartition("<|assistant|>")[2].removesuffix("<|eot|>\n")
+        for seed in range(8):
+            cuts = random.Random(seed).sample(range(10_000), seed)
+            assert read_values(name, text, cuts) == calls
+        assert read_values(name, text, list(range(len(text)))) == calls
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_written_for_the_history_is_read_back_and_fits(name: str) -> None:
+    form = form_of(name)
+    grammar = form.grammar(TOOLS, required=True, several=True)
+    for calls in ([("weather", FULL)], [("look-up.v2", PLAIN), ("weather", {"city": ""})]):
+        text = form.written(calls_of(*calls))
+        assert read_values(name, text, []) == calls
+        assert form_walks.fits(grammar, text), text
+    assert form.written(calls_of(("weather", json.dumps(PLAIN)))) == form.written(
+        calls_of(("weather", PLAIN))
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_text_that_the_grammar_allows_is_a_call_that_fits_the_schema(name: str) -> None:
+    form = form_of(name)
+    grammar = form.grammar(TOOLS, required=True, several=True)
+    ends = [form.value_closing, form.style.wrap[1] + form.value_closing, form.style.quote]
+    found = 0
+    for seed in range(6):
+        text = walked_to(grammar, seed, [end for end in ends if end])
+        if text is not None:
+            for _, arguments in read_values(name, text, []):
+                assert_fits(arguments)
+                found += 1
+    assert found > 3
+
+
+def walked_to(grammar: Any, seed: int, ends: list[str]) -> str | None:
+    """A text of the form, drawn at random, in which texts are ended now and then."""
+    rng = random.Random(seed)
+    constraint = form_walks.compiler().compile(grammar)
+    text = bytearray()
+    while len(text) < 2000:
+        allowed = np.flatnonzero(constraint.allowed([])).tolist()
+        if form_walks.EOS in allowed and (len(allowed) == 1 or rng.random() < 0.5):
+            return text.decode()
+        fitting = [list(end.encode()) for end in ends if len(allowed) > 20 and rng.random() < 0.3]
+        tokens = next((each for each in fitting if constraint.num_allowed(each) == len(each)), None)
+        if tokens is None:
+            plain = [token for token in allowed if token in _PLAIN]
+            tokens = [rng.choice(plain or [each for each in allowed if each != form_walks.EOS])]
+        constraint.observe(tokens)
+        text += bytes(tokens)
+    return None
+
+
+def assert_fits(arguments: dict[str, Any]) -> None:
+    assert "city" in arguments and arguments.keys() <= PROPERTIES.keys(), arguments
+    kinds = {"city": str, "days": int, "wide": bool, "kind": str, "names": list, "place": dict}
+    for name, kind in kinds.items():
+        assert name not in arguments or type(arguments[name]) is kind, arguments
+    assert 1 <= arguments.get("days", 1) <= 30 and len(arguments.get("names", ())) <= 3
+    assert arguments.get("kind", "short") in ("short", "long")
+    assert all(isinstance(each, str) for each in arguments.get("names", ()))
+    assert "x" in arguments.get("place", {"x": 1})
+
+
+def in_function_tag(*arguments: tuple[str, str], name: str = "weather") -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "meant"),
+    [
+        ("city", "5", "5"),
+        ("city", "null", "null"),
+        ("city", '"quoted"', '"quoted"'),
+        ("city", " \n two \n ", " \n two \n "),
+        ("city", "", ""),
+        ("city", "<parameter=days>\n3", "<parameter=days>\n3"),
+        ("city", "</function>", "</function>"),
+        ("days", "5", 5),
+        ("days", " 5 ", 5),
+        ("days", '"5"', 5),
+        ("days", "5.0", 5.0),
+        ("days", "five", "five"),
+        ("wide", "True", True),
+        ("wide", "false", False),
+        ("unit", "null", None),
+        ("unit", "None", None),
+        ("unit", "nullable", "nullable"),
+        ("unit", "5", "5"),
+        ("names", '["a", "</parameter>"]', ["a", "</parameter>"]),
+        ("names", "['a', 'b']", ["a", "b"]),
+        ("place", "{'x': 1, 'on': True}", {"x": 1, "on": True}),
+        ("place", '{"x": 1', '{"x": 1'),
+        ("more", "[1, 2]", [1, 2]),
+        ("more", "2 euros", "2 euros"),
+        ("more", "1e5", 1e5),
+        ("more", "NaN", "NaN"),
+        ("more", "9" * 5000, "9" * 5000),
+        ("more", "[" * 5000, "[" * 5000),
+        ("unknown", "5", "5"),
+    ],
+)
+def test_a_value_has_the_type_of_its_schema(key: str, written: str, meant: Any) -> None:
+    text = (
+        in_function_tag(("days", "1"), (key, written))
+        if key != "days"
+        else in_function_tag((key, written))
+    )
+    ((_, arguments),) = read_values("function-tag", text, [])
+    assert arguments[key] == meant and type(arguments[key]) is type(meant)
+
+
+LITERALS = [
+    ("days=5, wide=True", {"days": 5, "wide": True}),
+    ("wide=false, unit=null, more=None", {"wide": False, "unit": None, "more": None}),
+    ("city='it\\'s', kind=\"long\"", {"city": "it's", "kind": "long"}),
+    ("city='it's', days=3", {"city": "it's", "days": 3}),
+    ('city="a\\u00e9\\ud83d\\ude00\\n\\\\"', {"city": "a\u00e9\U0001f600\n\\"}),
+    (
+        "names=['a', \"b\"], place={'x': 1, \"label\": 'z'}",
+        {"names": ["a", "b"], "place": {"x": 1, "label": "z"}},
+    ),
+    ("city=5", {"city": "5"}),
+    ("days='5'", {"days": 5}),
+    ('city="a, b)", days=2', {"city": "a, b)", "days": 2}),
+    ("", {}),
+    ("'positional'", {}),
+]
+
+
+@pytest.mark.parametrize(("written", "meant"), LITERALS)
+def test_python_arguments_are_read(written: str, meant: Any) -> None:
+    text = f"<|tool_call_start|>[weather({written})]<|tool_call_end|>"
+    for cuts in ([], list(range(len(text)))):
+        assert read_values("python-list", text, cuts) == [("weather", meant)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("function-tag", "I call <tool_call> now", "I call <tool_call> now"),
+        ("function-tag", "<function=nothing>\n</function>", "<function=nothing>\n</function>"),
+        ("function-tag", "a < b <tool", "a < b <tool"),
+        ("key-and-value", "<tool_call>is a tag", "<tool_call>is a tag"),
+        ("key-and-value", "<arg_key>a</arg_key>", "<arg_key>a</arg_key>"),
+        ("invoke", '<invoke name="other">', '<invoke name="other">'),
+        ("own-quotes", "<|tool_call>not: a call", "<|tool_call>not: a call"),
+        ("python-bare", "[1](link) and [weather]", "[1](link) and [weather]"),
+        ("python-bare", "[other(a=1)]", "[other(a=1)]"),
+        ("python-bare", "So: [weather(days=1)]", "So: [weather(days=1)]"),
+        ("python-bare", "[", "["),
+        ("python-list", "[weather(days=1)]", "[weather(days=1)]"),
+    ],
+)
+def test_a_text_is_not_taken_for_a_call(name: str, text: str, shown: str) -> None:
+    for cuts in ([], list(range(len(text)))):
+        answer = read(form_of(name), text, cuts, TOOLS)
+        assert (answer.text, answer.calls, answer.is_cut) == (shown, [], False)
+
+
+INVOKED = '<invoke name="weather">\n<parameter name="days">3</parameter>\n</invoke>'
+BROKEN = [  # form, text, text that is shown, arguments of the calls
+    ("function-tag", f"Hi.\n\n{in_function_tag(('days', '3'))}", "Hi.\n\n", ['{"days": 3}']),
+    ("function-tag", f"{in_function_tag(('days', '3'))}\n\nBye", "\n\nBye", ['{"days": 3}']),
+    (
+        "function-tag",
+        "<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>",
+        "",
+        ['{"days": 3}'],
+    ),
+    (
+        "function-tag",
+        "<tool_call><function=weather><parameter=days>3</parameter></function></tool_call>",
+        "",
+        ['{"days": 3}'],
+    ),
+    (
+        "function-tag",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nLima\n</function>\n</tool_call>",
+        "",
+        ['{"city": "Lima"}'],
+    ),
+    (
+        "function-tag",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</function>\n</tool_call>",
+        "",
+        ['{"days": 3}'],
+    ),
+    (
+        "function-tag",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</tool_call>",
+        "",
+        ['{"days": 3}'],
+    ),
+    ("function-tag", f"{in_function_tag(('days', '3'), ('days', '4'))}", "", ['{"days": 3}']),
+    (
+        "function-tag",
+        in_function_tag(("days", "3")).replace("<parameter", "so <parameter"),
+        "",
+        ['{"days": 3}'],
+    ),
+    ("function-tag", in_function_tag(name="other"), "", ["{}"]),
+    (
+        "invoke",
+        f"<minimax:tool_call>\n{INVOKED}\n{INVOKED}\n</minimax:tool_call>",
+        "",
+        ['{"days": 3}'] * 2,
+    ),
+    ("invoke", INVOKED, "", ['{"days": 3}']),
+    (
+        "invoke",
+        f"<minimax:tool_call>\n{INVOKED}\n</minimax:tool_call> Bye",
+        " Bye",
+        ['{"days": 3}'],
+    ),
+    ("key-and-value", "<tool_call>weather</tool_call>", "", ["{}"]),
+    (
+        "key-and-value",
+        "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        "",
+        ['{"days": 3}'],
+    ),
+    ("own-quotes", "<|tool_call>call:weather{}<tool_call|>", "", ["{}"]),
+    (
+        "own-quotes",
+        '<|tool_call>call:weather{ city: <|"|>a<|"|>, days: 3 }<tool_call|>',
+        "",
+        ['{"city": "a", "days": 3}'],
+    ),
+    (
+        "own-quotes",
+        '<|tool_call>call:weather{place:{<|"|>x<|"|>:1}}<tool_call|>',
+        "",
+        ['{"place": {"x": 1}}'],
+    ),
+    (
+        "python-list",
+        "<|tool_call_start|>[weather(days=3),weather(days=4)]<|tool_call_end|>",
+        "",
+        ['{"days": 3}', '{"days": 4}'],
+    ),
+    (
+        "python-list",
+        "<|tool_call_start|>[weather( days = 3 )]<|tool_call_end|> Bye",
+        " Bye",
+        ['{"days": 3}'],
+    ),
+    ("python-bare", "[weather(days=3), weather(days=4)]", "", ['{"days": 3}', '{"days": 4}']),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "shown", "arguments"), BROKEN)
+def test_calls_that_are_spaced_otherwise_or_malformed_are_read(
+    name: str, text: str, shown: str, arguments: list[str]
+) -> None:
+    for cuts in ([], list(range(len(text)))):
+        answer = read(form_of(name), text, cuts, TOOLS)
+        assert (answer.text, answer.is_cut) == (shown, False)
+        assert [given for _, given in answer.calls] == arguments
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_that_is_cut_off_says_so_and_shows_nothing_of_it(name: str) -> None:
+    text = form_of(name).written(calls_of(("weather", {"city": "Lima", "days": 30})))
+    whole = '{"city": "Lima", "days": 30}'
+    for end in range(text.index("weather") + len("weather") + 1, len(text.rstrip())):
+        answer = read(form_of(name), text[:end], [], TOOLS)
+        assert not answer.text, text[:end]
+        for _, arguments in answer.calls:
+            assert whole.startswith(arguments)
+            assert answer.is_cut or arguments == whole, text[:end]
+
+
+def test_a_text_is_told_while_it_is_written() -> None:
+    reader = form_of("function-tag").reader(TOOLS)
+    told = [
+        part.text
+        for piece in in_function_tag(("city", "a\nlong\ntext"))
+        for part in reader.push(piece)
+    ]
+    assert "".join(told) == '{"city": "a\\nlong\\ntext"}'
+    assert len([piece for piece in told if piece]) > 10
+
+
+def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_spelling() -> None:
+    grammar = form_of("function-tag").grammar(TOOLS, required=False, several=False)
+    fits = [
+        "",
+        "text with < and <tool",
+        f"So.\n{in_function_tag(('city', 'a'), ('days', '3'), ('wide', 'True'))}",
+        in_function_tag(("city", "a"), ("wide", "true"), ("unit", "null"), ("kind", "short")),
+    ]
+    not_fits = [
+        in_function_tag(("city", "a"), ("days", "0")),
+        in_function_tag(("days", "3")),
+        in_function_tag(("city", "a"), ("kind", "other")),
+        in_function_tag(("city", "a"), ("other", "b")),
+        in_function_tag(("city", "a"), name="other"),
+        f"{in_function_tag(('city', 'a'))} so",
+        f"{in_function_tag(('city', 'a'))}{in_function_tag(('city', 'a'))}",
+    ]
+    for text in fits + not_fits:
+        assert form_walks.fits(grammar, text) == (text in fits), text
