@@ -11,6 +11,7 @@ from typing import Any
 from edge_spec.errors import UsageError
 from edge_spec.text.plain_messages import Message, Tools
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.call_ids import with_ids
 from edge_spec.text.tools.detection import NativeTools
 from edge_spec.text.tools.forms import GENERIC, described
 from edge_spec.text.tools.protocol import ToolForm
@@ -32,11 +33,12 @@ def fitted(
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         messages, native = with_arguments(messages, traits), traits.native_tools
         if native is not None:
-            messages = [_native(each, native) for each in messages]
+            messages = with_ids([_native(each, native) for each in messages], native.ids)
+            if not native.shows_tools:
+                messages, tools = _described(messages, tools, native.form), ()
         elif tools or not traits.takes(messages):
-            _check("tools", tools)
             spelled = [_spelled(each, GENERIC) for each in messages]
-            messages, tools = _described(spelled, tools), ()
+            messages, tools = _described(spelled, tools, GENERIC), ()
     return _arranged(messages, traits), tools
 
 
@@ -84,10 +86,11 @@ def _spelled(message: Message, form: ToolForm) -> Message:
     return {**others, "content": "\n".join(part for part in parts if part)}
 
 
-def _described(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+def _described(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
+    _check("tools", tools)
     if not tools:
         return messages
-    system: Message = {"role": "system", "content": described(tools)}
+    system: Message = {"role": "system", "content": described(tools, form)}
     if messages and messages[0]["role"] == "system":
         return [_joined(messages[0], system), *messages[1:]]
     return [system, *messages]
@@ -97,7 +100,7 @@ def _native(message: Message, native: NativeTools) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    if len(calls) > 1 and not native.takes_several:
+    if not native.shows_calls or (len(calls) > 1 and not native.takes_several):
         return _spelled(message, native.form)
     if not native.takes_mappings:
         calls = [_as_text(call) for call in calls]

@@ -53,7 +53,8 @@ class NativeTools:
 
     silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
     arguments as an object, and as JSON text of one. takes_several: calls in one message.
-    shows_calls: else they have to stand in the content. ids: those that it takes.
+    shows_calls: else they have to stand in the content. shows_tools: else they have to be described
+    in a message. ids: those that it takes.
     """
 
     form: ToolForm
@@ -62,14 +63,15 @@ class NativeTools:
     takes_texts: bool
     takes_several: bool
     shows_calls: bool = True
+    shows_tools: bool = True
     ids: IdStyle = IdStyle.ANY
 
 
 def native_tools(render: Render) -> NativeTools | None:
-    """Returns None if the template knows no tools, loses what they return, or has calls written in
+    """Returns None if the template shows no calls, loses what they return, or has calls written in
     a form that none of ours is."""
     probes = _Probes(render)
-    found: dict[tuple[str | None, bool], ToolForm] = {}
+    found: dict[tuple[str | None, bool], tuple[ToolForm, IdStyle]] = {}
     for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
             break  # it would write a text as it is into a form that it writes objects in
@@ -78,14 +80,15 @@ def native_tools(render: Render) -> NativeTools | None:
             found[silence, is_text] = form
     if not found:
         return probes.stated()
-    (silence, is_text), form = next(iter(found.items()))
+    (silence, is_text), (form, ids) = next(iter(found.items()))
     return NativeTools(
         form,
         silences=tuple(dict.fromkeys(silence for silence, _ in found)),
         takes_mappings=any(not is_text for _, is_text in found),
         takes_texts=any(is_text for _, is_text in found),
         takes_several=probes.takes_several(silence, is_text),
-        ids=probes.ids(silence, is_text),
+        shows_tools=probes.shows_tools,
+        ids=ids,
     )
 
 
@@ -94,16 +97,20 @@ class _Probes:
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._tools: Tools = TOOLS
+        self.shows_tools = LISTED in (self._tried([]) or "")
+        self._tools = TOOLS if self.shows_tools else ()
         said = [probe_message("assistant", ASSISTANT)]
         self._before, _, self._after = (self._tried(said, goes_on=False) or "").partition(ASSISTANT)
         plain = self._tried(said, goes_on=False, tools=()) or ""
         between = plain.partition(USER)[2].partition(ASSISTANT)[0]
         self._ends = [*tags_of(self._after), *tags_of(between)]
 
-    def form(self, silence: str | None, is_text: bool) -> ToolForm | None:
-        """Returns the form of calls in a message of these contents and arguments."""
+    def form(self, silence: str | None, is_text: bool) -> tuple[ToolForm, IdStyle] | None:
+        """Returns the form of calls in a message of these contents and arguments, and the ids that
+        the template takes there."""
         whole = self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
-        if whole is None or LISTED not in whole or RESULT not in whole:
+        if whole is None or RESULT not in whole:
             return None
         for style in (self.ids(silence, is_text), IdStyle.NAMED):
             rendered = self.rendered(silence, is_text, style)
@@ -113,7 +120,7 @@ class _Probes:
                 if _reads(form, rendered.one, 1) and (
                     rendered.two is None or _reads(form, rendered.two, 2)
                 ):
-                    return form
+                    return form, style
         return None
 
     def _forms(
@@ -152,9 +159,11 @@ class _Probes:
     def stated(self) -> NativeTools | None:
         """Returns the form that the template tells the model of, where it does not show calls."""
         without = self._tried([], tools=())
+        if not self.shows_tools:
+            return None
         for silence in ("", None):
             whole = self._tried([probe_call(silence, False), probe_message("tool", RESULT)])
-            if whole is None or without is None or LISTED not in whole or RESULT not in whole:
+            if whole is None or without is None or RESULT not in whole:
                 continue
             for form in STATED:
                 is_stated = any(each in whole and each not in without for each in form.markers)
@@ -213,9 +222,10 @@ class _Probes:
         return text.removesuffix(self._after) if end is None else text[:end]
 
     def _tried(
-        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools = TOOLS
+        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools | None = None
     ) -> str | None:
         """goes_on: whether the assistant speaks next."""
+        tools = self._tools if tools is None else tools
         messages = [probe_message("user", USER), *answer]
         try:
             if goes_on:

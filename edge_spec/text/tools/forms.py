@@ -35,14 +35,16 @@ You may call these functions. Each is described in JSON:
 <tools>
 {tools}
 </tools>
-To call a function, answer with its name and its arguments as JSON between tags:
+To call a function, answer with its name and its arguments as JSON in this form:
 {call}
-Several calls follow one another. What they return comes next, between <tool_response> tags. \
-If no function helps, answer without a call."""
+{several}If no function helps, answer without a call."""
+_SEVERAL = """\
+Several calls follow one another. What they return comes next, between <tool_response> tags. """
 
 
-def described(tools: Tools) -> str:
-    """Returns what a system message says of tools where the chat template knows none."""
+def described(tools: Tools, form: ToolForm = GENERIC) -> str:
+    """Returns what a system message says of tools where the chat template does not."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
-    return _DESCRIPTION.format(tools=listed, call=GENERIC.written([example]))
+    several = _SEVERAL if form is GENERIC else ""
+    return _DESCRIPTION.format(tools=listed, call=form.written([example]), several=several)

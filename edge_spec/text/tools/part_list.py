@@ -20,7 +20,7 @@ class IdStyle(Enum):
     NAMED = "named"  # functions.NAME:INDEX
 
     def takes(self, id: str) -> bool:
-        return self is not IdStyle.NINE or re.fullmatch("[a-zA-Z0-9]{9}", id) is not None
+        return self is IdStyle.ANY or re.fullmatch(_PATTERNS[self], id) is not None
 
     def made(self, name: str, index: int) -> str:
         """Returns an id for a call that has none."""
@@ -29,6 +29,9 @@ class IdStyle(Enum):
         if self is IdStyle.NINE:
             return "".join(secrets.choice(_LETTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
+
+
+_PATTERNS = {IdStyle.NINE: r"[a-zA-Z0-9]{9}", IdStyle.NAMED: r"functions\.[a-zA-Z0-9_.-]+:\d+"}
 
 
 class PartList:

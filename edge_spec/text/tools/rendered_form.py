@@ -50,6 +50,8 @@ def form_in(rendered: RenderedCalls, ids: IdStyle) -> JsonForm | None:
         return None
     between = None if between is None else _INDENT.sub("", between)
     opening, closing = text[: first[0]].lstrip(), text[second[1] :]
+    if opening.endswith("functions.") and call[:3] == (Slot.NAME, ":", Slot.INDEX):
+        ids = IdStyle.NAMED  # what the model calls its calls, also where results are shown
     return JsonForm(opening, call, between, _INDENT.sub("", closing), ids, first_index)
 
 

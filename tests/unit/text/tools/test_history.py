@@ -1,0 +1,87 @@
+"""Calls and results of a conversation stand in prompts as the chat template wants them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.fitting import fitted
+from edge_spec.text.template_traits import TemplateTraits
+from fixtures.call_templates import CALLS, STATING, with_results
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NINE = with_results(
+    CALLS["names and ids"].replace(
+        "{% set f = c.function %}",
+        "{% set f = c.function %}{{ raise_exception('nine') if c.id | length != 9 }}",
+    )
+)
+NAMED = with_results(CALLS["section of ids that have the name"])
+
+
+def prompt(source: str, calls: list[dict[str, Any]], ids: list[Any], tools: Any = (TOOL,)) -> str:
+    results = [
+        {"role": "tool", "content": f"r{n}"} | ({} if id is None else {"tool_call_id": id})
+        for n, id in enumerate(ids)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    template = ChatTemplate(source)
+    given = fitted([USER, message, *results], tools, TemplateTraits(template.render))
+    return template.render(*given)
+
+
+def call(id: str | None, arguments: Any = '{"a": 1}') -> dict[str, Any]:
+    named = {} if id is None else {"id": id}
+    return {**named, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize("source", [NINE, NAMED])
+def test_ids_that_a_template_takes_stay(source: str) -> None:
+    ids = ["abcdefghi", "123456789"] if source == NINE else ["functions.f:0", "functions.f:1"]
+    text = prompt(source, [call(ids[0]), call(ids[1])], [ids[1], ids[0]])
+    assert [text.count(id) for id in ids] == [2, 2]
+    assert f"{ids[1]}=r0" in text and f"{ids[0]}=r1" in text
+
+
+@pytest.mark.parametrize("given", [["call_1", "call_2"], [None, None], ["x", None]])
+def test_nine_letters_are_made_of_other_ids(given: list[str | None]) -> None:
+    text = prompt(NINE, [call(id) for id in given], given)
+    made = [part[:9] for part in text.split("[CALL_ID]")[1:]]
+    assert len(set(made)) == 2 and all(id.isalnum() for id in made)
+    assert f"{made[0]}=r0" in text and f"{made[1]}=r1" in text
+    assert text == prompt(NINE, [call(id) for id in given], given)
+
+
+def test_an_id_that_has_the_name_is_made_of_other_ids() -> None:
+    text = prompt(NAMED, [call("call_1"), call("call_2")], ["call_2", "call_1"])
+    first, second = "functions.f:0", "functions.f:1"
+    assert text.index(f"{first}<|sep|>") < text.index(f"{second}<|sep|>")
+    assert f"{second}=r0" in text and f"{first}=r1" in text
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_are_shown_once_whatever_their_kind(name: str, arguments: Any) -> None:
+    source = with_results(CALLS[name])
+    text = prompt(source, [call("functions.f:0", arguments)], ["functions.f:0"])
+    written = json.dumps({"a": 1}, indent=4 if name == "in a list in words" else None)
+    assert "".join(text.split()).count("".join(written.split())) == 1
+
+
+def test_a_template_that_only_tells_of_its_form_gets_calls_as_text() -> None:
+    text = prompt(with_results(STATING), [call("1"), call("2")], ["1", "2"])
+    given = '{"name": "f", "arguments": {"a": 1}}'
+    assert f"<|assistant|><|tool_call|>[{given}, {given}]<|end|>" in text
+    assert "1=r0" in text
+
+
+def test_a_template_that_shows_calls_and_no_tools_has_them_described() -> None:
+    source = with_results(CALLS["section"]).partition("}}")[2]
+    text = prompt(source, [call("1")], ["1"])
+    assert text.startswith("<|system|>") and json.dumps(TOOL["function"]) in text
+    assert "<|calls_begin|><|call_begin|>function<|sep|>NAME\n```json" in text
+    assert "<|calls_begin|><|call_begin|>function<|sep|>f\n```json" in text
