@@ -162,6 +162,30 @@ class Restorable(Protocol):
 
 
 @runtime_checkable
+class KeepsPlaces(Protocol):
+    """A session that reads text again where it is rolled back, but to the places that it was asked
+    to keep: what is committed there stays of use."""
+
+    def keep_place(self) -> None:
+        """Keeps what going back to the committed tokens takes. Between passes; where memory for
+        this ends, it forgets places that are missed least."""
+
+    def place_before(self, length: int) -> int:
+        """Returns the longest length up to this one that `rollback` reads nothing again for."""
+
+
+def place_before(session: Session, length: int) -> int:
+    """Returns it, for any session: the length itself where all can be gone back to."""
+    return session.place_before(length) if isinstance(session, KeepsPlaces) else length
+
+
+def keep_place(session: Session) -> None:
+    """Does, where that is of use."""
+    if isinstance(session, KeepsPlaces):
+        session.keep_place()
+
+
+@runtime_checkable
 class Interruptible(Protocol):
     """A session whose passes can be ended from another thread, as far as its library can."""
 

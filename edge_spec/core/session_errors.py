@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-from edge_spec.core.model import Forward, Session
+from edge_spec.core.model import Forward, Session, place_before
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, SessionError
 
 _REMEDY = (
@@ -58,13 +58,14 @@ def require_scores(out: Forward, num_rows: int, vocab_size: int | None) -> None:
 
 
 def roll_back(session: Session, length: int) -> int:
-    """Rolls back to `length` tokens, or to none where a sliding window lacks what they need.
+    """Rolls back to `length` tokens, or to the last place before, where more would be read again,
+    or to none where a sliding window lacks what they need.
 
     Returns how many tokens are left. Raises SessionError.
     """
     try:
         with translate_errors:
-            session.rollback(length)
+            session.rollback(place_before(session, length))
     except SessionError:
         with translate_errors:
             session.rollback(0)

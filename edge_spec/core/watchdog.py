@@ -20,7 +20,15 @@ import numpy as np
 
 from edge_spec.core import turns
 from edge_spec.core.features import GivesFeatures, OnPrefilled, collects
-from edge_spec.core.model import Forward, Interruptible, Model, Restorable, Session
+from edge_spec.core.model import (
+    Forward,
+    Interruptible,
+    Model,
+    Restorable,
+    Session,
+    keep_place,
+    place_before,
+)
 from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import HungError
@@ -119,6 +127,13 @@ class WatchedSession:
     def rollback(self, length: int) -> None:
         self._worker.require_idle()
         self._session.rollback(length)
+
+    def keep_place(self) -> None:
+        self._worker.require_idle()
+        keep_place(self._session)
+
+    def place_before(self, length: int) -> int:
+        return place_before(self._session, length)
 
     def close(self) -> None:
         """Waits for a pass that an interrupt left behind, not for one that was given up: when that

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.metrics import PlainRate
+from edge_spec.core.model import keep_place
 from edge_spec.core.session_errors import roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading
+
+_TAIL_TOKENS = 16  # that ask for the answer, until it is known how many do
+_LONGEST_TAIL, _REMEMBERED_TAILS = 64, 4
 
 
 class Conversation:
@@ -27,8 +32,10 @@ class Conversation:
         plain_rate: PlainRate,
         load: Concurrency,
         prompts: PromptCache | None = None,
+        keeps_places: bool = False,
     ) -> None:
-        """prompts: of all conversations on the model."""
+        """prompts: of all conversations on the model. keeps_places: whether the session reads text
+        again where it is rolled back, but to places that it was asked to keep."""
         self.load = load
         self.prompts = prompts or PromptCache()
         self.num_whole = 0
@@ -37,10 +44,16 @@ class Conversation:
         self.noise = decoder.tie_margin
         self.tokens: list[int] = []  # those in the target's cache
         self.failed = False  # the target did: what its session holds is not known
+        self._keeps_places = keeps_places
+        self._places: list[int] = []  # lengths of the prompt at which one is to be kept
+        self._num_prompted = 0  # tokens of the last prompt
+        # How many of a prompt's last tokens the next prompts did not have: those that ask for the
+        # answer, and where templates drop thoughts, those that begin one.
+        self._tails = deque([_TAIL_TOKENS], _REMEMBERED_TAILS)
 
     def reuse(self, prompt: Sequence[int]) -> int:
-        """Rolls back to the longest common prefix, short of the pending token; its length. What is
-        noisier than the decoder promises is not kept."""
+        """Rolls back to the longest common prefix, short of the pending token, or to the last place
+        before; its length. What is noisier than the decoder promises is not kept."""
         if self.noise > self.decoder.tie_margin:
             self.tokens = []
         self.noise = self.decoder.tie_margin
@@ -51,7 +64,15 @@ class Conversation:
             shared += 1
         kept = self.cut(shared)
         self.tokens = list(prompt[:kept])
+        if self._keeps_places:
+            self._plan_places(prompt, shared)
         return kept
+
+    def next_end(self, prompt: Sequence[int]) -> int:
+        """Returns where the next pass over the prompt ends."""
+        start = self.decoder.target.length
+        end = min(start + PREFILL_TOKENS, len(prompt) - 1)
+        return min((place for place in self._places if start < place < end), default=end)
 
     def read(self, prompt: Sequence[int], end: int) -> None:
         """One pass over the prompt, up to `end`."""
@@ -61,6 +82,19 @@ class Conversation:
             self.decoder.passes.prefill(target, prompt[start:end])
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
+        if self._keeps_places and end <= max(self._places):
+            with translate_errors:
+                keep_place(target)
+
+    def _plan_places(self, prompt: Sequence[int], shared: int) -> None:
+        """The next prompt may part from this one short of what asks for the answer, or where this
+        one has parted from the text before; a place is kept there, and after each pass until
+        then."""
+        tail = self._num_prompted - shared
+        if self._num_prompted and tail <= _LONGEST_TAIL:
+            self._tails.append(max(0, tail))
+        self._num_prompted = len(prompt)
+        self._places = [shared, max(shared, len(prompt) - max(1, *self._tails))]
 
     def recall(self, reading: PromptReading, cancelled: Callable[[], bool]) -> None:
         """Takes up what is kept of the prompt, or what other conversations read of it; may wait for

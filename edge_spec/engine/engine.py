@@ -54,6 +54,7 @@ class Engine(Answering):
             PlainRate(parts.min_rows),
             parts.speculation_factory.load,
             parts.prompts,
+            keeps_places=parts.model.capabilities.rollback_rows is not None,
         )
         self._running: Generation | None = None
         self._answering = False

@@ -18,7 +18,6 @@ from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.components import RoundTimes
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
-from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading, begin_reading
 from edge_spec.engine.results import Chunk, DecodedToken, FinishReason, GenerationResult
 from edge_spec.text.parts.answer_form import AnswerForm
@@ -178,8 +177,7 @@ class Generation(Iterator[Chunk]):
                 if self._cancelled:
                     self.result.finish_reason = FinishReason.CANCELLED
                     return False
-                end = min(target.length + PREFILL_TOKENS, len(prompt) - 1)
-                conversation.read(prompt, end)
+                conversation.read(prompt, conversation.next_end(prompt))
                 reading.take(target, conversation.num_whole)
                 if is_long and self.progress is not None:
                     self.progress("Reading the prompt", target.length / (len(prompt) - 1))

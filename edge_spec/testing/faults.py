@@ -18,6 +18,8 @@ from edge_spec.core.model import (
     SelfDrafting,
     Session,
     SkippingSession,
+    keep_place,
+    place_before,
 )
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.forwarding import DrafterWrapper
@@ -168,6 +170,12 @@ class FaultySession:
 
     def rollback(self, length: int) -> None:
         _around(self._faults, "rollback", lambda: self._session.rollback(length))
+
+    def keep_place(self) -> None:
+        _around(self._faults, "keep_place", lambda: keep_place(self._session))
+
+    def place_before(self, length: int) -> int:
+        return place_before(self._session, length)
 
     def close(self) -> None:
         self._session.close()

@@ -2,23 +2,25 @@
 
 A recurrent layer has one state for all of the text. The library keeps those after each of the
 last rows of a pass, so that rejected draft tokens of a chain can be dropped before the next one.
-Whatever was committed is read again where it is rolled back: with drafts and without, the states
-then come from the same passes.
+Whatever was committed is read again where it is rolled back, from the last place before it at which
+the states were kept: with drafts and without, they then come from the same passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from edge_spec.core.model import Forward, require_rollback
+from edge_spec.core.model import Forward, require_rollback, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
+from edge_spec.runtimes.llamacpp.places import Place, Places
+from edge_spec.runtimes.llamacpp.sequences import is_hybrid_sequence, is_recurrent_state
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-from edge_spec.runtimes.llamacpp.transfer import write_sequence
+from edge_spec.runtimes.llamacpp.transfer import RECURRENT, read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
@@ -26,6 +28,8 @@ NO_BRANCHES = "its recurrent layers have one state for the text, which branches 
 # Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
 # It keeps those of Nemotron-H, too, which was not tried.
 REWINDABLE = frozenset({"qwen35", "lfm2", "lfm2moe"})
+_STATE = {"text": np.int32, "sequence": np.uint8, "places": np.int64, "states": np.uint8}
+_TOLD_PLACES = 2  # of those that a state has: more of them may be larger than all else
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 
 
@@ -38,6 +42,7 @@ class HybridSession(LlamaCppSession):
         self._text: list[int] = []  # that the cache may hold, uncommitted tokens included
         self._has_kept = True  # some of the last pass's rows
         self._saved: np.ndarray | None = None  # the sequence of the committed tokens
+        self._places = Places()
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))  # which may read again what is before them
@@ -67,9 +72,58 @@ class HybridSession(LlamaCppSession):
             self._context()
             self._read_again(length)
 
+    def keep_place(self) -> None:
+        self._reserve(0)
+        state = read_sequence(self._library, self._context(), 0, RECURRENT)
+        self._places.add(Place(self.length, state))
+
+    def place_before(self, length: int) -> int:
+        if length >= self.length:
+            return self.length
+        place = self._places.before(length)
+        return 0 if place is None else place.length
+
     def state(self) -> dict[str, np.ndarray]:
-        """Is not known in this form."""
-        return {}
+        """ "text" [length] int32 and "sequence" [bytes] uint8, in the library's own form; "places"
+        [count] int64 and "states" [bytes] uint8, all of one size: of the last places."""
+        self._reserve(0)
+        sequence = self._read_sequence()
+        if not self._holds(sequence, self.length):
+            return {}
+        places = list(self._places)[-_TOLD_PLACES:]
+        states = [place.state for place in places]
+        return {
+            "text": np.array(self._text[: self.length], np.int32),
+            "sequence": sequence,
+            "places": np.array([place.length for place in places], np.int64),
+            "states": np.concatenate([*states, np.empty(0, np.uint8)]),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        counts = {name: state[name].shape[:1] for name in _STATE if name in state}
+        expected = {name: (counts.get(name, (0,)), kind) for name, kind in _STATE.items()}
+        expected["text"] = ((length,), np.int32)
+        require_state(state, expected, length, self._context_length)
+        places = self._checked_places(state["places"].tolist(), state["states"], length)
+        super().restore({"sequence": state["sequence"]}, length)
+        self._text, self._places = state["text"].tolist(), places
+        self._saved, self._has_kept = None, True
+
+    def _holds(self, sequence: np.ndarray, length: int) -> bool:
+        return not length or is_hybrid_sequence(sequence, length, self._library.state_form)
+
+    def _checked_places(self, lengths: list[int], states: np.ndarray, length: int) -> Places:
+        """Raises ValueError for what is not in the form of `state`."""
+        size = len(states) // max(1, len(lengths))
+        places = Places()
+        for index, each in enumerate(lengths):
+            own = states[index * size : (index + 1) * size]
+            after = lengths[index - 1] if index else 0
+            known = is_recurrent_state(own, each, self._library.state_form)
+            if not after < each <= length or not known or size * len(lengths) != len(states):
+                raise ValueError(f"no state of {each} tokens")
+            places.add(Place(each, own))
+        return places
 
     def _drop_uncommitted(self, memory: int) -> None:
         """Drops a pass. Where nothing of it was kept the library has no state before it, and does
@@ -86,12 +140,26 @@ class HybridSession(LlamaCppSession):
         self._has_kept = True
 
     def _read_again(self, length: int) -> None:
-        """Raises SessionError; what was read until then is what the session has."""
+        """Goes back to the last place before that length and reads the text from there. Raises
+        SessionError; what was read until then is what the session has."""
         text = self._text[:length]
-        self._library.sequence_remove(self._library.memory(self._context()), 0, -1, -1)
-        self.length = self._cached = 0
-        for start in range(0, length, PREFILL_TOKENS):
+        self.length = self._cached = self._go_back(length)
+        self._places.cut(self.length)
+        self._has_kept = True
+        for start in range(self.length, length, PREFILL_TOKENS):
             self.prefill(text[start : start + PREFILL_TOKENS])
+
+    def _go_back(self, length: int) -> int:
+        """Returns the length of the text that the cache then holds."""
+        library, memory = self._library, self._library.memory(self._context())
+        place = self._places.before(length)
+        if place is not None:
+            place.was_used = True
+            write_sequence(library, self._context(), place.state, 0, RECURRENT)
+            if library.sequence_remove(memory, 0, place.length, -1):
+                return place.length
+        library.sequence_remove(memory, 0, -1, -1)
+        return 0
 
 
 def require_known_hybrid(architecture: str, path: object) -> None:

@@ -20,7 +20,14 @@ from edge_spec.runtimes.llamacpp.branches import Branches
 from edge_spec.runtimes.llamacpp.features import Features
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.outputs import ContextOutputs
-from edge_spec.runtimes.llamacpp.transfer import holds, read_sequence, write_sequence
+from edge_spec.runtimes.llamacpp.transfer import (
+    holds,
+    holds_windowed,
+    read_sequence,
+    read_windowed,
+    write_sequence,
+    write_windowed,
+)
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights
 
 FIRST_TOKENS = 2048  # of a new cache, which doubles when it is full
@@ -120,20 +127,16 @@ class LlamaCppSession:
             wanted.want(self._context(), True)
 
     def state(self) -> dict[str, np.ndarray]:
-        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known, or
-        leaves out what a sliding window has passed: it could not be rolled back."""
+        """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
         self._reserve(0)
-        if self._weights.state_window:
-            return {}
         sequence = self._read_sequence()
-        known = holds(sequence, self.length, self._library.state_form)
-        return {"sequence": sequence} if known else {}
+        return {"sequence": sequence} if self._holds(sequence, self.length) else {}
 
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         sequence = state.get("sequence", _NOTHING)
         expected = {"sequence": (sequence.shape[:1], np.uint8)}
         require_state(state, expected, length, self._context_length)
-        if not holds(sequence, length, self._library.state_form):
+        if not self._holds(sequence, length):
             raise ValueError(f"no sequence of {length} tokens")
         self._move_to(self._room_for(length), sequence, length)
 
@@ -180,14 +183,31 @@ class LlamaCppSession:
 
     def _read_sequence(self) -> np.ndarray:
         """[bytes] uint8, in the library's own form."""
+        window = self._weights.state_window
+        if window:
+            return read_windowed(self._library, self._context(), self.length, window)
         return read_sequence(self._library, self._context(), 0)
+
+    def _write_sequence(self, context: int, sequence: np.ndarray) -> None:
+        """Raises ValueError where the library does not take it."""
+        if self._weights.state_window:
+            write_windowed(self._library, context, sequence)
+        else:
+            write_sequence(self._library, context, sequence, 0)
+
+    def _holds(self, sequence: np.ndarray, length: int) -> bool:
+        """Says whether it is one of `length` tokens, that the library may be given."""
+        form, window = self._library.state_form, self._weights.state_window
+        if window:
+            return holds_windowed(sequence, length, window, form)
+        return holds(sequence, length, form)
 
     def _move_to(
         self, num_tokens: int, sequence: np.ndarray, length: int, num_outputs: int | None = None
     ) -> None:
         """Another context, of num_tokens, which holds this sequence; num_outputs: if others than
         before. Raises ValueError where the library does not take it; the old context stays then."""
-        library, before = self._library, self._opened
+        before = self._opened
         num_outputs = num_outputs or self._choices.num_outputs
         choices = replace(self._choices, num_tokens=num_tokens, num_outputs=num_outputs)
         if self._threads is not None:
@@ -195,7 +215,7 @@ class LlamaCppSession:
         after = self._weights.open_context(self, choices)
         if length:
             try:
-                write_sequence(library, after.handle, sequence, 0)
+                self._write_sequence(after.handle, sequence)
             except ValueError:
                 after.free()
                 raise
