@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Tag, model_validator
 
-from edge_spec.apps.server.anthropic.signatures import thought_of
 from edge_spec.apps.server.body import Body, JsonObject
 from edge_spec.apps.server.field_names import OtherNames, refusal
 from edge_spec.apps.server.messages import Content, TextPart, joined, only
+from edge_spec.apps.server.sealed_thoughts import unsealed
 from edge_spec.apps.validation import by_kind
 
 _OWN = OtherNames(keeps_others=True)
@@ -30,7 +30,7 @@ class Thinking(Body):
 
     @property
     def thought(self) -> str:
-        return self.thinking or thought_of(self.signature)
+        return self.thinking or unsealed(self.signature)
 
 
 class RedactedThinking(Body):
@@ -151,7 +151,7 @@ def _spoken(message: Message, names: dict[str, str]) -> Iterator[Mapping[str, An
         yield {
             "role": "assistant",
             "content": "".join(texts) if texts or not calls else None,
-            "reasoning_content": "\n".join(filter(None, thoughts)) or None,
+            "reasoning_content": "\n\n".join(filter(None, thoughts)) or None,
             "tool_calls": [_call(call) for call in calls] or None,
         }
         return

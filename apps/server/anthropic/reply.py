@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
+from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.anthropic.errors import error_document
-from edge_spec.apps.server.anthropic.signatures import signature_of
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import Reply, arguments_of, server_event
+from edge_spec.apps.server.sealed_thoughts import sealed
 from edge_spec.text.parts.part import CallHead, PartKind
 
 
@@ -119,12 +121,19 @@ class MessageReply(Reply):
             return ""
         told, block = "", self._content[-1]
         if self._open is PartKind.REASONING:
-            block["signature"] = signature_of(self._written, is_told=self._tells_thoughts)
+            block["signature"] = self._signature(self._written)
             told = self._delta("signature", signature=block["signature"])
         elif self._open is PartKind.CALL:
             block["input"] = arguments_of(self._written)
         self._open = None
         return told + self._of_block("stop")
+
+    def _signature(self, thought: str) -> str:
+        """Returns what a client sends back with the thought: many drop one without a signature.
+        Where the thought is not told, the model gets it back with it."""
+        if not self._tells_thoughts:
+            return sealed(thought)
+        return b64encode(sha256(thought.encode("utf-8", "replace")).digest()).decode()
 
     def _delta(self, kind: str, **delta: str) -> str:
         return self._of_block("delta", delta={"type": f"{kind}_delta", **delta})

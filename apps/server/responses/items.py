@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -18,10 +17,10 @@ from edge_spec.apps.server.messages import (
     ToolCall,
     joined,
 )
+from edge_spec.apps.server.sealed_thoughts import unsealed
 from edge_spec.apps.validation import by_kind
 
 _OWN = OtherNames(keeps_others=True)  # such as ids, and the status that an answer gave an item
-_SEALED = "edge-spec."  # before a thought that a client keeps without reading it
 
 
 class MessageItem(Body):
@@ -67,7 +66,7 @@ class ThoughtItem(Body):
         told = "".join(part.text for part in self.content or ())
         return (
             told
-            or _opened(self.encrypted_content)
+            or unsealed(self.encrypted_content)
             or "\n\n".join(part.text for part in self.summary or ())
         )
 
@@ -156,18 +155,3 @@ def _add(item: Item, answer: Message) -> None:
         answer.reasoning_content = "\n\n".join(filter(None, thoughts)) or None
     elif isinstance(item, MessageItem):
         answer.content = answer.text + joined(item.content)
-
-
-def sealed(thought: str) -> str:
-    """Returns a thought for a client that keeps it without reading it. It is no secret: whoever
-    asks has the answer anyway."""
-    return _SEALED + b64encode(thought.encode("utf-8", "surrogatepass")).decode()
-
-
-def _opened(text: str | None) -> str:
-    if text is None or not text.startswith(_SEALED):
-        return ""
-    try:
-        return b64decode(text.removeprefix(_SEALED), validate=True).decode()
-    except ValueError:
-        return ""

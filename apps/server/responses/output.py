@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from edge_spec import Chunk
-from edge_spec.apps.server.responses.items import sealed
+from edge_spec.apps.server.sealed_thoughts import sealed
 from edge_spec.text.parts.part import CallHead, PartKind
 
 Fields = dict[str, Any]

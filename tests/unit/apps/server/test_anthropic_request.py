@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from edge_spec.apps.server.anthropic.request import CountRequest, MessagesRequest
-from edge_spec.apps.server.anthropic.signatures import signature_of
 from edge_spec.apps.server.refusals import refused_body
+from edge_spec.apps.server.sealed_thoughts import sealed
 
 HELLO = {"role": "user", "content": "hello"}
 PATHS = {"type": "object", "properties": {"path": {"type": "string"}}}
@@ -83,9 +83,9 @@ def asked(*variables: str, **body: Any) -> dict[str, Any]:
                     "role": "assistant",
                     "content": [
                         {"type": "redacted_thinking", "data": "eA=="},
-                        thought("", signature_of("hidden", is_told=False)),
-                        thought("", "thought:???"),
-                        thought("told", signature_of("told", is_told=True)),
+                        thought("", sealed("hidden")),
+                        thought("", "edge-spec.???"),
+                        thought("told"),
                         text("a"),
                     ],
                 },
@@ -93,7 +93,7 @@ def asked(*variables: str, **body: Any) -> dict[str, Any]:
             ],
             [
                 HELLO,
-                {"role": "assistant", "content": "a", "reasoning_content": "hidden\ntold"},
+                {"role": "assistant", "content": "a", "reasoning_content": "hidden\n\ntold"},
                 HELLO,
             ],
         ),
