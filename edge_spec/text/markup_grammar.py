@@ -50,7 +50,14 @@ def with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
         lazy = _LAZY.fullmatch(written)
         if lazy is None:
             return _MARKUP.sub(spelled, written)
-        body = _MARKUP.sub(spelled, lazy[2])
-        return f"{lazy[1]}{body}" if "<[" in body else f"{lazy[1]}[lazy]{body}"
+        name, body = lazy[1], _MARKUP.sub(spelled, lazy[2])
+        text, is_token, rest = body.partition("<[")
+        if not is_token:
+            return f"{name}[lazy]{body}"
+        if '"' not in text:
+            return f"{name}{body}"
+        # What stands before the token would be taken for a part of the text before it.
+        whole = f"{name.upper()}_WHOLE"
+        return f"{whole}{text}\n{name}: {whole} {is_token}{rest}"
 
     return "\n".join(map(line, source.split("\n")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.keyed_form import KeyedForm
 from fixtures import form_walks
+from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
 from fixtures.keyed_templates import TEMPLATES
 from fixtures.read_calls import read
 
@@ -83,7 +86,7 @@ def test_what_a_template_shows_is_read_as_json_of_the_schemas_types(name: str) -
             {"role": "assistant", "content": "", "tool_calls": calls_of(*calls)},
         ]
         shown = template.render(messages, TOOLS, add_generation_prompt=False)
-        text = shown.rpartition("<|assistant|>")[2].removesuffix("<|eot|>\n")
+        text = shown.rpartition("<|assistant|>")[2].removesuffix("<|end|>")
         for seed in range(8):
             cuts = random.Random(seed).sample(range(10_000), seed)
             assert read_values(name, text, cuts) == calls
@@ -146,6 +149,23 @@ def assert_fits(arguments: dict[str, Any]) -> None:
     assert arguments.get("kind", "short") in ("short", "long")
     assert all(isinstance(each, str) for each in arguments.get("names", ()))
     assert "x" in arguments.get("place", {"x": 1})
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "python-bare"])
+def test_tags_that_are_special_tokens_are_written_as_such(name: str) -> None:
+    form = form_of(name)
+    grammar = form.grammar(TOOLS, required=True, several=True)
+    calls = [("weather", FULL), ("weather", PLAIN)]
+    text = form.written(calls_of(*calls))
+    tags = sorted({*re.findall(r"</?[^<>\s=]+>", text)} - {"<d>"})
+    codec = byte_tokenizer(tags)
+    constraint = GrammarCompiler(codec, VOCAB_SIZE + len(tags), (EOS,)).compile(grammar)
+    tokens = codec.encode(text)
+    assert len(tokens) < len(text.encode())
+    assert constraint.num_allowed([*tokens, EOS]) == len(tokens) + 1
+    stream = codec.stream()
+    markup = "".join(stream.push(token) or codec.special_text(token) for token in tokens)
+    assert read_values(name, markup, []) == calls
 
 
 def in_function_tag(*arguments: tuple[str, str], name: str = "weather") -> str:
