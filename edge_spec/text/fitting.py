@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -33,6 +34,7 @@ def fitted(
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         messages, native = with_arguments(messages, traits), traits.native_tools
         if native is not None:
+            messages = messages if native.takes_several else _one_by_one(messages)
             messages = with_ids([_native(each, native) for each in messages], native.ids)
             if not native.shows_tools:
                 messages, tools = _described(messages, tools, native.form), ()
@@ -86,6 +88,29 @@ def _spelled(message: Message, form: ToolForm) -> Message:
     return {**others, "content": "\n".join(part for part in parts if part)}
 
 
+def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages with each of several calls in one of its own, before its result."""
+    found: list[Message] = []
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results: list[Message] = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for index, call in enumerate(calls):
+            own = message if index == 0 else {"role": message["role"]}
+            found.append({**own, "tool_calls": [call]})
+            ids = [result.get("tool_call_id") for result in results]
+            id = call.get("id")
+            found += [results.pop(ids.index(id) if id in ids else 0)] if results else []
+        found += results
+    return found
+
+
 def _described(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
     _check("tools", tools)
     if not tools:
@@ -100,7 +125,7 @@ def _native(message: Message, native: NativeTools) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    if not native.shows_calls or (len(calls) > 1 and not native.takes_several):
+    if not native.shows_calls:
         return _spelled(message, native.form)
     if not native.takes_mappings:
         calls = [_as_text(call) for call in calls]

@@ -85,3 +85,19 @@ def test_a_template_that_shows_calls_and_no_tools_has_them_described() -> None:
     assert text.startswith("<|system|>") and json.dumps(TOOL["function"]) in text
     assert "<|calls_begin|><|call_begin|>function<|sep|>NAME\n```json" in text
     assert "<|calls_begin|><|call_begin|>function<|sep|>f\n```json" in text
+
+
+def test_a_template_of_one_call_a_message_gets_each_before_its_result() -> None:
+    source = with_results(CALLS["names in tags"]).replace(
+        "{%- if m.tool_calls -%}",
+        "{%- if m.tool_calls -%}{{ raise_exception('one') if m.tool_calls | length > 1 }}",
+    )
+    ids = ["a", "b", "c"]
+    text = prompt(source, [call(id, {"n": id}) for id in ids], ["b", "c", "a"])
+    places = [
+        text.index(shown)
+        for id, result in zip(ids, ["r2", "r0", "r1"], strict=True)
+        for shown in (f'<function=f>{{"n": "{id}"}}</function>', f"{id}={result}")
+    ]
+    assert places == sorted(places)
+    assert text.count("<function=f>") == 3
