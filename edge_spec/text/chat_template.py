@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -160,7 +161,12 @@ class ChatTemplate:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."
             ) from None
-        given = {"messages": messages, "tools": list(tools) or None, **variables}
+        given = {
+            "messages": messages,
+            "tools": list(tools) or None,
+            **self._older(tools),
+            **variables,
+        }
         try:
             return self._environment.render(self._template, limits or usual, given)
         except LimitError as error:
@@ -173,6 +179,21 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+    def _older(self, tools: Tools) -> dict[str, str]:
+        """Returns what templates read that are older than `tools`: what JSON has of them, and when
+        it is."""
+        values = {"functions": lambda: json.dumps(list(tools), indent=2) if tools else ""}
+        values["datetime"] = lambda: _now("%b %d %Y %H:%M:%S")
+        return {
+            name: value()
+            for name, value in values.items()
+            if name in self._source and name in self._variables
+        }
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        return self.variables()
 
     @cached_property
     def reads_parts(self) -> bool:

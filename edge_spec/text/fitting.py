@@ -129,7 +129,7 @@ def _native(message: Message, native: NativeTools) -> Message:
         return _spelled(message, native.form)
     if not native.takes_mappings:
         calls = [_as_text(call) for call in calls]
-    fitting = {**message, "tool_calls": calls}
+    fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
     content = message.get("content")
     if not content and content not in native.silences:
         fitting |= {"content": native.silences[0]}

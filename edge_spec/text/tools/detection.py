@@ -27,6 +27,7 @@ from edge_spec.text.template_probes import (
     probe_message,
 )
 from edge_spec.text.tools.forms import FORMS, STATED
+from edge_spec.text.tools.json_form import JsonForm
 from edge_spec.text.tools.keyed_probe import Calls, keyed_form
 from edge_spec.text.tools.literals import TAG_PATTERN, num_shared, tags_of
 from edge_spec.text.tools.part_list import IdStyle
@@ -41,6 +42,7 @@ _THOUGHT = re.compile(
     re.DOTALL,
 )
 (_VALUE,) = ARGUMENTS.values()
+_LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _CALLABLE: Tools = [
     *TOOLS,
     {"type": "function", "function": {**TOOLS[0]["function"], "name": CALLED}},
@@ -166,7 +168,7 @@ class _Probes:
             if whole is None or without is None or RESULT not in whole:
                 continue
             for form in STATED:
-                is_stated = any(each in whole and each not in without for each in form.markers)
+                is_stated = _states(whole, form) and not _states(without, form)
                 if is_stated and CALLED not in whole:
                     return NativeTools(form, (silence,), True, True, True, shows_calls=False)
         return None
@@ -233,6 +235,13 @@ class _Probes:
             return self._render(messages, tools, add_generation_prompt=False)
         except EdgeSpecError:
             return None
+
+
+def _states(text: str, form: ToolForm) -> bool:
+    """Says whether a prompt tells the model of this form."""
+    if isinstance(form, JsonForm) and form.is_bare:
+        return _LIST.search(text) is not None
+    return any(marker in text for marker in form.markers)
 
 
 def _with_ids(message: Message, ids: Sequence[str]) -> Message:

@@ -28,6 +28,7 @@ _PYTHON = KeyedForm(
 STATED: tuple[ToolForm, ...] = (
     GENERIC,
     JsonForm("<|tool_call|>[", between=", ", closing="]"),
+    JsonForm("[", between=", ", closing="]"),
     _PYTHON,
 )
 _DESCRIPTION = """\

@@ -35,8 +35,9 @@ class JsonForm:
     """Calls are `opening`, a call, further ones each after `between`, and `closing`.
 
     call: either a JSON object with the name and the arguments in it, or a name and then the
-    arguments, which are one. opening: "" where the object is the whole answer. between: None where
-    an answer has one call. first_index: the number of the first call, where calls are numbered.
+    arguments, which are one. opening: "" where the object is the whole answer, "[" where a list of
+    them is. between: None where an answer has one call. first_index: the number of the first call,
+    where calls are numbered.
     """
 
     opening: str = f"{TAG}\n"
@@ -53,8 +54,8 @@ class JsonForm:
 
     @property
     def is_bare(self) -> bool:
-        """Says whether the object is the whole answer."""
-        return not self.opening
+        """Says whether the calls are the whole answer, and nothing else tells where they begin."""
+        return self.opening.strip() in ("", "[")
 
     @cached_property
     def roles(self) -> dict[str, Role]:
@@ -74,11 +75,13 @@ class JsonForm:
     @cached_property
     def marker(self) -> str:
         """Returns what the first call begins with, and no text does."""
-        return self.marker_of(self.opening) if self.opening else str(self.call[0])
+        if self.is_bare:
+            return f"{self.opening}{self.call[0]}"
+        return self.marker_of(self.opening)
 
     def marker_of(self, opening: str) -> str:
         tag = TAG_PATTERN.match(opening)
-        return tag.group() if tag else re.split(r"[\[{]", opening)[0].rstrip() or opening
+        return tag.group() if tag else opening.rstrip()
 
     def read_id(self, name: str, values: Mapping[Slot, str]) -> str | None:
         """Returns the id that the model wrote, if it did."""
@@ -119,7 +122,7 @@ class JsonForm:
             rules += ["start: calls"]
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
-        elif self.opening:
+        elif not self.is_bare:
             rules += ["start: TEXT | opened rest", f"TEXT: {_ANYTHING}"]
             rules += [f"opened[lazy]: {_ANYTHING} @{quoted(self.marker)}"]
         else:
@@ -128,14 +131,12 @@ class JsonForm:
         return Grammar.lark("\n".join(rules))
 
     def _calls(self, several: bool) -> list[str]:
-        rest = f"@{quoted(self.opening.removeprefix(self.marker))} " if self.opening else ""
-        rest += "call"
+        marker = "" if self.is_bare else self.marker
+        rest = f"{_literal(self.opening.removeprefix(marker))} call"
         if several and self.between is not None:
-            rest += f" (@{quoted(self.between)} call){{0,{MAX_CALLS - 1}}}"
-        if self.closing:
-            rest += f" @{quoted(self.closing)}"
-        marker = f"@{quoted(self.marker)} " if self.opening else ""
-        return [f"calls: {marker}rest", f"rest: {rest}"]
+            rest += f" ({_literal(self.between)} call){{0,{MAX_CALLS - 1}}}"
+        rest += f" {_literal(self.closing)}"
+        return [f"calls: {_literal(marker)} rest", f"rest: {rest}"]
 
     def _functions(self, tools: Tools) -> list[str]:
         rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
@@ -159,12 +160,14 @@ class JsonForm:
             if isinstance(piece, str):
                 literal += piece
                 continue
-            if literal:
-                yield f"@{quoted(literal)}"
+            yield _literal(literal)
             literal = ""
             yield slots[piece]
-        if literal:
-            yield f"@{quoted(literal)}"
+        yield _literal(literal)
+
+
+def _literal(text: str) -> str:
+    return f"@{quoted(text)}" if text else ""
 
 
 def quoted(text: str) -> str:

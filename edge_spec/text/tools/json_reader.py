@@ -32,8 +32,14 @@ _ROLES = {
 }
 _BARE_ROLES = {**_ROLES, "type": Role.OTHER, "id": Role.OTHER}
 _FUNCTION = re.compile(Slot.NAME.value)
-_PYTHON = "<|python_tag|>"  # before a call of Llama 3 that would be bare without
+# What may stand before a call that is the whole answer.
+_BARE = [
+    f"{before}{bracket}{{"
+    for before in ("", "<|python_tag|>", "```", "```json")
+    for bracket in ("", "[")
+]
 _LEFT = "}],;)"  # what a model may write too much of after a call
+_FENCE = "```"
 
 
 class JsonReader:
@@ -48,8 +54,9 @@ class JsonReader:
         self._parts = PartList(form.ids)
         self._openings = _openings(form)
         self._markers = [form.marker_of(opening) for opening in self._openings]
-        self._strays = set(tags_of(form.closing)).difference(self._markers)
-        self._read: Callable[[], bool] = self._read_text if form.opening else self._read_first
+        strays = [_FENCE] if form.is_bare else tags_of(form.closing)
+        self._strays = set(strays).difference(self._markers)  # left out after a call
+        self._read: Callable[[], bool] = self._read_first if form.is_bare else self._read_text
         self._held = ""
         self._begun = ""  # of a call whose name is not known
         self._object = CallObject({})
@@ -82,22 +89,16 @@ class JsonReader:
     # What comes next. Each reads of `_held` what it can, and says whether another one goes on.
 
     def _read_first(self) -> bool:
-        """The whole answer is a call, or none of it."""
-        begun = self._held.lstrip()
-        if not begun or _PYTHON.startswith(begun) or begun == "[":
-            return False
-        if begun.startswith(_PYTHON):
-            self._begun, self._held = _PYTHON, begun.removeprefix(_PYTHON)
+        """The whole answer is a call, or a list of some, or none of it."""
+        found = [matched([before], self._held) for before in _BARE]
+        starts = [each.end - 1 for each in found if isinstance(each, Found)]
+        if starts:
+            self._begun, self._held = self._held[: starts[0]], self._held[starts[0] :]
             return self._begin_object()
-        is_array = begun[0] == "[" and begun[1:].lstrip().startswith("{")
-        if begun[0] == "[" and not begun[1:].strip():
+        if PARTIAL in found:
             return False
-        if begun[0] != "{" and not is_array:
-            self._read = self._read_text
-            return True
-        start = self._held.index("{")
-        self._begun, self._held = self._held[:start], self._held[start:]
-        return self._begin_object()
+        self._read = self._read_text
+        return True
 
     def _read_text(self) -> bool:
         strays = self._strays if self.num_calls else ()
@@ -253,7 +254,7 @@ class JsonReader:
 def _openings(form: JsonForm) -> list[str]:
     """Returns what calls begin with: models leave out what is around all of them, such as the
     bracket of an array."""
-    if not form.opening:
+    if form.is_bare:
         return []
     found = [form.opening]
     if form.is_object:
