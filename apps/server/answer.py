@@ -15,7 +15,6 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.line_limits import LineLimits, limited
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
-from edge_spec.text.tools.protocol import ToolForm
 
 _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
@@ -28,15 +27,14 @@ QUIET_S = 15.0  # without news: clients and proxies take a connection that is si
 class Work:
     """Prompts to continue one after the other; the answer to each is a choice of one reply.
 
-    options: of each choice, as `Engine.generate` takes them. calls: the form of calls of tools in
-    the text; None: there are none. line_limits: makes what ends a text at one of its lines.
+    options: of each choice, as `Engine.generate` takes them. line_limits: makes what ends a text at
+    one of its lines.
     """
 
     prompts: Sequence[Sequence[int]]
     options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
     drafter: str
     session_id: str | None = None
-    calls: ToolForm | None = None
     line_limits: Callable[[], LineLimits] | None = None
 
 

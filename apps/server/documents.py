@@ -29,11 +29,13 @@ class CachedTokens(Document):
     cached_tokens: int
 
 
-class PredictedTokens(Document):
-    """Tokens of the prediction that the answer has, and those that it has not."""
+class TokenDetails(Document):
+    """Tokens of thoughts, where there are any; of a prediction, those that the answer has, and
+    those that it has not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(Document):
@@ -41,7 +43,7 @@ class Usage(Document):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: PredictedTokens | None = None
+    completion_tokens_details: TokenDetails | None = None
 
 
 class Timings(Document):
@@ -84,6 +86,7 @@ class Call(Document):
 class AnswerMessage(Document):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None  # what the model thought before, where it did
     tool_calls: list[Call] = []
 
 

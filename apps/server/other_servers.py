@@ -14,7 +14,6 @@ _BESIDE = "send its members beside the others"
 _CHAT = "it belongs to POST /v1/chat/completions"
 _COMPLETIONS = "it belongs to POST /v1/completions"
 _NOTHING: tuple[Any, ...] = ("", [], {}, False)
-IN_TEXT = "thoughts are part of the text"
 
 ANSWER_ALSO = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length"), "max_tokens"),
@@ -31,6 +30,15 @@ ANSWER_ALSO = {
     ),
     "ban_eos_token": "ignore_eos",
     **dict.fromkeys(("think", "thinking"), "enable_thinking"),
+    **dict.fromkeys(
+        (
+            "reasoning_budget_tokens",
+            "thinking_budget",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+        ),
+        "reasoning_budget",
+    ),
     "guided_json": "json_schema",
     "guided_regex": "regex",
     **dict.fromkeys(("guided_grammar", "grammar_string", "ebnf"), "grammar"),
@@ -163,22 +171,9 @@ CHAT_OFF = {
     "web_search_options": Off((), "no answer searches the web"),
     "verbosity": Off(("medium",), "say in a message how long the answer is to be"),
     "chat_template": Off((), "the model's own chat template is used"),
-    "reasoning_format": Off(("auto", "none"), IN_TEXT),
-    "include_reasoning": Off((True,), IN_TEXT),
-    "separate_reasoning": Off((False,), IN_TEXT),
     "reasoning_in_content": Off((True, False)),
     "thinking_forced_open": Off((False,), _THINKING),
     "parse_tool_calls": Off((True,), 'send "tool_choice": "none"'),
-    **dict.fromkeys(
-        (
-            "reasoning_budget",
-            "reasoning_budget_tokens",
-            "thinking_budget",
-            "thinking_budget_tokens",
-            "thinking_token_budget",
-        ),
-        Off((-1,), _THINKING),
-    ),
     "reasoning_budget_message": Off(("",), _THINKING),
     "reasoning_control": Off((False,), _THINKING),
     "echo": Off((False,), _COMPLETIONS),
@@ -194,7 +189,8 @@ COMPLETION_OFF = {
     "tool_choice": Off(("none", "auto"), _CHAT),
     "parallel_tool_calls": Off((True, False)),
     "top_logprobs": Off((0,), "send logprobs with their number"),
-    "include_reasoning": Off((True,), IN_TEXT),
+    **dict.fromkeys(("include_reasoning", "separate_reasoning"), Off((True, False))),
+    "reasoning_budget": Off((-1, 0), _CHAT),
     **dict.fromkeys(
         (
             "chat_template_kwargs",

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_spec import FinishReason, GenerationResult, Token
+from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.timings import timings, usage
-from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
-from edge_spec.text.tools.protocol import ToolForm
 
 DONE = server_event("[DONE]")
 
@@ -94,7 +92,9 @@ class Envelope:
 
 
 def chat_reply(request: ChatRequest | CompletionRequest, work: Work, model: str) -> ChatReply:
-    return ChatReply(_envelope("chat.completion", "chatcmpl", request, work, model), work.calls)
+    envelope = _envelope("chat.completion", "chatcmpl", request, work, model)
+    tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
+    return ChatReply(envelope, tells_thoughts=tells_thoughts)
 
 
 def completion_reply(
@@ -164,12 +164,10 @@ class _ChoicesReply(Reply):
 class ChatReply(_ChoicesReply):
     """The assistant's next message."""
 
-    def __init__(self, envelope: Envelope, calls: ToolForm | None) -> None:
-        """calls: the form of calls of tools in the text; None: there are none."""
+    def __init__(self, envelope: Envelope, *, tells_thoughts: bool = True) -> None:
         super().__init__(envelope)
-        self._readers = [
-            None if calls is None else ToolCallReader(calls) for _ in range(envelope.num_choices)
-        ]
+        self._tells_thoughts = tells_thoughts
+        self._num_calls = [0] * envelope.num_choices
 
     def opening(self) -> str:
         choices = [
@@ -184,59 +182,67 @@ class ChatReply(_ChoicesReply):
         return self._envelope.event(json.dumps(choices))
 
     def piece(self, round_: Round) -> str:
-        reader, text = self._readers[round_.choice], round_.chunk.text
-        calls: list[dict[str, Any]] = []
-        if reader is not None:
-            text, calls = reader.push(text)
+        chunk = round_.chunk
+        delta = self._delta(round_.choice, chunk)
         beside, logprobs = self._envelope.beside(round_), "null"
-        tokens = round_.chunk.tokens if self._envelope.logprobs else ()
-        if not (text or calls or beside or tokens):
+        tokens = chunk.tokens if self._envelope.logprobs else ()
+        if not (delta or beside or tokens):
             return ""
         if self._envelope.logprobs:
             logprobs = json.dumps(chat_logprobs(tokens))
         return self._envelope.event(
-            f'[{{"index": {round_.choice}, "delta": {json.dumps(_delta(text, calls))}, '
+            f'[{{"index": {round_.choice}, "delta": {json.dumps(delta)}, '
             f'"logprobs": {logprobs}, "finish_reason": null}}]',
             beside,
         )
 
+    def _delta(self, choice: int, chunk: Chunk) -> dict[str, Any]:
+        """Returns what a chunk adds to the message: of a call, index, id and name first, then the
+        arguments as they come."""
+        if chunk.kind is PartKind.CALL:
+            head: dict[str, Any] = {}
+            function = {"arguments": chunk.text}
+            if chunk.call is not None:
+                self._num_calls[choice] += 1
+                head = {"id": chunk.call.id, "type": "function"}
+                function = {"name": chunk.call.name, **function}
+            elif not chunk.text:
+                return {}
+            call = {"index": self._num_calls[choice] - 1, **head, "function": function}
+            return {"tool_calls": [call]}
+        if not chunk.text:
+            return {}
+        if chunk.kind is PartKind.TEXT:
+            return {"content": chunk.text}
+        return {"reasoning_content": chunk.text} if self._tells_thoughts else {}
+
     def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        reader = self._readers[index]
-        text, calls = ("", []) if reader is None else reader.finish()
         return {
             "index": index,
-            "delta": _delta(text, calls),
+            "delta": {},
             "logprobs": None,
-            "finish_reason": _reason(result, reader),
+            "finish_reason": _reason(result),
         }
 
     def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        reader, text = self._readers[index], result.text
-        calls: list[dict[str, Any]] = []
-        if reader is not None:
-            text, calls = reader.push(text)
-            left, last = reader.finish()
-            text, calls = text + left, calls + last
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls:
-            message["content"] = text or None
-            message["tool_calls"] = joined_calls(calls)
+        message: dict[str, Any] = {"role": "assistant", "content": result.text}
+        if result.reasoning and self._tells_thoughts:
+            message["reasoning_content"] = result.reasoning
+        if result.tool_calls:
+            message["content"] = result.text or None
+            message["tool_calls"] = result.tool_calls
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(result.tokens) if self._envelope.logprobs else None,
-            "finish_reason": _reason(result, reader),
+            "finish_reason": _reason(result),
         }
 
 
-def _reason(result: GenerationResult, reader: ToolCallReader | None) -> str:
+def _reason(result: GenerationResult) -> str:
     """An answer that ends within a call is cut, as one that ends within a text is."""
-    called = reader is not None and reader.num_calls and not reader.is_cut
+    called = result.tool_calls and not result.is_cut
     return "tool_calls" if called else reason_of(result)
-
-
-def _delta(text: str, calls: Sequence[Any]) -> dict[str, Any]:
-    return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
 
 
 class CompletionReply(_ChoicesReply):

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
-from edge_spec.apps.server.field_names import Off, OtherNames, refusal
+from edge_spec.apps.server.field_names import OtherNames, refusal
 from edge_spec.apps.server.forms import FormRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
+from edge_spec.apps.server.reasoning import ReasoningRequest
 from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
 
@@ -44,13 +45,6 @@ def _biases(value: Any) -> Any:
         value = biases
     if isinstance(value, dict):
         value = {name: -100 if bias is False else bias for name, bias in value.items()}
-    return value
-
-
-def _thinks(value: Any) -> Any:
-    """Reads what makers of models send for it: a switch, or an object with a type."""
-    if isinstance(value, dict) and list(value) == ["type"]:
-        return {"enabled": True, "disabled": False}.get(str(value["type"]), value)
     return value
 
 
@@ -131,14 +125,6 @@ class Prediction(Body):
         return joined(self.content)
 
 
-class Reasoning(Body):
-    """OpenRouter's."""
-
-    other_names = OtherNames(off={"exclude": Off((False,), others.IN_TEXT)})
-    effort: str | None = None
-    enabled: bool | None = None
-
-
 class AnswerRequest(FormRequest):
     """The fields of every request for an answer."""
 
@@ -190,7 +176,7 @@ class AnswerRequest(FormRequest):
         return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
 
 
-class ChatRequest(AnswerRequest):
+class ChatRequest(AnswerRequest, ReasoningRequest):
     """Asks for the assistant's next message. Other servers' names of these fields are understood,
     those that change no answer are taken, and any other is refused by name."""
 
@@ -207,10 +193,6 @@ class ChatRequest(AnswerRequest):
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
-    chat_template_kwargs: JsonObject | None = None
-    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
-    reasoning_effort: str | None = None
-    reasoning: Reasoning | None = None
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -218,16 +200,8 @@ class ChatRequest(AnswerRequest):
     @property
     def template_kwargs(self) -> JsonObject:
         """Returns what the chat template is given by name."""
-        reasoning = self.reasoning or Reasoning()
-        effort = self.reasoning_effort or reasoning.effort
-        thinks = reasoning.enabled if self.enable_thinking is None else self.enable_thinking
-        named: JsonObject = {"enable_thinking": thinks, "documents": list(self.documents or ())}
-        if effort == "none":
-            named["enable_thinking"] = False
-        else:
-            named["reasoning_effort"] = effort
-        given = {name: value for name, value in named.items() if value not in (None, [])}
-        return {**(self.chat_template_kwargs or {}), **given}
+        named = super().template_kwargs
+        return {**named, "documents": list(self.documents)} if self.documents else named
 
     @property
     def goes_on(self) -> bool | None:

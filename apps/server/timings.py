@@ -62,18 +62,18 @@ def usage(results: Sequence[GenerationResult], choices_a_prompt: int) -> dict[st
     prompt_n = sum(stats.prompt_n for stats in first)
     predicted_n = sum(result.stats.predicted_n for result in results)
     counts = [result.prediction for result in results if result.prediction is not None]
-    details = {
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(each.accepted for each in counts),
-            "rejected_prediction_tokens": sum(each.rejected for each in counts),
-        }
-    }
+    details = {}
+    if counts:
+        details["accepted_prediction_tokens"] = sum(each.accepted for each in counts)
+        details["rejected_prediction_tokens"] = sum(each.rejected for each in counts)
+    if reasoning_n := sum(result.reasoning_n for result in results):
+        details["reasoning_tokens"] = reasoning_n
     return {
         "prompt_tokens": prompt_n,
         "completion_tokens": predicted_n,
         "total_tokens": prompt_n + predicted_n,
         "prompt_tokens_details": {"cached_tokens": sum(stats.cached_n for stats in first)},
-        **(details if counts else {}),
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 

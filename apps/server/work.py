@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Too
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.tools.protocol import ToolForm
+from edge_spec.text.parts.answer_form import AnswerForm
 
 _SAMPLING = (
     "temperature",
@@ -59,7 +60,8 @@ class Desk:
                     several=self._takes_several(request),
                     text=text,
                 )
-        return self._work(request, [prompt], grammar, form)
+        parts = self._answer_form(request, prompt, tools)
+        return self._work(request, [prompt], grammar, parts)
 
     def completion(self, request: CompletionRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
@@ -98,7 +100,6 @@ class Desk:
             return self._engine.chat_prompt(
                 messages,
                 [_shown(tool) for tool in tools],
-                closes_thought=_begins_with_form(request, tools),
                 **_template_options(request),
             )
         except UnsupportedModelError as error:
@@ -109,12 +110,20 @@ class Desk:
                 param=field,
             ) from error
 
+    def _answer_form(
+        self, request: ChatRequest, prompt: Sequence[int], tools: Sequence[Tool]
+    ) -> AnswerForm | None:
+        form = self._engine.parts.text.answer_form(
+            prompt, [_shown(tool) for tool in tools], **_template_options(request)
+        )
+        if form is None or not request.has_thoughts_in_text:
+            return form
+        return replace(form, tells_thought=False)
+
     def _require_read(self, request: ChatRequest) -> None:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
         for something."""
-        asked = {name for name, value in request.template_kwargs.items() if value}
-        if request.template_kwargs.get("reasoning_effort") == "medium":  # what all have unasked
-            asked.discard("reasoning_effort")
+        asked = request.required_kwargs
         unread = sorted(asked - self._engine.parts.text.template_variables) if asked else ()
         for name in unread:
             field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
@@ -148,7 +157,7 @@ class Desk:
         request: AnswerRequest,
         prompts: Sequence[Sequence[int]],
         grammar: Grammar | None,
-        calls: ToolForm | None = None,
+        form: AnswerForm | None = None,
     ) -> Work:
         if request.ignore_eos and grammar is not None:
             raise ApiError(
@@ -164,6 +173,7 @@ class Desk:
             "prediction": request.prediction and request.prediction.text,
             "logprobs": request.num_logprobs,
             "grammar": grammar,
+            "form": form,
         }
         given = {name: value for name, value in asked.items() if value is not None}
         choices = [
@@ -176,7 +186,6 @@ class Desk:
             options=[options for _ in prompts for options in choices],
             drafter=drafter or self.drafter,
             session_id=request.session_id,
-            calls=calls,
         )
 
     def _sampling(self, request: AnswerRequest, choice: int) -> SamplingParams:
@@ -213,12 +222,6 @@ def _refuse_calls(choice: Choice | None) -> None:
     """Raises ApiError for calls that are asked for where there are no tools."""
     if choice not in (None, "none", "auto"):
         raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
-
-
-def _begins_with_form(request: ChatRequest, tools: Sequence[Tool]) -> bool:
-    """Says whether the answer has a form from its first token on, where no thought can stand."""
-    is_formed = request.form is not None and request.form.grammar.is_of_answer
-    return is_formed or (bool(tools) and _is_required(request.tool_choice))
 
 
 def _is_required(choice: Choice | None) -> bool:
@@ -286,6 +289,7 @@ def _template_options(request: ChatRequest) -> dict[str, Any]:
         "template_kwargs": request.template_kwargs or None,
         "add_generation_prompt": request.add_generation_prompt,
         "continue_final_message": request.goes_on,
+        "reasoning": request.thinking,
     }
     return {name: value for name, value in named.items() if value is not None}
 

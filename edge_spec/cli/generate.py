@@ -59,7 +59,7 @@ def generate(
     params = sampling.params()
     grammar = None if schema is None else _grammar(schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    asked = _Asked(text, raw, closes_thought=grammar is not None)
+    asked = _Asked(text, raw)
     with open_engine(model, loading, screen=asked.encode) as engine:
         generation = engine.generate(
             asked.tokens,
@@ -79,10 +79,9 @@ class _Asked:
     form: which parts the answer may have.
     """
 
-    def __init__(self, text: str, raw: bool, *, closes_thought: bool) -> None:
+    def __init__(self, text: str, raw: bool) -> None:
         self._text = text
         self._raw = raw
-        self._closes_thought = closes_thought
         self.tokens: Sequence[int] = ()
         self.form: AnswerForm | None = None
 
@@ -100,8 +99,8 @@ class _Asked:
         if self._raw or text.chat_template is None:
             self.tokens = text.tokenizer.encode(self._text)
         else:
-            self.tokens = text.chat_prompt(self._text, closes_thought=self._closes_thought)
-            self.form = text.answer_form(self.tokens, closes_thought=self._closes_thought)
+            self.tokens = text.chat_prompt(self._text)
+            self.form = text.answer_form(self.tokens)
         require_room(self.tokens, placed.context_length)
 
 

@@ -15,6 +15,7 @@ from edge_spec.engine.results import GenerationResult
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.plain_messages import Message, Tools
+from edge_spec.text.thoughts import Reasoning
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Answering(ABC):
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
-        closes_thought: bool | None = None,
+        reasoning: Reasoning | None = None,
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult | Generation:
         """Returns the assistant's next message; a string is one message of the user. With `stream`,
@@ -63,18 +64,16 @@ class Answering(ABC):
 
         options: `ChatOptions`; tools that the chat template does not know are described in a
         message of the system. template_kwargs: what else the template is given.
-        continue_final_message: the answer goes on with the last message. closes_thought: a thought
-        that the template opens is closed; None: where there is a grammar. Raises UsageError for
-        malformed messages, tools or options, ContextFullError if the messages do not fit.
+        continue_final_message: the answer goes on with the last message. reasoning: "auto", the
+        model thinks before it answers if it does so by itself; "off", it does not; a number, it
+        does, for so many tokens at most. Raises UsageError for malformed messages, tools or
+        options, ContextFullError if the messages do not fit.
         """
-        grammar = options.get("grammar")
-        if closes_thought is None and grammar is not None:
-            closes_thought = grammar.is_of_answer
         asked: PromptOptions = {
             "template_kwargs": template_kwargs,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            "closes_thought": closes_thought,
+            "reasoning": reasoning,
         }
         prompt = self.chat_prompt(messages, tools, **asked)
         if "form" not in options:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, get_type_hints
 
+from edge_spec.core.constraint import Constraint
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.sampling_params import is_whole
 from edge_spec.engine.components import EngineComponents, TargetComponents
@@ -19,6 +20,7 @@ from edge_spec.text.chat_format import MessagePrompt
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 
 GREEDY = SamplingParams()
 MAX_ALTERNATIVES = 20
@@ -36,8 +38,8 @@ OTHER_ANSWER_NAMES = {
     "temp": "temperature",
     "repeat_penalty": "repetition_penalty",
     "chat_template_kwargs": "template_kwargs",
-    "enable_thinking": "template_kwargs",
-    "reasoning_effort": "template_kwargs",
+    **dict.fromkeys(("closes_thought", "enable_thinking", "reasoning_effort"), "reasoning"),
+    **dict.fromkeys(("thinking", "thinking_budget", "reasoning_budget"), "reasoning"),
 }
 _HELP = {
     "max_tokens": "Without it, an answer goes on until its end, or until the context is full.",
@@ -123,7 +125,6 @@ def require_room(prompt: Sequence[int], context_length: int) -> None:
 def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOptions) -> Sampler:
     """Raises UsageError for what this model cannot be asked."""
     sampling, logprobs = options.get("sampling", GREEDY), options.get("logprobs")
-    grammar = options.get("grammar")
     _check_tokens(parts, "logit_bias", sampling.logit_bias)
     if logprobs is not None and not 0 <= logprobs <= MAX_ALTERNATIVES:
         raise UsageError(f"logprobs is {logprobs}", remedy=f"It has to be 0 to {MAX_ALTERNATIVES}.")
@@ -131,8 +132,30 @@ def sampler_of(parts: EngineComponents, prompt: Sequence[int], options: AnswerOp
         sampling,
         prompt,
         sampled_drafts=False if parts.speculation_factory.lossless.always else None,
-        constraint=None if grammar is None else parts.grammars.compile(grammar),
+        constraint=_constraint(parts, options),
         num_alternatives=logprobs,
+    )
+
+
+def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint | None:
+    """Returns what holds the answer to its grammar, which begins after a thought unless it speaks
+    of thoughts itself, and the thought to its budget."""
+    grammar, form = options.get("grammar"), options.get("form")
+    inner = None if grammar is None else parts.grammars.compile(grammar)
+    if form is None or form.thought is None or form.is_closed:
+        return inner
+    if grammar is not None and not grammar.is_of_answer:
+        return inner
+    if inner is None and form.budget is None:
+        return None
+    return ThoughtConstraint(
+        form.thought,
+        parts.text.tokenizer,
+        parts.model.config.vocab_size,
+        parts.text.eos_ids,
+        is_opened=form.is_opened,
+        budget=form.budget,
+        inner=inner,
     )
 
 

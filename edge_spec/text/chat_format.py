@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Unpack, cast
 
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
@@ -18,9 +18,10 @@ from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.infill import Infill
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.plain_reader import PlainReader
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
-from edge_spec.text.thoughts import closed_thought
-from edge_spec.text.tools.forms import GENERIC
+from edge_spec.text.thoughts import prompt_for, thought_budget
+from edge_spec.text.tools.forms import GENERIC, marks_every_answer
 from edge_spec.text.tools.protocol import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
@@ -95,11 +96,30 @@ class ChatFormat:
 
         prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
         """
-        thought = self._chosen(tools, options).thought
-        if thought is None:
+        thought, following = self._chosen(tools, options).thought, PlainReader
+        calls = self.tool_form()
+        if tools or marks_every_answer(calls):
+            following = partial(calls.reader, tools)
+        elif thought is None:
             return None
-        ending = self._markup(prompt[-_TAIL_TOKENS:]).rstrip()
-        return AnswerForm(thought, is_opened=ending.endswith(thought.opening))
+        form = AnswerForm(budget=thought_budget(options.get("reasoning")), following=following)
+        if thought is None:
+            return form
+        goes_on = bool(options.get("continue_final_message"))
+        begun = self._markup(self._last_turn(prompt) if goes_on else prompt[-_TAIL_TOKENS:])
+        if not goes_on:
+            is_closed = begun.rstrip().endswith(thought.closing)
+            is_opened = thought.is_opened_by(begun)
+            return replace(form, thought=thought, is_opened=is_opened, is_closed=is_closed)
+        _, opening, written = begun.rpartition(thought.opening)
+        if opening and thought.closing not in written:
+            return replace(form, thought=thought, is_opened=True)
+        return form if tools else None
+
+    def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
+        """Returns what follows the last end of a turn."""
+        ends = (place for place in reversed(range(len(prompt))) if prompt[place] in self.eos_ids)
+        return prompt[next(ends, -1) + 1 :]
 
     def _markup(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens with special ones written out."""
@@ -204,16 +224,17 @@ def _rendered(
         messages, tools = fitted(plain, tools, opened.traits)
     except RecursionError:
         raise _too_deep() from None
-    closes_thought = options.get("closes_thought")
-    others = {name: value for name, value in options.items() if name != "closes_thought"}
+    budget = thought_budget(options.get("reasoning"))
+    others = {name: value for name, value in options.items() if name != "reasoning"}
 
     def render(**values: Any) -> str:
         """values: of the template, beside those that are given."""
         own = options.get("template_kwargs") or {}
-        more = {"template_kwargs": {**own, **values}} if values else {}
+        given = {**own, **values} if budget == 0 else {**values, **own}
+        more = {"template_kwargs": given} if values else {}
         return opened.template.render(messages, tools, **cast(PromptOptions, {**others, **more}))
 
-    return closed_thought(render(), render) if closes_thought else render()
+    return render() if budget is None else prompt_for(budget, opened.thought, render)
 
 
 def _without_name(options: PromptOptions) -> PromptOptions:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
+from edge_spec.text.thoughts import Reasoning
 
 if TYPE_CHECKING:
     from edge_spec.text.template_budget import TemplateLimits
@@ -35,9 +36,9 @@ class PromptOptions(TypedDict, total=False):
     # Whether the prompt ends with the last message's content; a name: with that part of it, such as
     # "reasoning_content".
     continue_final_message: bool | str
-    # Whether a thought that the template opens is closed, so that the answer itself follows; None:
-    # where the answer has a grammar.
-    closes_thought: bool | None
+    # Whether the model thinks before it answers: "auto", as its template has it, "off", or the
+    # number of tokens after which a thought is ended.
+    reasoning: Reasoning | None
 
 
 class ChatTemplate:

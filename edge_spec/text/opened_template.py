@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import Any
 
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.text_codec import TextCodec
@@ -49,7 +50,13 @@ class OpenedTemplate:
     @cached_property
     def thought(self) -> ThoughtForm | None:
         """Returns how the model writes its thoughts; None where it has none."""
-        return thought_form(self._source)
+
+        def render(messages: Sequence[Message], add_generation_prompt: bool, **own: Any) -> str:
+            return self.template.render(
+                messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
+            )
+
+        return thought_form(self._source, render, self._codec.added_tokens())
 
     @cached_property
     def control_tokens(self) -> ControlTokens:

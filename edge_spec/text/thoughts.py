@@ -1,32 +1,23 @@
-"""Thoughts that a chat template opens where the assistant begins.
-
-An answer that is held to a form from its first token would have to be written inside of them: its
-prompt closes them first.
-"""
+"""What a prompt says of the thought before an answer: nothing, that there is none, or how long it
+may be."""
 
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable
+from typing import Literal
 
-from edge_spec.errors import EdgeSpecError
+from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.thought_forms import SWITCHES
 
-# What opens a thought, at the end of a prompt, and what closes it.
-_TAGS = (
-    (re.compile(r"<((?:\w+:)?(?:think|thinking|thought|thoughts|reasoning))>\s*$"), r"</\1>"),
-    (re.compile(r"\[(THINK)\]\s*$"), r"[/\1]"),
-    (re.compile(r"<\|(START_THINKING)\|>\s*$"), "<|END_THINKING|>"),
-    (re.compile(r"<\|(begin_of_thought)\|>\s*$"), "<|end_of_thought|>"),
-)
+# "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
+Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
     r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
 )
 Render = Callable[..., str]
-
-
-def opens_thought(prompt: str) -> bool:
-    """Says whether what follows the prompt is a thought."""
-    return any(opening.search(prompt) for opening, _ in _TAGS)
 
 
 def speaks_of_thoughts(form: str) -> bool:
@@ -34,22 +25,32 @@ def speaks_of_thoughts(form: str) -> bool:
     return _CLOSING.search(form) is not None
 
 
-def closed_thought(prompt: str, render: Render) -> str:
-    """Returns the prompt, with the thought closed that it opens, if it does.
+def thought_budget(reasoning: Reasoning | None) -> int | None:
+    """Returns the tokens that a thought may have, None for as many as the model wants. Raises
+    UsageError for what is none of `Reasoning`."""
+    if reasoning in (None, "auto"):
+        return None
+    if reasoning == "off":
+        return 0
+    if isinstance(reasoning, bool) or not isinstance(reasoning, int) or reasoning < 0:
+        raise UsageError(
+            f"reasoning is {reprlib.repr(reasoning)}",
+            remedy='It is "auto", "off", or the number of tokens that a thought may have.',
+        )
+    return reasoning
 
-    render: gives the prompt with other values of the template's. One that knows enable_thinking
-    closes the thought itself; else it is empty, as such templates write an empty one.
+
+def prompt_for(budget: int, form: ThoughtForm | None, render: Render) -> str:
+    """Returns the prompt for an answer whose thought may have so many tokens.
+
+    render: gives the prompt with other values of the template's. Of a thought of no tokens, the
+    prompt says that there is none, if the template has a switch for that; else it ends the thought
+    that it opens, as such templates write an empty one.
     """
-    for opening, closing in _TAGS:
-        found = opening.search(prompt)
-        if found is None:
-            continue
-        try:
-            own = render(enable_thinking=False, thinking=False)
-        except EdgeSpecError:
-            own = prompt
-        if own != prompt and not opens_thought(own):
-            return own
-        gap = "" if prompt.endswith("\n\n") else "\n" if prompt.endswith("\n") else "\n\n"
-        return f"{prompt}{gap}{found.expand(closing)}\n\n"
+    try:
+        prompt = render(**dict.fromkeys(SWITCHES, budget > 0))
+    except EdgeSpecError:
+        prompt = render()
+    if budget == 0 and form is not None and form.is_opened_by(prompt):
+        return prompt + form.ending_after(prompt)
     return prompt

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import numpy as np
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.apps.server.tool_calls import ToolCallReader, joined_calls
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.engine import Engine
+from edge_spec.engine.results import Chunk, GenerationResult
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
@@ -200,14 +201,13 @@ def test_tools_and_calls_stand_in_the_models_own_form(engine: Engine) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_call_in_this_form_is_read(engine: Engine, size: int) -> None:
-    reader, shown, calls = ToolCallReader(engine.parts.text.tool_form()), "", []
+    reader, read = engine.parts.text.tool_form().reader(), GenerationResult()
     answer = f"Let me look.\n{CALL}"
     pieces = [answer[start : start + size] for start in range(0, len(answer), size)]
-    for told, pieces_of_calls in [*map(reader.push, pieces), reader.finish()]:
-        shown += told
-        calls += pieces_of_calls
-    [call] = joined_calls(calls)
-    assert shown.strip() == "Let me look."
+    for part in chain(*map(reader.push, pieces), reader.finish()):
+        read.add(Chunk(part.text, (), part.kind, part.call))
+    [call] = read.tool_calls
+    assert read.text.strip() == "Let me look."
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 2}
 

@@ -168,7 +168,6 @@ def test_the_text_has_the_form_that_is_asked_for(client: httpx.Client, choice: A
             {"text": {"format": {"type": "json_object"}}, "regex": "a"},
             "regex is a form beside that of text.format",
         ),
-        ({"reasoning": {"effort": "high"}}, "reasoning gives this model's chat template"),
         ({"reasoning": {"efort": "high"}}, "reasoning.efort .*: is effort meant"),
         ({"input": []}, "input: List should have at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, r"input\[0\]: .*send the item itself"),

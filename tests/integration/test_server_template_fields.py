@@ -85,8 +85,7 @@ def test_an_answer_goes_on_with_the_last_message(
     ("body", "told"),
     [
         ({"chat_template_kwargs": {"enable_thinkng": True}}, "chat_template_kwargs gives"),
-        ({"reasoning_effort": "high"}, "reasoning_effort gives this model's chat template"),
-        ({"enable_thinking": True}, "enable_thinking gives this model's chat template"),
+        ({"documents": [{"text": "a"}]}, "documents gives this model's chat template"),
     ],
 )
 def test_a_variable_that_the_template_does_not_read_is_refused(
@@ -99,11 +98,17 @@ def test_a_variable_that_the_template_does_not_read_is_refused(
     "body",
     [
         {"chat_template_kwargs": {"enable_thinking": False}},
-        {"reasoning_effort": "medium"},
+        {"reasoning_effort": "high"},
         {"reasoning_effort": "none"},
+        {"enable_thinking": True},
+        {"thinking": {"type": "enabled", "budget_tokens": 100}},
+        {"reasoning_budget": 0},
+        {"reasoning": {"max_tokens": 100, "exclude": True}},
+        {"reasoning_format": "none"},
+        {"include_reasoning": False, "separate_reasoning": False},
     ],
 )
-def test_a_variable_that_asks_for_nothing_is_taken(
+def test_what_is_said_of_thoughts_is_taken_where_there_are_none(
     client: httpx.Client, body: dict[str, Any]
 ) -> None:
     assert text(client, CHAT, **body) == text(client, CHAT)

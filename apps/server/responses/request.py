@@ -13,8 +13,9 @@ from edge_spec.apps.server.body import Body, JsonObject
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.apps.server.forms import AskedForm, ResponseFormat, asked_format
 from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.reasoning import Reasoning
 from edge_spec.apps.server.responses.items import Input, messages_of
-from edge_spec.apps.server.schema import ChatRequest, Reasoning
+from edge_spec.apps.server.schema import ChatRequest
 
 SCORES = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"

@@ -12,31 +12,51 @@ from edge_spec.text.stop_cutter import overlap
 
 @dataclass(frozen=True)
 class ThoughtForm:
-    """A thought stands between two tags. ending: the closing tag with the space around it, as the
-    model's template writes it."""
+    """A thought stands between two tags. ending: all that the model's template writes between a
+    thought and the text after it: the closing tag, space, and what else the text is opened with."""
 
     opening: str
     closing: str
     ending: str
+
+    @property
+    def lead(self) -> str:
+        """Returns what opens the text after a thought, such as the name of a channel."""
+        return self.ending.partition(self.closing)[2].strip()
+
+    def is_opened_by(self, prompt: str) -> bool:
+        """Says whether what follows the prompt is a thought."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def ending_after(self, text: str) -> str:
+        """Returns what ends a thought that is the end of this text, some of which may be there."""
+        if begun := overlap(text, self.closing):
+            return self.ending[self.ending.index(self.closing) + begun :]
+        ends_line = text.endswith("\n\n") or (text.endswith("\n") and not self.is_opened_by(text))
+        return self.ending.lstrip("\n") if ends_line else self.ending
 
 
 @dataclass(frozen=True)
 class AnswerForm:
     """What may stand in an answer: at most one thought, at its beginning, and what follows it.
 
-    thought: None where the model has none. is_opened: the prompt has opened it already. budget:
-    tokens of the thought, after which it is ended; None: as many as the model wants. following:
-    makes the reader of what follows the thought, such as text and calls of tools.
+    thought: None where the model has none. is_opened: the prompt has opened it already. is_closed:
+    the prompt says that there is none, though the model may write one all the same. budget:
+    tokens of the thought, after which it is ended; None: as many as the model wants. tells_thought:
+    it is a part of its own, else of the text, as the model writes it. following: makes the reader
+    of what follows the thought, such as text and calls of tools.
     """
 
     thought: ThoughtForm | None = None
     is_opened: bool = False
+    is_closed: bool = False
     budget: int | None = None
+    tells_thought: bool = True
     following: Callable[[], PartReader] = PlainReader
 
     def reader(self) -> PartReader:
         following = self.following()
-        if self.thought is None:
+        if self.thought is None or not self.tells_thought:
             return following
         return ThoughtReader(self.thought, following, is_opened=self.is_opened)
 
@@ -66,7 +86,7 @@ class ThoughtReader:
         held, self._held = self._held, ""
         if self._read == self._read_thought:
             self._tell(held)
-        elif self._read == self._read_opening:
+        elif self._read in (self._read_opening, self._read_lead):
             self._parts += self._following.push(held)
         self._parts += self._following.finish()
         return self._told()
@@ -114,8 +134,16 @@ class ThoughtReader:
 
     def _read_last_space(self) -> bool:
         self._held = self._held.lstrip()
-        self._read = self._read_rest if self._held else self._read_last_space
+        self._read = self._read_lead if self._held else self._read_last_space
         return bool(self._held)
+
+    def _read_lead(self) -> bool:
+        lead = self._form.lead
+        if lead.startswith(self._held) and self._held != lead:
+            return False
+        self._held = self._held.removeprefix(lead)
+        self._read = self._read_rest
+        return True
 
     def _read_rest(self) -> bool:
         self._parts += self._following.push(self._held)

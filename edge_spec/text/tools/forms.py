@@ -31,6 +31,13 @@ STATED: tuple[ToolForm, ...] = (
     JsonForm("[", between=", ", closing="]"),
     _PYTHON,
 )
+
+
+def marks_every_answer(form: ToolForm) -> bool:
+    """Says whether answers have the form's marks around their text, too."""
+    return isinstance(form, HarmonyForm)
+
+
 _DESCRIPTION = """\
 You may call these functions. Each is described in JSON:
 <tools>

@@ -1,27 +1,22 @@
-"""Where a template opens a thought, an answer of a form begins after it."""
+"""What a template says of thoughts, and an answer of a form after one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge_spec import Engine, Grammar
-from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.schema import ChatRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
-from fixtures.echo_model import EOS, byte_tokenizer, open_echo
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>"
 )
 CHOSEN = "{% if enable_thinking is false %}<think></think>{% else %}<think>\n{% endif %}"
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HELLO = [{"role": "user", "content": "Hi <think>\n"}]
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def chat_format(opening: str) -> ChatFormat:
@@ -32,11 +27,11 @@ def chat_format(opening: str) -> ChatFormat:
     ("opening", "closed"),
     [
         ("<think>\n", "<think>\n\n</think>\n\n"),
-        ("<think>", "<think>\n\n</think>\n\n"),
+        ("<think>", "<think>\n</think>\n\n"),
         ("<think>\n\n", "<think>\n\n</think>\n\n"),
-        ("<seed:think>\n", "<seed:think>\n\n</seed:think>\n\n"),
-        ("[THINK]", "[THINK]\n\n[/THINK]\n\n"),
-        ("<|START_THINKING|>", "<|START_THINKING|>\n\n<|END_THINKING|>\n\n"),
+        ("<seed:think>\n", "<seed:think>\n</seed:think>"),
+        ("[THINK]", "[THINK][/THINK]"),
+        ("<|START_THINKING|>", "<|START_THINKING|><|END_THINKING|>"),
         (CHOSEN, "<think></think>"),  # as the template itself writes it
         ("<think></think>\n", "<think></think>\n"),
         ("So <thinks>", "So <thinks>"),
@@ -44,54 +39,124 @@ def chat_format(opening: str) -> ChatFormat:
     ],
 )
 def test_a_thought_is_closed_that_the_template_opens(opening: str, closed: str) -> None:
-    text = chat_format(opening).rendered(HELLO, closes_thought=True)
+    text = chat_format(opening).rendered(HELLO, reasoning="off")
     assert text == f"<user>Hi <think>\n<eos><assistant>{closed}"
     plain = chat_format(opening).rendered(HELLO)
     assert plain.startswith("<user>Hi <think>\n<eos><assistant>")
     assert plain.endswith("<think>\n") if opening == CHOSEN else plain.endswith(opening)
 
 
-@pytest.fixture
-def engine() -> Engine:
-    opened = open_echo()
-    return Engine(replace(opened.parts, text=chat_format("<think>\n")))
+THINK = ("<think>", "</think>", "\n</think>\n\n")
+# Of a message of the assistant: what is written before its content, and where one begins.
+SHOWN = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+ALWAYS = "<think:x>{{ m.reasoning_content }}</think:x>"
+CHANNELS = "{% if m.thinking %}<|c|>aim<|m|>{{ m.thinking }}<|end|><a>{% endif %}<|c|>say<|m|>"
+SWITCHED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_closed"),
+    ("before", "begun", "form"),
     [
-        ({}, False),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, True),
-        ({"response_format": {"type": "json_object"}}, True),
-        ({"response_format": {"type": "text"}}, False),
-        ({"tools": TOOLS}, False),
-        ({"tools": TOOLS, "tool_choice": "required"}, True),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, True),
-        ({"guided_regex": "yes|no"}, True),
-        ({"guided_regex": "(?s:.*)</think>yes"}, False),
+        (SHOWN, "", THINK),
+        (SHOWN, "<think>\n", THINK),
+        (SHOWN, "<think>\n\n</think>\n\n", THINK),
+        (ALWAYS, "<think:x>", ("<think:x>", "</think:x>", "</think:x>")),
+        (ALWAYS, "<think:x></think:x>", ("<think:x>", "</think:x>", "</think:x>")),
+        (CHANNELS, "", ("<|c|>aim<|m|>", "<|end|>", "<|end|><a><|c|>say<|m|>")),
+        (
+            "{{ m.thinking or '' }}\n[SO]\n",
+            "Step by step:\n",
+            ("Step by step:", "[SO]", "\n[SO]\n"),
+        ),
+        ("{{ m.content.split('</think>')[-1] }}", "", THINK),  # thoughts are left out of histories
+        ("", SWITCHED, THINK),
+        ("", "[THINK]", ("[THINK]", "[/THINK]", "[/THINK]")),
+        ("{{ m.reasoning_content }}", "", None),
+        ("", "", None),
     ],
 )
-def test_a_request_whose_answer_has_a_form(engine: Engine, asked: Any, is_closed: bool) -> None:
-    request = ChatRequest.model_validate({"messages": HELLO, **asked})
-    work = Desk("echo", engine, ServerOptions()).chat(request)
-    prompt = engine.parts.text.tokenizer.decode(work.prompts[0])
-    assert prompt.endswith("<think>\n\n</think>\n\n" if is_closed else "<assistant><think>\n")
+def test_the_form_of_thoughts_is_found_in_the_template(
+    before: str, begun: str, form: tuple[str, str, str] | None
+) -> None:
+    source = (
+        f"{{% for m in messages %}}{{% if m.role == 'user' %}}<u>{{{{ m.content }}}}{{% else %}}<a>"
+        f"{before}{{{{ m.content }}}}{{% endif %}}<eos>{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}<a>{begun}{{% endif %}}"
+    )
+    text = ChatFormat(byte_tokenizer(), source, (EOS,), None)
+    prompt = text.chat_prompt("Hi")
+    found, shown = text.answer_form(prompt), text.tokenizer.decode(prompt).rstrip()
+    if form is None:
+        assert found is None
+    else:
+        assert found is not None and found.thought == ThoughtForm(*form)
+        assert found.is_opened == shown.endswith(form[0])
+        assert found.is_closed == shown.endswith(form[1])
+
+
+def test_tags_of_the_vocabulary_are_those_of_thoughts() -> None:
+    codec = byte_tokenizer(["[THINK]", "[/THINK]"])
+    text = ChatFormat(codec, f"{TURNS}{{% endif %}}", (EOS,), None)
+    found = text.answer_form(text.chat_prompt("Hi"))
+    assert found is not None and found.thought == ThoughtForm("[THINK]", "[/THINK]", "[/THINK]")
 
 
 @pytest.mark.parametrize(
-    ("options", "is_closed"),
+    ("last", "field", "is_opened"),
     [
-        ({}, False),
-        ({"grammar": Grammar.json_schema(SCHEMA)}, True),
-        ({"grammar": Grammar.regex("yes|no")}, True),
-        ({"grammar": Grammar.regex("(?s:.*)</think>yes")}, False),
-        ({"grammar": Grammar.regex("yes|no"), "closes_thought": False}, False),
-        ({"closes_thought": True}, True),
+        ({"content": "<think>\nso"}, True, True),
+        ({"content": "<think>\nso</think>\nYes"}, True, False),
+        ({"content": "Yes"}, True, False),
+        ({"content": "", "reasoning_content": "so"}, "reasoning_content", True),
     ],
 )
-def test_an_answer_of_the_sdk(engine: Engine, options: Any, is_closed: bool) -> None:
-    result = engine.chat(HELLO, max_tokens=1, **options)
-    plain, closed = (engine.chat_prompt(HELLO, closes_thought=each) for each in (False, True))
-    assert len(plain) < len(closed)
-    assert result.stats.prompt_n == len(closed if is_closed else plain)
+def test_an_answer_goes_on_within_a_thought(last: Any, field: Any, is_opened: bool) -> None:
+    source = (
+        "{% for m in messages %}<a>{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}"
+        "\n</think>\n\n{% endif %}{{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    text = ChatFormat(byte_tokenizer(), source, (EOS,), None)
+    asked: Any = {"continue_final_message": field}
+    prompt = text.chat_prompt([*HELLO, {"role": "assistant", **last}], **asked)
+    found = text.answer_form(prompt, **asked)
+    assert found == (AnswerForm(ThoughtForm(*THINK), is_opened=True) if is_opened else None)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "budget"),
+    [
+        (None, "<think>\n", None),
+        ("auto", "<think>\n", None),
+        (7, "<think>\n", 7),
+        ("off", "<think>\n\n</think>\n\n", 0),
+        (0, "<think>\n\n</think>\n\n", 0),
+    ],
+)
+def test_reasoning_is_a_switch_or_a_budget(reasoning: Any, prompt: str, budget: int | None) -> None:
+    text = chat_format("<think>\n")
+    tokens = text.chat_prompt(HELLO, reasoning=reasoning)
+    assert text.tokenizer.decode(tokens).endswith(f"<assistant>{prompt}")
+    form = text.answer_form(tokens, reasoning=reasoning)
+    is_opened = prompt == "<think>\n"
+    assert form == AnswerForm(ThoughtForm(*THINK), is_opened, not is_opened, budget)
+
+
+def test_a_model_without_a_switch_is_held_to_no_thought() -> None:
+    text = chat_format("{{ '</think>'[:0] }}")  # it opens thoughts by itself
+    form = text.answer_form(text.chat_prompt(HELLO, reasoning="off"), reasoning="off")
+    assert form == AnswerForm(ThoughtForm(*THINK), budget=0)
+
+
+@pytest.mark.parametrize("value", ["on", -1, True, 1.5])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="reasoning is"):
+        chat_format("<think>\n").chat_prompt(HELLO, reasoning=value)
+
+
+def test_a_budget_turns_thoughts_on() -> None:
+    text = chat_format(SWITCHED)
+    assert text.rendered(HELLO, reasoning=5).endswith("<think>")
+    assert text.rendered(HELLO).endswith("</think>")
+    own: Any = {"template_kwargs": {"thinking": False}}
+    assert text.rendered(HELLO, reasoning=5, **own).endswith("</think>")

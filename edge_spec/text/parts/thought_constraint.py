@@ -1,0 +1,241 @@
+"""Holds a thought to its budget, and what follows it to the form of the answer.
+
+Within a thought everything may be written, then what ends it, then what the form allows. Since that
+is a constraint like any other, it is drafted under, and what is written does not depend on drafts.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from edge_spec.core.constraint import Constraint
+from edge_spec.core.text_codec import TextCodec
+from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.stop_cutter import overlap
+from edge_spec.text.token_pieces import TokenPieces
+
+_MAX_LEFT = 3  # bytes that a character may lack, each of which may be a token
+
+
+class _Place(Enum):
+    """The part of the answer that the next token is of."""
+
+    BEGINNING = 1  # a thought may be opened, or the answer begins without one
+    THOUGHT = 2
+    ENDING = 3  # these tokens, and no other
+    AFTER = 4
+
+
+@dataclass(frozen=True)
+class _State:
+    """tail: the end of what was written, of this part. count: tokens of the thought. left: what has
+    to be written, at an ending. following: tokens of what follows the thought."""
+
+    place: _Place
+    tail: bytes = b""
+    count: int = 0
+    left: tuple[int, ...] = ()
+    following: tuple[int, ...] = ()
+
+
+class ThoughtConstraint:
+    """A thought of at most `budget` tokens, where the answer begins with one, and then an answer
+    that `inner` allows."""
+
+    def __init__(
+        self,
+        thought: ThoughtForm,
+        codec: TextCodec,
+        vocab_size: int,
+        stop_ids: Sequence[int],
+        *,
+        is_opened: bool,
+        budget: int | None,
+        inner: Constraint | None,
+    ) -> None:
+        """is_opened: the prompt has opened the thought. budget: None for no limit. inner: None for
+        an answer of any form."""
+        self._thought = thought
+        self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
+        self._codec = codec
+        self._pieces = TokenPieces(codec)
+        self._vocab_size = vocab_size
+        self._stop_ids = frozenset(stop_ids)
+        self._budget = budget
+        self._inner = inner
+        self._within: dict[int, np.ndarray] = {}  # by how much of the closing tag is written
+        self._state = _State(_Place.THOUGHT if is_opened else _Place.BEGINNING)
+        if is_opened:
+            self._state = self._within_budget(self._state)
+
+    def allowed(self, path: Sequence[int]) -> np.ndarray:
+        state, count = self._walked(path)
+        if count < len(path):
+            return np.ones(self._vocab_size, np.bool_)
+        if state.place is _Place.AFTER:
+            return self._allowed_after(state.following)
+        if state.place is _Place.THOUGHT:
+            return self._allowed_within(state)
+        if state.place is _Place.ENDING:
+            return self._only(state.left[0])
+        allowed = self._allowed_after(state.following)
+        if self._inner is not None:
+            if not self._fits(state.following):
+                allowed = np.zeros(self._vocab_size, np.bool_)
+            allowed[self._opening_token(state)] = True
+        return allowed
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        return self._walked(tokens)[1]
+
+    def forced(self) -> list[int]:
+        state = self._state
+        if state.place is _Place.ENDING:
+            return list(state.left)
+        if state.place is not _Place.AFTER or self._inner is None:
+            return []
+        return self._inner.forced()
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            state = self._next(self._state, token)
+            if state is None or state.place is _Place.AFTER:
+                following = (*self._state.following, token) if state is None else state.following
+                if self._inner is not None and following:
+                    self._inner.observe(following)
+                state = _State(_Place.AFTER)
+            self._state = state
+
+    def _walked(self, path: Sequence[int]) -> tuple[_State, int]:
+        """Returns where the path leads, and how many of its tokens may be written."""
+        state = self._state
+        for count, token in enumerate(path):
+            if state.place is _Place.AFTER:
+                whole = (*state.following, *path[count:])
+                fit = len(whole) if self._inner is None else self._inner.num_allowed(whole)
+                return replace(state, following=whole), fit - len(state.following) + count
+            following = self._next(state, token)
+            if following is None:
+                return state, count
+            state = following
+        return state, len(path)
+
+    def _next(self, state: _State, token: int) -> _State | None:
+        """Returns None where the token may not be written."""
+        if state.place is _Place.AFTER:
+            return replace(state, following=(*state.following, token))
+        if state.place is _Place.ENDING:
+            if token != state.left[0]:
+                return None
+            left = state.left[1:]
+            return replace(state, left=left) if left else _State(_Place.AFTER)
+        if state.place is _Place.BEGINNING:
+            return self._after_beginning(state, token)
+        return self._after_thought(state, token)
+
+    def _after_beginning(self, state: _State, token: int) -> _State | None:
+        written = (state.tail + self._written(token)).lstrip()
+        following = (*state.following, token)
+        if written.startswith(self._opening):
+            rest = written[len(self._opening) :]
+            return self._within_budget(_State(_Place.THOUGHT, rest))
+        if token not in self._stop_ids and self._opening.startswith(written):
+            is_opening = token == self._opening_token(state)
+            if not is_opening and not self._fits(following):
+                return None
+            return _State(_Place.BEGINNING, written, following=following)
+        return _State(_Place.AFTER, following=following) if self._fits(following) else None
+
+    def _after_thought(self, state: _State, token: int) -> _State | None:
+        if token in self._stop_ids:
+            return None if self._inner is not None else _State(_Place.AFTER)
+        before, closing, rest = (state.tail + self._written(token)).partition(self._closing)
+        if not closing:
+            kept = before[-len(self._closing) - _MAX_LEFT :]
+            return self._within_budget(_State(_Place.THOUGHT, kept, state.count + 1))
+        if self._inner is None:
+            return _State(_Place.AFTER)
+        if rest.strip():
+            return None
+        return self._ending(self._space_after(rest.decode("utf-8", "replace")))
+
+    def _space_after(self, written: str) -> str:
+        """Returns what is left of the space after a closing tag, of which this is written."""
+        after = self._thought.ending.partition(self._thought.closing)[2]
+        space = after[: len(after) - len(after.lstrip())]
+        return space[len(written) :] if space.startswith(written) else ""
+
+    def _within_budget(self, state: _State) -> _State:
+        """Returns the same, or the ending of a thought that has no tokens left. A character is
+        ended before."""
+        if self._budget is None or state.count < self._budget:
+            return state
+        _, length = codecs.utf_8_decode(state.tail, "replace", False)
+        if length < len(state.tail) and state.count < self._budget + _MAX_LEFT:
+            return state
+        text = state.tail.decode("utf-8", "replace")
+        ending = self._thought.ending_after(text or self._thought.opening)
+        return self._ending(ending)
+
+    def _ending(self, text: str) -> _State:
+        left = self._encoded(text)
+        return _State(_Place.ENDING, left=left) if left else _State(_Place.AFTER)
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        """Returns the tokens of a text within another one."""
+        encode = self._codec.encode
+        before, whole = encode("a"), encode(f"a{text}")
+        if whole[: len(before)] != before:  # the letter has become a part of the text
+            before, whole = encode(""), encode(text)
+        return tuple(whole[len(before) :])
+
+    def _written(self, token: int) -> bytes:
+        special = self._codec.special_text(token)
+        return special.encode() if special else self._pieces.of(token).raw or b""
+
+    def _opening_token(self, state: _State) -> int:
+        return self._encoded(self._opening[len(state.tail) :].decode())[0]
+
+    def _fits(self, following: Sequence[int]) -> bool:
+        return self._inner is None or self._inner.num_allowed(following) == len(following)
+
+    def _allowed_after(self, following: Sequence[int]) -> np.ndarray:
+        if self._inner is None:
+            return np.ones(self._vocab_size, np.bool_)
+        return self._inner.allowed(following)
+
+    def _only(self, token: int) -> np.ndarray:
+        allowed = np.zeros(self._vocab_size, np.bool_)
+        allowed[token] = True
+        return allowed
+
+    def _allowed_within(self, state: _State) -> np.ndarray:
+        """Everything but, before an answer of a given form, an end, and tokens in which the answer
+        would begin."""
+        if self._inner is None:
+            return np.ones(self._vocab_size, np.bool_)
+        begun = overlap(state.tail.decode("latin-1"), self._closing.decode("latin-1"))
+        allowed = self._within.get(begun)
+        if allowed is None:
+            allowed = np.ones(self._vocab_size, np.bool_)
+            allowed[list(self._stop_ids)] = False
+            allowed[self._tokens_beyond(self._closing[begun:])] = False
+            self._within[begun] = allowed
+        return allowed.copy()
+
+    def _tokens_beyond(self, rest: bytes) -> list[int]:
+        """Returns the tokens that have what is left of the closing tag, or all of it, and more."""
+        found = []
+        last = rest[-1:].decode("latin-1")
+        for text, token in self._codec.vocabulary().items():
+            if last in text and token < self._vocab_size:
+                written = self._written(token)
+                is_rest = written.startswith(rest) and written[len(rest) :].strip()
+                if is_rest or written.partition(self._closing)[2].strip():
+                    found.append(token)
+        return found

@@ -1,0 +1,227 @@
+"""Answers with a thought before them: how long it may be, and what form follows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind
+from edge_spec.core.constraint import Constraint
+from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.thought_constraint import ThoughtConstraint
+from fixtures.echo_model import EOS, byte_tokenizer, open_echo
+
+OPENING, ENDING = "<think>\n", "\n</think>\n\n"
+THINK = ThoughtForm("<think>", "</think>", ENDING)
+# The template knows of thoughts, and opens none.
+UNOPENED = "{{ '</think>'[:0] }}"
+YES = Grammar.regex("yes|no")
+JSON = Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+@pytest.fixture(scope="module", params=["{{ '<think>\\n' }}", UNOPENED], ids=["opened", "unopened"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A model that answers with the message; in the template of one, a thought is opened."""
+    with open_echo(opening=request.param) as opened:
+        yield opened
+
+
+def answer(engine: Engine, message: str, **options: Any) -> GenerationResult:
+    """The same whether it is streamed and drafted or not."""
+    whole = engine.chat(message, **options)
+    shown = (whole.text, whole.reasoning, whole.reasoning_n, whole.finish_reason)
+    streamed = GenerationResult()
+    for chunk in engine.stream(message, prediction=message, **options):
+        streamed.add(chunk)
+    drafted = engine.last
+    assert drafted is not None and (streamed.text, streamed.reasoning) == shown[:2]
+    assert shown == (drafted.text, drafted.reasoning, drafted.reasoning_n, drafted.finish_reason)
+    assert [token.id for token in whole.tokens] == [token.id for token in drafted.tokens]
+    for kind, text in ((PartKind.TEXT, whole.text), (PartKind.REASONING, whole.reasoning)):
+        assert "".join(token.text for token in whole.tokens if token.kind is kind) == text
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "yes"),
+        ({"grammar": YES}, "yes"),
+        ({"grammar": YES, "reasoning": 50}, "yes"),
+        ({"stop": "so"}, "yes"),
+        ({"stop": "es"}, "y"),
+    ],
+)
+def test_a_thought_comes_before_the_answer(engine: Engine, options: Any, text: str) -> None:
+    result = answer(engine, f"{OPENING}so it is{ENDING}yes", **options)
+    assert (result.reasoning, result.text) == ("so it is", text)
+    assert result.finish_reason is FinishReason.STOP and result.reasoning_ms > 0
+
+
+@pytest.mark.parametrize("grammar", [None, YES, JSON])
+@pytest.mark.parametrize("reasoning", ["auto", 40])
+def test_a_thought_that_never_ends(engine: Engine, grammar: Grammar | None, reasoning: Any) -> None:
+    message = f"{OPENING}so it is, so it goes"
+    length = 5 if opens_thoughts(engine) else 5 + len(OPENING)
+    result = answer(engine, message, max_tokens=length, grammar=grammar, reasoning=reasoning)
+    assert (result.reasoning, result.text) == ("so it", "")
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+def test_before_a_form_a_thought_has_no_end_but_its_own(engine: Engine) -> None:
+    result = answer(engine, f"{OPENING}so it is", max_tokens=40, grammar=YES)
+    assert result.reasoning.startswith("so it is")
+    assert (result.text, result.finish_reason) == ("", FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("message", "budget", "reasoning"),
+    [
+        ("so it is", 5, "so it"),
+        ("so it is", 1, "s"),
+        ("so it is", 50, "so it is"),
+        ("so\nit is", 3, "so"),
+        ("so \u00e9t is", 4, "so \u00e9"),  # a character is ended
+        ("so \U0001f999 is", 4, "so \U0001f999"),
+        ("so </ it is", 5, "so"),  # a tag that is begun is ended
+        ("so", 2, "so"),
+    ],
+)
+@pytest.mark.parametrize("grammar", [None, YES])
+def test_a_thought_is_ended_after_its_budget(
+    engine: Engine, message: str, budget: int, reasoning: str, grammar: Grammar | None
+) -> None:
+    whole = f"{OPENING}{message}{ENDING}yes"
+    budget += not opens_thoughts(engine)  # for the end of the line with the tag
+    result = answer(engine, whole, reasoning=budget, grammar=grammar, max_tokens=200)
+    assert result.reasoning == reasoning
+    written = engine.parts.text.tokenizer.decode([token.id for token in result.tokens])
+    ended = (OPENING if opens_thoughts(engine) else "") + written
+    assert ended.startswith(f"{OPENING}{reasoning}{ENDING}") or "</" in message
+    if grammar is not None:
+        assert result.text in ("yes", "no") and result.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("reasoning", ["off", 0])
+@pytest.mark.parametrize("grammar", [None, YES])
+def test_without_reasoning_the_answer_begins_at_once(
+    engine: Engine, reasoning: Any, grammar: Grammar | None
+) -> None:
+    result = answer(engine, "yes", reasoning=reasoning, grammar=grammar, max_tokens=3)
+    assert (result.reasoning, result.reasoning_n) == ("", 0)
+    assert result.text[:1] in ("y", "n") if grammar else result.finish_reason is not None
+
+
+def test_a_thought_that_the_model_opens_all_the_same_is_ended_at_once(engine: Engine) -> None:
+    if opens_thoughts(engine):
+        pytest.skip("the prompt has said that there is none")
+    result = answer(engine, f"{OPENING}so{ENDING}yes", reasoning="off", max_tokens=60)
+    assert result.reasoning == "" and result.reasoning_n > 0
+
+
+def test_a_grammar_that_speaks_of_thoughts_holds_them_too(engine: Engine) -> None:
+    opening = "" if opens_thoughts(engine) else OPENING
+    grammar = Grammar.lark(f"start: {json.dumps(opening)} /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
+    grammar = grammar if opening else Grammar.lark(f"start: /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
+    result = answer(engine, f"{OPENING}so{ENDING}yes", grammar=grammar)
+    assert (result.reasoning, result.text) == ("so", "yes")
+
+
+def opens_thoughts(engine: Engine) -> bool:
+    prompt = engine.parts.text.rendered([{"role": "user", "content": "a"}])
+    return prompt.endswith(OPENING)
+
+
+def constraint(
+    inner: Constraint | None, tokenizer: Any, *, is_opened: bool, budget: int | None
+) -> ThoughtConstraint:
+    vocab_size = len(tokenizer.vocabulary())
+    return ThoughtConstraint(
+        THINK, tokenizer, vocab_size, [EOS], is_opened=is_opened, budget=budget, inner=inner
+    )
+
+
+class _Digits:
+    """Allows digits, and an end after two of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def allowed(self, path: Any) -> np.ndarray:
+        allowed = np.ones(SIZE, np.bool_)
+        if self.num_allowed(path) == len(path):
+            allowed[:] = False
+            allowed[[EOS] if self.count + len(path) == 2 else range(ord("0"), ord("9") + 1)] = True
+        return allowed
+
+    def num_allowed(self, tokens: Any) -> int:
+        for place, token in enumerate(tokens):
+            is_end = self.count + place == 2
+            if (token != EOS) if is_end else (token not in range(ord("0"), ord("9") + 1)):
+                return place
+        return len(tokens)
+
+    def forced(self) -> list[int]:
+        return []
+
+    def observe(self, tokens: Any) -> None:
+        assert self.num_allowed(tokens) == len(tokens)
+        self.count += len(tokens)
+
+
+TOKENIZERS = [
+    byte_tokenizer(),
+    byte_tokenizer((), ["<think>", "</think>"]),
+    byte_tokenizer((), [">\n\n", ">1", "o</", "</think>\n", "</think>2", "<th"]),
+]
+SIZE = 400
+
+
+@settings(max_examples=200)
+@given(
+    data=st.data(),
+    tokenizer=st.sampled_from(TOKENIZERS),
+    is_opened=st.booleans(),
+    budget=st.sampled_from([None, 0, 1, 4]),
+    has_inner=st.booleans(),
+    observed=st.integers(0, 30),
+)
+def test_paths_and_single_tokens_are_allowed_alike(
+    data: Any, tokenizer: Any, is_opened: bool, budget: Any, has_inner: bool, observed: int
+) -> None:
+    """What a path of draft tokens may have is what may be written one by one, and never an answer
+    that is not of the form."""
+
+    def made() -> ThoughtConstraint:
+        inner = _Digits() if has_inner else None
+        held = constraint(inner, tokenizer, is_opened=is_opened, budget=budget)
+        held._vocab_size = SIZE  # beyond the tokenizer's, as models have it
+        return held
+
+    one_by_one, ahead, path = made(), made(), []
+    likely = [*tokenizer.encode("<think>\n\u00e9 o</think>\n\n12"), EOS]
+    for place in range(40):
+        allowed = one_by_one.allowed([])
+        assert (allowed == ahead.allowed(path[min(place, observed) :])).all()
+        choices = [token for token in likely if allowed[token]] or np.flatnonzero(allowed).tolist()
+        token = data.draw(st.sampled_from(choices))
+        assert one_by_one.num_allowed([token]) == 1
+        refused = np.flatnonzero(~allowed)
+        if len(refused):
+            assert one_by_one.num_allowed([int(refused[place % len(refused)])]) == 0
+        one_by_one.observe([token])
+        if place < observed:
+            ahead.observe([token])
+        path.append(token)
+        if token == EOS:
+            break
+    written = b"".join(one_by_one._written(token) for token in path)
+    _, closing, after = written.partition(b"</think>")
+    if has_inner and closing and path[-1] == EOS:
+        assert after.removesuffix(b"<eos>").strip().isdigit()
