@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from edge_spec.errors import UsageError
-from edge_spec.text.plain_messages import Message, Tools
+from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.call_ids import with_ids
 from edge_spec.text.tools.detection import NativeTools
@@ -34,6 +34,7 @@ def fitted(
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
         messages, native = with_arguments(messages, traits), traits.native_tools
         if native is not None:
+            messages = [part for each in messages for part in _apart(each, native)]
             messages = messages if native.takes_several else _one_by_one(messages)
             messages = with_ids([_native(each, native) for each in messages], native.ids)
             if not native.shows_tools:
@@ -86,6 +87,16 @@ def _spelled(message: Message, form: ToolForm) -> Message:
     parts = [message.get("content") or "", form.written(calls)]
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**others, "content": "\n".join(part for part in parts if part)}
+
+
+def _apart(message: Message, native: NativeTools) -> Sequence[Message]:
+    """Returns a message of calls, after its text where the template has no place for that."""
+    text = message.get("content") if message.get("tool_calls") else None
+    has_thought = any(message.get(name) for name in THOUGHTS)
+    if not text or (native.takes_thought if has_thought else native.takes_text):
+        return [message]
+    others = {name: value for name, value in message.items() if name != "content"}
+    return [{"role": message["role"], "content": text}, others]
 
 
 def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:

@@ -29,9 +29,11 @@ TOOLS: Tools = [
 
 
 def shape_of(message: Message) -> Hashable:
-    """Returns the speaker, and whether the arguments of each call are a text."""
+    """Returns the speaker, and whether the arguments of each call are a text, and something is
+    said."""
     calls = message.get("tool_calls") or ()
-    return message["role"], *(isinstance(_given_arguments(call), str) for call in calls)
+    are_texts = [isinstance(_given_arguments(call), str) for call in calls]
+    return message["role"], *are_texts, bool(calls and not message.get("content"))
 
 
 def _given_arguments(call: Mapping[str, Any]) -> Any:
@@ -40,8 +42,10 @@ def _given_arguments(call: Mapping[str, Any]) -> Any:
 
 def probe_of(message: Message, place: int) -> Message:
     """The message with words in it that no template has of its own."""
-    probe = {**message, "content": f"probe-content-{place}."}
-    if calls := message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    is_silent = calls and not message.get("content")
+    probe = {**message} if is_silent else {**message, "content": f"probe-content-{place}."}
+    if calls:
         probe["tool_calls"] = [
             {**call, "function": _function(f"probe_call_{place}_{index}_", _given_arguments(call))}
             for index, call in enumerate(calls)

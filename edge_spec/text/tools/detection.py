@@ -14,7 +14,7 @@ from itertools import product
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.parts.part import PartKind
-from edge_spec.text.plain_messages import Message, Tools
+from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
 from edge_spec.text.template_probes import (
     ARGUMENTS,
     ASSISTANT,
@@ -41,6 +41,7 @@ _THOUGHT = re.compile(
     r"|<\|END_THINKING\|>|<\|end_of_thought\|>)",
     re.DOTALL,
 )
+_TEXT = "probe-text"
 (_VALUE,) = ARGUMENTS.values()
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _CALLABLE: Tools = [
@@ -56,7 +57,8 @@ class NativeTools:
     silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
     arguments as an object, and as JSON text of one. takes_several: calls in one message.
     shows_calls: else they have to stand in the content. shows_tools: else they have to be described
-    in a message. ids: those that it takes.
+    in a message. takes_text, takes_thought: a text before calls in a message, also one with a
+    thought; else the text has to be a message of its own. ids: those that it takes.
     """
 
     form: ToolForm
@@ -66,6 +68,8 @@ class NativeTools:
     takes_several: bool
     shows_calls: bool = True
     shows_tools: bool = True
+    takes_text: bool = True
+    takes_thought: bool = True
     ids: IdStyle = IdStyle.ANY
 
 
@@ -90,6 +94,8 @@ def native_tools(render: Render) -> NativeTools | None:
         takes_texts=any(is_text for _, is_text in found),
         takes_several=probes.takes_several(silence, is_text),
         shows_tools=probes.shows_tools,
+        takes_text=probes.takes_text(is_text),
+        takes_thought=probes.takes_text(is_text, **dict.fromkeys(THOUGHTS, ASSISTANT)),
         ids=ids,
     )
 
@@ -181,6 +187,12 @@ class _Probes:
             for times in (1, 2)
         )
         return two.count(_VALUE) > one.count(_VALUE)
+
+    def takes_text(self, is_text: bool, **more: str) -> bool:
+        """Says whether a text beside a call, and what more, is not refused, nor shown after it."""
+        message = {**probe_call(_TEXT, is_text), **more}
+        text = self._tried([message, probe_message("tool", RESULT)])
+        return text is not None and not 0 <= text.find(CALLED) < text.find(_TEXT)
 
     def ids(self, silence: str | None, is_text: bool) -> IdStyle:
         """Says whether it refuses ids that are long."""

@@ -101,3 +101,35 @@ def test_a_template_of_one_call_a_message_gets_each_before_its_result() -> None:
     ]
     assert places == sorted(places)
     assert text.count("<function=f>") == 3
+
+
+REFUSING = "{{ raise_exception('both') if m.content and m.thinking }}"
+AFTER = "{% if m.tool_calls %}{{ m.content }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "thought", "is_apart"),
+    [
+        (CALLS["tags"], "", False),
+        (CALLS["tags"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "", False),
+        (CALLS["tags"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "t", True),
+        (
+            CALLS["tags"]
+            .replace("{{ m.content or '' }}", "{{ '' if m.tool_calls else m.content }}")
+            .replace("<|end|>", AFTER + "<|end|>"),
+            "",
+            True,
+        ),
+    ],
+)
+def test_a_text_that_has_no_place_before_calls_is_a_message_before(
+    source: str, thought: str, is_apart: bool
+) -> None:
+    message = {"role": "assistant", "content": "said", "tool_calls": [call("1")]}
+    message |= {"reasoning_content": thought, "thinking": thought} if thought else {}
+    template = ChatTemplate(with_results(source))
+    messages, _ = fitted([USER, message], [TOOL], TemplateTraits(template.render))
+    said = [each.get("content") or "" for each in messages[1:]]
+    assert said == (["said", ""] if is_apart else ["said"])
+    text = template.render(messages, [TOOL])
+    assert text.index("said") < text.index("<tool_call>")
