@@ -153,6 +153,15 @@ class TokenPiece(Document):
     piece: str | list[int]
 
 
+class SlotDocument(Document):
+    """One place for an answer. speculative: whether drafters may write in it."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
 class Tokenized(Document):
     tokens: list[int | TokenPiece]
 
@@ -220,6 +229,11 @@ class Props(Document):
     default_generation_settings: GenerationSettings
     total_slots: int
     model_alias: str
+    modalities: dict[str, bool]
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
     edge_spec: OwnProps
 
 

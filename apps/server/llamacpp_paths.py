@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from edge_spec.apps.server import documents
 from edge_spec.apps.server.answer import Work
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.llamacpp_reply import LlamaCppReply
 from edge_spec.apps.server.llamacpp_requests import (
     DetokenizeRequest,
@@ -28,6 +29,7 @@ from edge_spec.apps.server.llamacpp_work import (
     rendered,
     tokenized,
 )
+from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.replies import chat_reply
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
@@ -41,6 +43,7 @@ LLAMACPP_PATHS = (
     "/tokenize",
     "/detokenize",
     "/apply-template",
+    "/slots",
 )
 _EVENTS = {"text/event-stream": {"schema": {"description": "Each data is a piece of the text."}}}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -87,6 +90,17 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
         async with running.models.using(running.models.find(model or None)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
 
+    @app.get("/slots", response_model=list[documents.SlotDocument])
+    async def slots(
+        model: str | None = None, fail_on_no_slot: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The places for answers of a model, if it is open, and which of them are taken."""
+        opened = running.models.find(model or None).opened
+        told = [] if opened is None else [_slot(opened, at) for at in range(len(opened.pool.slots))]
+        if fail_on_no_slot and told and all(each["is_processing"] for each in told):
+            raise ApiError(503, "All slots are taken.", headers={"Retry-After": "1"})
+        return told
+
     @app.post("/tokenize", response_model=documents.Tokenized)
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""
@@ -101,3 +115,13 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     async def apply_template(request: ChatRequest) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
         return {"prompt": await ask(request.model, lambda desk: rendered(desk, request))}
+
+
+def _slot(opened: OpenModel, at: int) -> dict[str, Any]:
+    slot = opened.pool.slots[at]
+    return {
+        "id": at,
+        "n_ctx": slot.engine.context_length,
+        "speculative": slot.engine.drafter != "none",
+        "is_processing": opened.pool.is_busy(slot),
+    }

@@ -13,6 +13,7 @@ from edge_spec.apps.server.llamacpp_requests import LlamaCppRequest
 from edge_spec.apps.server.logprobs import chat_logprobs
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.timings import timings
+from edge_spec.text.infill import InfillPrompt
 
 
 class LlamaCppReply(Reply):
@@ -27,8 +28,9 @@ class LlamaCppReply(Reply):
         self._context_length = context_length
         self._prompt = prompt
         self._options = work.options[0]
-        self._is_cut = bool(getattr(work.prompts[0], "is_cut", False))
-        self._prompt_n = len(work.prompts[0])
+        (tokens,) = work.prompts
+        self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
+        self._prompt_n = len(tokens)
 
     def piece(self, round_: Round) -> str:
         text, tokens = round_.chunk.text, [token.id for token in round_.chunk.tokens]

@@ -105,7 +105,7 @@ def _description(desk: Desk, engine: Engine, options: ServerOptions) -> Descript
 def props_document(name: str, engine: Engine, options: ServerOptions) -> dict[str, Any]:
     """Makes `documents.Props`: how the page has its conversations answered, and what requests get
     that do not say."""
-    asked = options.asked_sampling
+    asked, text = options.asked_sampling, engine.parts.text
     of_page = engine.chat_sampling(**asked)
     return {
         "default_generation_settings": {
@@ -114,6 +114,11 @@ def props_document(name: str, engine: Engine, options: ServerOptions) -> dict[st
         },
         "total_slots": options.parallel,
         "model_alias": name,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": text.chat_template or "",
+        "bos_token": "" if text.bos_id is None else text.tokenizer.token_text(text.bos_id),
+        "eos_token": text.tokenizer.token_text(text.eos_ids[0]) if text.eos_ids else "",
+        "build_info": f"edge-spec {version('edge-spec')}",
         "edge_spec": {
             "sampling": sampling_text(of_page),
             "sampling_source": sampling_source(engine.parts.text.sampling, asked),

@@ -84,11 +84,7 @@ class Desk:
         prompt = self._engine.infill_prompt(
             prefix, suffix, files, max_tokens=None if limit == NO_LIMIT else limit, **form
         )
-        work = self._work(request, [prompt], _grammar(request))
-        ends = sorted(self._engine.parts.text.infill.tokens.all)
-        for options in work.options:
-            options["stop_token_ids"] = [*options.get("stop_token_ids", ()), *ends]
-        return work
+        return self._work(request, [prompt], _grammar(request))
 
     def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
         return list(map(self._engine.parts.text.tokenizer.decode, prompts))

@@ -7,7 +7,7 @@ import sys
 from itertools import chain
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -38,6 +38,10 @@ def generate(
     raw: Annotated[
         bool, typer.Option(help="Continue the text instead of answering it as a chat message.")
     ] = False,
+    suffix: Annotated[
+        str | None,
+        typer.Option(help="Write what stands between the prompt and this text, as in code."),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.")
     ] = None,
@@ -59,7 +63,8 @@ def generate(
     params = sampling.params()
     grammar = None if schema is None else _grammar(schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    asked = _Asked(text, raw)
+    between = None if suffix is None else _Between(suffix, sampling.max_tokens)
+    asked = _Asked(text, raw, between)
     with open_engine(model, loading, screen=asked.encode) as engine:
         generation = engine.generate(
             asked.tokens,
@@ -73,23 +78,38 @@ def generate(
         _print(generation, json)
 
 
+class _Between(NamedTuple):
+    """What the answer stands before, and how long it may be."""
+
+    suffix: str
+    max_tokens: int
+
+
 class _Asked:
     """The prompt: its tokens are known when the model's header is, before the weights are read.
 
     form: which parts the answer may have.
     """
 
-    def __init__(self, text: str, raw: bool) -> None:
+    def __init__(self, text: str, raw: bool, between: _Between | None) -> None:
         self._text = text
+        self._between = between
         self._raw = raw
         self.tokens: Sequence[int] = ()
         self.form: AnswerForm | None = None
 
     def encode(self, placed: PlacedModels) -> None:
-        """Raises ContextFullError, UnsupportedModelError for a chat template that fails."""
+        """Raises ContextFullError, UnsupportedModelError for a chat template that fails, and for a
+        model that was not trained to fill in."""
         from edge_spec.engine.request import require_room
+        from edge_spec.text.infill import room_beside
 
         text = placed.target.text
+        if self._between is not None:
+            suffix, max_tokens = self._between
+            room = room_beside(placed.context_length, max_tokens)
+            self.tokens = text.infill.prompt(self._text, suffix, room=room)
+            return
         is_source = placed.target.config.encoder is not None
         if not self._raw and text.chat_template is None and not is_source:
             _log.warning(

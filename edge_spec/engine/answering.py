@@ -13,7 +13,7 @@ from edge_spec.engine.generation import Generation
 from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_of
 from edge_spec.engine.results import GenerationResult
 from edge_spec.text.chat_template import PromptOptions
-from edge_spec.text.infill import InfillPrompt
+from edge_spec.text.infill import InfillPrompt, room_beside
 from edge_spec.text.plain_messages import Message, Tools
 from edge_spec.text.thoughts import Reasoning
 
@@ -163,8 +163,6 @@ class Answering(ABC):
         """
         others = tuple((files or {}).items())
         prompt = self.infill_prompt(prefix, suffix, others, max_tokens=options.get("max_tokens"))
-        ends = self.parts.text.infill.tokens.all
-        options["stop_token_ids"] = [*(options.get("stop_token_ids") or ()), *sorted(ends)]
         generation = self._start(prompt, **options)
         return generation if stream else generation.finish()
 
@@ -179,9 +177,8 @@ class Answering(ABC):
         suffix_first: bool | None = None,
     ) -> InfillPrompt:
         """Returns the tokens that ask for what stands between two texts, as `Infill.prompt`.
-        max_tokens: of the answer, for which room is left, but at most a quarter of the context."""
-        whole = self.context_length
-        room = whole - min(whole if max_tokens is None else max_tokens, whole // 4)
+        max_tokens: of the answer, for which room is left."""
+        room = room_beside(self.context_length, max_tokens)
         return self.parts.text.infill.prompt(
             prefix, suffix, files, room=room, names_file=names_file, suffix_first=suffix_first
         )

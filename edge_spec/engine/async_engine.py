@@ -74,6 +74,18 @@ class AsyncEngine:
         """Answers as `Engine.generate` does."""
         return await self._answer(lambda: self._engine.generate(prompt, stream=True, **options))
 
+    async def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        files: Mapping[str, str] | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> GenerationResult:
+        """Answers as `Engine.infill` does."""
+        start = partial(self._engine.infill, prefix, suffix, files=files, stream=True, **options)
+        return await self._answer(start)
+
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Chunk, None]:

@@ -19,6 +19,7 @@ from edge_spec.models.option_values import meant, require_type
 from edge_spec.text.chat_format import MessagePrompt
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar
+from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 
@@ -101,9 +102,10 @@ def request_of(parts: TargetComponents, prompt: Sequence[int], options: AnswerOp
         )
     context_length = context_length_of(parts)
     require_room(prompt, context_length)
+    ends = prompt.ends if isinstance(prompt, InfillPrompt) else ()
     limits = GenerationLimits(
         max_tokens=context_length if max_tokens is None else max_tokens,
-        stop_ids=frozenset((*parts.text.eos_ids, *stop_token_ids)),
+        stop_ids=frozenset((*parts.text.eos_ids, *stop_token_ids, *ends)),
         context_length=context_length,
         max_rows=parts.model.capabilities.verified_rows,
         min_rows=parts.min_rows,

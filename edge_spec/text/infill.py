@@ -57,9 +57,20 @@ _PADDING = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "\u2581<EOT>", "<EOT>")
 
 
 class InfillPrompt(list[int]):
-    """Tokens that ask for what stands between two texts. is_cut: some of these did not fit."""
+    """Tokens that ask for what stands between two texts. ends: those that end it, beside those of
+    every answer. is_cut: some of the texts did not fit."""
 
-    is_cut = False
+    def __init__(self, tokens: Sequence[int], ends: frozenset[int], *, is_cut: bool) -> None:
+        super().__init__(tokens)
+        self.ends = ends
+        self.is_cut = is_cut
+
+
+def room_beside(context_length: int, max_tokens: int | None) -> int:
+    """Returns how many tokens a prompt may have beside an answer of at most `max_tokens`, for which
+    up to a quarter of the context is left. None: of no limit."""
+    whole = context_length
+    return whole - min(whole if max_tokens is None else max_tokens, whole // 4)
 
 
 @dataclass(frozen=True)
@@ -169,11 +180,11 @@ class Infill:
         parts = [[self.tokens.prefix, *kept_before], [self.tokens.suffix, *kept_after]]
         first, second = reversed(parts) if suffix_first else parts
         middle = [] if self.tokens.middle is None else [self.tokens.middle]
-        made = InfillPrompt(
-            [*self._plain.beginning, *started, *extra, *own, *first, *second, *middle]
+        return InfillPrompt(
+            [*self._plain.beginning, *started, *extra, *own, *first, *second, *middle],
+            self.tokens.all,
+            is_cut=is_cut or not is_whole,
         )
-        made.is_cut = is_cut or not is_whole
-        return made
 
     def _files(self, files: Sequence[tuple[str, str]], room: int) -> tuple[list[int], bool]:
         """Returns as many of the last ones as there is room for, and whether that is all."""

@@ -439,6 +439,8 @@ def test_how_a_conversation_is_answered_is_told_as_llama_cpp_does(serve: Serve) 
     told = props["default_generation_settings"]
     assert told == {"n_ctx": 1024, "params": {"temperature": 0.3, **params}}
     assert props["total_slots"] == 2 and props["model_alias"] == "tiny"
+    assert "<|im_start|>" in props["chat_template"]
+    assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>", "<|im_end|>")
     own = props["edge_spec"]
     assert own["sampling_source"] == "edge-spec's defaults, but temperature as asked"
     assert own["request_params"]["temperature"] == 0.0

@@ -42,6 +42,11 @@ ASKED = [
     ("post", "/v1/completions", 60),
     ("post", "/v1/responses", 60),
     ("post", "/v1/responses/input_tokens", 10),  # the same fields
+    ("post", "/infill", 20),
+    ("post", "/completion", 10),
+    ("post", "/tokenize", 20),
+    ("post", "/detokenize", 10),
+    ("post", "/apply-template", 10),
 ]
 TOLD = [
     "/v1/models",
@@ -51,6 +56,7 @@ TOLD = [
     "/edge-spec/info",
     "/edge-spec/plan",
     "/props",
+    "/slots",
 ]
 CASES = [
     (method, path, mode, examples) for method, path, examples in ASKED for mode in GenerationMode

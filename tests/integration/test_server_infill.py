@@ -220,6 +220,14 @@ def test_a_text_and_its_tokens(editor: httpx.Client, coder: Engine) -> None:
     assert ask(editor, "/detokenize") == {"content": ""}
 
 
+def test_slots_are_told(editor: httpx.Client) -> None:
+    told = {"id": 0, "n_ctx": 512, "speculative": True, "is_processing": False}
+    for query in ("", "?fail_on_no_slot=1"):
+        response = editor.get(f"/slots{query}")
+        assert (response.status_code, response.json()) == (200, [told])
+    documents.SlotDocument(**told)
+
+
 def test_a_conversation_as_the_model_is_given_it(client: httpx.Client, served: Engine) -> None:
     told = ask(client, "/apply-template", messages=HELLO)
     assert told == {"prompt": served.parts.text.rendered(HELLO)}

@@ -1,0 +1,293 @@
+"""Code between two texts: our server beside llama-server, on this repository's own files.
+
+    python benchmarks/infill.py places --model FILE --peer "llama-server -m {model} --port {port}"
+    python benchmarks/infill.py keystrokes --model FILE --peer "llama-server ..."
+
+The peer is asked for the same texts by its /infill. Its limits of a prompt grow with its batch:
+give it `-b 8192 -np 1`, and as many threads as ours has. All is greedy, and the sides take turns.
+
+`places`: files are cut at places that a seed draws, of three kinds: `line`, the end of a line;
+`middle`, within one; `body`, a function without its body. Prints by kind the time of the whole
+completion, from the request to the last token, of that the time of writing, the share of draft
+tokens that were accepted, and how many texts are equal. Our server drafts (`auto`) or not
+(`plain`). With --files, each prompt has that many other files of the same folder before it.
+
+`keystrokes`: a line is typed, a few letters a request, as editors ask: tokens that each request
+reads, and its time, for either order of the texts. A prompt that ends with the suffix has all of it
+read again with each letter; one that ends with the prefix only the letters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import real_models
+from common import report
+from serve_clients import Server, own_server, peer_server
+
+ROOT = Path(__file__).parent.parent
+KINDS = ("line", "middle", "body")
+_LEAST_LINES = 60  # of a file that is cut
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file without the text that is asked for."""
+
+    kind: str
+    path: Path
+    before: str
+    after: str
+
+    def body(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "input_prefix": "".join(
+                self.before.splitlines(keepends=True)[-arguments.prefix_lines :]
+            ),
+            "input_suffix": "".join(self.after.splitlines(keepends=True)[: arguments.suffix_lines]),
+            "input_extra": other_files(self.path, arguments.files, arguments.prefix_lines),
+            "n_predict": arguments.tokens,
+            "temperature": 0,
+        }
+
+
+def source_files() -> list[Path]:
+    """Returns those of the package that are long enough, in a fixed order."""
+    listed = subprocess.run(
+        ["git", "ls-files", "edge_spec", "apps", "runtimes", "exporters"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    ).stdout.split()
+    paths = [ROOT / name for name in sorted(listed) if name.endswith(".py")]
+    return [path for path in paths if len(path.read_text().splitlines()) >= _LEAST_LINES]
+
+
+def other_files(path: Path, count: int, lines: int) -> list[dict[str, str]]:
+    """Returns the beginnings of others of the same folder."""
+    beside = [each for each in sorted(path.parent.glob("*.py")) if each != path][:count]
+    return [
+        {"filename": each.name, "text": "".join(each.read_text().splitlines(True)[:lines])}
+        for each in beside
+    ]
+
+
+def places(count: int, seed: int) -> list[Place]:
+    """Returns as many of each kind."""
+    draw, files = random.Random(seed), source_files()
+    found: list[Place] = []
+    for kind in KINDS:
+        while sum(place.kind == kind for place in found) < count:
+            path = draw.choice(files)
+            place = _cut(kind, path, draw)
+            if place is not None:
+                found.append(place)
+    return found
+
+
+def _cut(kind: str, path: Path, draw: random.Random) -> Place | None:
+    text = path.read_text()
+    if kind == "body":
+        span = _body(text, draw)
+        return None if span is None else Place(kind, path, text[: span[0]], text[span[1] :])
+    lines = text.splitlines(keepends=True)
+    number = draw.randrange(20, len(lines) - 5)
+    line = lines[number].rstrip("\n")
+    if len(line.strip()) < 10:
+        return None
+    start = sum(map(len, lines[:number]))
+    at = len(line) if kind == "line" else draw.randrange(len(line) // 2, len(line))
+    return Place(kind, path, text[: start + at], text[start + len(line) :])
+
+
+def _body(text: str, draw: random.Random) -> tuple[int, int] | None:
+    """Returns where the statements of a function begin and end, without its docstring."""
+    lines = text.splitlines(keepends=True)
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            if body and 3 <= (node.end_lineno or 0) - body[0].lineno <= 20:
+                found.append((body[0].lineno - 1, node.end_lineno or 0, body[0].col_offset))
+    if not found:
+        return None
+    first, last, indent = draw.choice(sorted(found))
+    return sum(map(len, lines[:first])) + indent, sum(map(len, lines[:last]))
+
+
+def ask(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Returns the answer, and the milliseconds that it took."""
+    request = urllib.request.Request(
+        f"http://{server.host}:{server.port}/infill",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    began = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        told = json.load(response)
+    return told, (time.perf_counter() - began) * 1e3
+
+
+def open_sides(arguments: argparse.Namespace, stack: ExitStack) -> dict[str, Server]:
+    model = real_models.named(arguments.model)
+    options = ["--parallel", "1", "--context", str(arguments.context)]
+    if arguments.threads:
+        options += ["--threads", str(arguments.threads)]
+    drafters = {"auto": "auto", "plain": "none"}
+    sides = {
+        side: stack.enter_context(own_server(model, [*options, "--drafter", drafters[side]]))
+        for side in arguments.sides.split(",")
+        if side in drafters
+    }
+    if arguments.peer:
+        sides["peer"] = stack.enter_context(peer_server(arguments.peer.replace("{model}", model)))
+    return sides
+
+
+def measure_places(arguments: argparse.Namespace) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        sides = open_sides(arguments, stack)
+        for number, place in enumerate(places(arguments.count, arguments.seed)):
+            body, told = place.body(arguments), {}
+            names = list(sides)
+            for side in names[number % len(names) :] + names[: number % len(names)]:
+                answer, took_ms = ask(sides[side], body)
+                told[side] = {
+                    "text": answer["content"],
+                    "whole_ms": took_ms,
+                    "write_ms": answer["timings"]["predicted_ms"],
+                    "read_n": answer["timings"]["prompt_n"],
+                    "prompt_n": answer["tokens_evaluated"],
+                    "write_n": answer["tokens_predicted"],
+                    "draft_n": answer["timings"].get("draft_n", 0),
+                    "draft_n_accepted": answer["timings"].get("draft_n_accepted", 0),
+                }
+            rows.append(
+                {"kind": place.kind, "file": str(place.path.relative_to(ROOT)), "sides": told}
+            )
+            _print_row(rows[-1])
+    print(markdown(rows))
+    return {"places": rows}
+
+
+def _print_row(row: dict[str, Any]) -> None:
+    shown = " ".join(
+        f"{side} {told['whole_ms']:.0f} ({told['write_ms']:.0f}, {told['write_n']} tokens)"
+        for side, told in row["sides"].items()
+    )
+    print(f"{row['kind']} {row['file']}: {shown}", flush=True)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns sums of each kind as a table; ratios: how many times as fast `auto` is."""
+    sides = list(rows[0]["sides"])
+    others = [side for side in sides if side != "auto"]
+    head = ["kind", "places"]
+    head += [f"{side}: whole, writing (s)" for side in sides]
+    head += [f"x {side}: whole, writing" for side in others]
+    head += ["accepted of drafted", *(f"equal texts: {side}" for side in others)]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for kind in (*dict.fromkeys(row["kind"] for row in rows), "all"):
+        of_kind = [row["sides"] for row in rows if kind in (row["kind"], "all")]
+        sums = {
+            side: [sum(each[side][name] for each in of_kind) for name in ("whole_ms", "write_ms")]
+            for side in sides
+        }
+        cells = [kind, str(len(of_kind))]
+        cells += [f"{sums[side][0] / 1e3:.1f}, {sums[side][1] / 1e3:.1f}" for side in sides]
+        cells += [
+            ", ".join(
+                f"{theirs / ours:.2f}"
+                for theirs, ours in zip(sums[side], sums["auto"], strict=True)
+            )
+            for side in others
+        ]
+        drafted = [
+            sum(each["auto"][n] for each in of_kind) for n in ("draft_n_accepted", "draft_n")
+        ]
+        cells.append(f"{drafted[0]}/{drafted[1]}")
+        cells += [
+            f"{sum(each[side]['text'] == each['auto']['text'] for each in of_kind)}/{len(of_kind)}"
+            for side in others
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def typed(place: Place, step: int) -> Iterator[tuple[str, str, str]]:
+    """Yields the texts around the cursor while the end of the line before it is typed."""
+    before, _, line = place.before.rpartition("\n")
+    for length in range(0, len(line) + 1, step):
+        yield f"{before}\n", line[:length], place.after
+
+
+def measure_keystrokes(arguments: argparse.Namespace) -> dict[str, Any]:
+    chosen = [place for place in places(arguments.count, arguments.seed) if place.kind == "line"]
+    asks: dict[str, list[tuple[int, int, float]]] = {}
+    with ExitStack() as stack:
+        sides = open_sides(arguments, stack)
+        arms = [(side, False) for side in sides] + [(s, True) for s in sides if s != "peer"]
+        for side, first in arms:
+            found = asks.setdefault(f"{side}, {'suffix' if first else 'prefix'} first", [])
+            for place in chosen:
+                for number, (before, line, after) in enumerate(typed(place, arguments.step)):
+                    body = Place("line", place.path, before, after).body(arguments)
+                    body |= {"prompt": line, **({"spm_infill": True} if first else {})}
+                    answer, took_ms = ask(sides[side], body)
+                    if number:
+                        timings = answer["timings"]
+                        found.append((timings["prompt_n"], answer["tokens_evaluated"], took_ms))
+    print(
+        "| side | requests | tokens of a prompt | tokens read | ms a request |\n" + "|---" * 5 + "|"
+    )
+    for arm, found in asks.items():
+        read, whole, took = (median(each) for each in zip(*found, strict=True))
+        print(f"| {arm} | {len(found)} | {whole:.0f} | {read:.0f} | {took:.0f} |")
+    return {"keystrokes": asks}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    for run, name, count, tokens in (
+        (measure_places, "places", 4, 64),
+        (measure_keystrokes, "keystrokes", 2, 16),
+    ):
+        command = commands.add_parser(name)
+        command.add_argument("--model", required=True)
+        command.add_argument("--peer", help="a command with {port} and {model}")
+        command.add_argument("--sides", default="auto,plain", help="of ours: auto, plain")
+        command.add_argument("--threads", type=int)
+        command.add_argument("--context", type=int, default=8192)
+        command.add_argument("--count", type=int, default=count, help="places of each kind")
+        command.add_argument("--seed", type=int, default=7)
+        command.add_argument("--tokens", type=int, default=tokens, help="of a completion")
+        command.add_argument("--prefix-lines", type=int, default=64)
+        command.add_argument("--suffix-lines", type=int, default=16)
+        command.add_argument("--files", type=int, default=0, help="others before each prompt")
+        command.add_argument("--json", type=Path)
+        command.set_defaults(run=run)
+    commands.choices["keystrokes"].add_argument("--step", type=int, default=3)
+    arguments = parser.parse_args()
+    report(arguments.run(arguments), arguments.json)
+
+
+if __name__ == "__main__":
+    main()
