@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
 
 from edge_spec.control.concurrency import Concurrency
+from edge_spec.core.features import collects
 from edge_spec.core.metrics import PlainRate
-from edge_spec.core.model import keep_place
-from edge_spec.core.session_errors import roll_back, translate_errors
+from edge_spec.core.model import Restorable, keep_place
+from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
+from edge_spec.engine.kept_conversations import LEAST_TOKENS, KeptConversation
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading
 
 _TAIL_TOKENS = 16  # that ask for the answer, until it is known how many do
+_MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
 _LONGEST_TAIL, _REMEMBERED_TAILS = 64, 4
 
 
@@ -62,11 +68,46 @@ class Conversation:
             if cached != token:
                 break
             shared += 1
+        if not self.tokens or len(self.tokens) - shared >= LEAST_TOKENS:
+            shared = self._exchange(prompt, shared)
         kept = self.cut(shared)
         self.tokens = list(prompt[:kept])
         if self._keeps_places:
             self._plan_places(prompt, shared)
         return kept
+
+    def _exchange(self, prompt: Sequence[int], shared: int) -> int:
+        """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
+        takes up the one that it goes on from, if that is kept. Returns how many tokens of the
+        prompt the cache then begins with. Raises SessionError."""
+        target, kept = self.decoder.target, self.prompts.conversations
+        if collects(target) or not isinstance(target, Restorable):
+            return shared
+        try:
+            if _MOST_KEPT * (len(self.tokens) - shared) > len(self.tokens):
+                self._keep(target)
+            found = kept.take(np.array(prompt[:-1], np.int32), shared + LEAST_TOKENS)
+            if found is None or found[0].noise > self.noise:
+                return shared
+            taken, length = found
+            with suppress(ValueError), TranslatedErrors(ValueError):
+                target.restore(taken.state, len(taken.tokens))
+                self.tokens = taken.tokens.tolist()
+                self.num_whole, self.noise = taken.num_whole, taken.noise
+                self._num_prompted = taken.num_prompted
+                return length
+        except BaseException:  # an interrupt, too: what the cache holds is not known
+            self.failed = True
+            raise
+        return shared
+
+    def _keep(self, target: Restorable) -> None:
+        with translate_errors:
+            state = target.state()
+        if state:
+            tokens = np.array(self.tokens, np.int32)
+            kept = KeptConversation(tokens, state, self._num_prompted, self.num_whole, self.noise)
+            self.prompts.conversations.keep(kept)
 
     def next_end(self, prompt: Sequence[int]) -> int:
         """Returns where the next pass over the prompt ends."""

@@ -14,6 +14,7 @@ from threading import Condition
 
 import numpy as np
 
+from edge_spec.engine.kept_conversations import KeptConversations, common
 from edge_spec.engine.prompt_files import PREFILL_TOKENS, KeptPrompt, PromptFiles
 
 MAX_BYTES = 256_000_000  # of all states in memory
@@ -53,7 +54,7 @@ class Reading:
 
     def _shared(self, other: Reading) -> int:
         """Returns how many tokens both begin with, by whole passes, of which both read more."""
-        return whole_passes(_common(self.tokens[:-1], other.tokens[:-1]))
+        return whole_passes(common(self.tokens[:-1], other.tokens[:-1]))
 
     def _place(self, shared: int) -> int:
         """Returns the next length from `shared` on that it has not reached yet; 0 where it reads no
@@ -70,6 +71,7 @@ class PromptCache:
         """files: where prompts are kept beyond the process, if they are. max_bytes: of the states
         in memory; those that were used last stay."""
         self.files = files
+        self.conversations = KeptConversations()
         self._max_bytes = max_bytes
         self._changed = Condition()
         self._num_conversations = 0
@@ -88,6 +90,8 @@ class PromptCache:
             self._num_conversations -= 1
             if not self.is_shared:
                 self._kept.clear()
+            if not self._num_conversations:
+                self.conversations.clear()
         if self.files is not None:
             self.files.flush()
 
@@ -133,8 +137,8 @@ class PromptCache:
 
     def _usable(self, kept: KeptPrompt, tokens: np.ndarray) -> int:
         """Returns how many of these tokens it is of use for."""
-        common = _common(kept.tokens, tokens)
-        return whole_passes(common) if self._can_cut or common == len(kept.tokens) else 0
+        shared = common(kept.tokens, tokens)
+        return whole_passes(shared) if self._can_cut or shared == len(kept.tokens) else 0
 
     def cut_in_vain(self) -> None:
         """Takes each state for texts that begin with all of its tokens from now on: a sliding
@@ -192,13 +196,6 @@ class PromptCache:
         with self._changed:
             reading.length = length
             self._changed.notify_all()
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Returns how many tokens both begin with."""
-    most = min(len(one), len(other))
-    differs = np.flatnonzero(one[:most] != other[:most])
-    return int(differs[0]) if len(differs) else most
 
 
 def whole_passes(length: int) -> int:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_spec.core.features import collects
-from edge_spec.core.model import Restorable, Session
+from edge_spec.core.model import Restorable, Session, place_before
 from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.prompt_cache import PromptCache, Reading, whole_passes
 from edge_spec.engine.prompt_files import PREFILL_TOKENS, KeptPrompt, PromptFiles
@@ -84,7 +84,8 @@ class PromptReading(Reading):
         recalled = self._take_over(target)
         # A little that others cannot have is given up, so that they can have what is read now.
         little = num_whole + _AGAIN * (len(self.tokens) - target.length)
-        if recalled is None and num_whole < self._last and num_whole < target.length <= little:
+        given_up = num_whole < target.length <= little and num_whole < self._last
+        if recalled is None and given_up and place_before(target, num_whole) == num_whole:
             recalled = self._cut(target, num_whole)
         self._cache.add(self)
         while not cancelled() and self._cache.wait(self, target.length, cancelled):
@@ -101,7 +102,12 @@ class PromptReading(Reading):
         met, held = self._met, target.length
         if recalled:
             num_whole = recalled
-        elif met in self._to_write and met <= num_whole and met < held < met + PREFILL_TOKENS:
+        elif (
+            met in self._to_write
+            and met <= num_whole
+            and met < held < met + PREFILL_TOKENS
+            and place_before(target, met) == met
+        ):
             # What an earlier prompt began with, too, can be kept: less than a pass is read again.
             num_whole = self._cut(target, met)
         self.take(target, num_whole)

@@ -29,7 +29,6 @@ NO_BRANCHES = "its recurrent layers have one state for the text, which branches 
 # It keeps those of Nemotron-H, too, which was not tried.
 REWINDABLE = frozenset({"qwen35", "lfm2", "lfm2moe"})
 _STATE = {"text": np.int32, "sequence": np.uint8, "places": np.int64, "states": np.uint8}
-_TOLD_PLACES = 2  # of those that a state has: more of them may be larger than all else
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 
 
@@ -85,12 +84,15 @@ class HybridSession(LlamaCppSession):
 
     def state(self) -> dict[str, np.ndarray]:
         """ "text" [length] int32 and "sequence" [bytes] uint8, in the library's own form; "places"
-        [count] int64 and "states" [bytes] uint8, all of one size: of the last places."""
+        [count] int64 and "states" [bytes] uint8, all of one size: of the last places, as many as
+        take no more than the sequence."""
         self._reserve(0)
         sequence = self._read_sequence()
         if not self._holds(sequence, self.length):
             return {}
-        places = list(self._places)[-_TOLD_PLACES:]
+        places = list(self._places)
+        while sum(place.state.nbytes for place in places) > len(sequence):
+            places.pop(0)
         states = [place.state for place in places]
         return {
             "text": np.array(self._text[: self.length], np.int32),

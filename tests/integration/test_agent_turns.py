@@ -4,10 +4,13 @@ back of its text, and write what they would have written after reading all of it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
+from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.agent_turns import (
@@ -21,6 +24,7 @@ from fixtures.agent_turns import (
     open_tiny,
     write_thinking,
 )
+from fixtures.server_requests import CHAT, answered
 
 TURNS = agent_run(FILES)
 FEW = [TURNS[index] for index in (0, 1, 7, 8)]  # the last one drops thoughts
@@ -86,3 +90,60 @@ def _require_little_more(kind: str, asked: Sequence[Asked]) -> None:
         else:
             most = 2 * PREFILL_TOKENS if kind in MOST_MORE else 0
         assert 0 <= more <= most, (number, turn)
+
+
+def test_agents_that_share_a_cache_in_turns_go_on_where_they_were(
+    kind: str, models: dict[str, Path]
+) -> None:
+    """Each with a system prompt of its own, of which the others have the beginning."""
+    agents = [_with_system(f" You are agent {name}.") for name in "ABC"]
+    with open_tiny(kind, models[kind]) as engine:
+        alone = [ask_turns(engine, turns) for turns in agents]
+    with open_tiny(kind, models[kind]) as engine:
+        taken = [ask_turns(engine, [turns[at]])[0] for at in range(3) for turns in agents]
+    for agent, asked in enumerate(alone):
+        found = taken[agent :: len(agents)]
+        assert [turn.text for turn in found] == [turn.text for turn in asked]
+        for before, turn in zip(asked[1:], found[1:], strict=True):
+            assert turn.read <= before.needed + MOST_MORE.get(kind, 0)
+
+
+def _with_system(text: str) -> list[Turn]:
+    found = []
+    for turn in TURNS[1:4]:
+        first, *others = turn.messages
+        system = {**first, "content": first["content"] + text}
+        found.append(replace(turn, messages=[system, *others]))
+    return found
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_server_tells_what_the_turns_of_more_agents_than_slots_did_not_read(
+    models: dict[str, Path], named: bool
+) -> None:
+    kind = "hybrid-llamacpp"
+    if kind not in models:
+        pytest.skip("its runtime is not installed")
+    agents = {name: _with_system(f" You are agent {name}.") for name in "ABC"}
+    read = dict.fromkeys(agents, 0)
+    with (
+        open_tiny(kind, models[kind]) as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=2)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        for at in range(3):
+            for name, turns in agents.items():
+                body = {
+                    "messages": turns[at].messages,
+                    "tools": turns[at].tools[:1],
+                    "max_tokens": 4,
+                    **({"session_id": name} if named else {}),
+                }
+                found = answered(client.post(CHAT, json=body))
+                usage, timings = found["usage"], found["timings"]
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                assert cached == timings["cache_n"]
+                assert usage["prompt_tokens"] - cached == timings["prompt_n"]
+                if at:
+                    assert cached >= read[name] - 64, (at, name)
+                read[name] = usage["prompt_tokens"]

@@ -296,7 +296,8 @@ def test_those_that_were_not_used_for_longest_go_first(reference: Open, tmp_path
         assert cache is not None
 
         def read(number: int) -> int:
-            """Returns how many tokens were kept."""
+            """Returns how many tokens were kept on disk."""
+            engine.parts.prompts.conversations.clear()
             found = answer(engine, prompts[number]).stats.cached_n
             assert cache is not None
             cache.flush()

@@ -1,0 +1,74 @@
+"""Conversations that wait in memory for their next turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_spec.engine import kept_conversations
+from edge_spec.engine.kept_conversations import KeptConversation, KeptConversations
+
+BYTES = 1000
+
+
+def tokens(seed: int, count: int = 600) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
+
+
+def kept(text: np.ndarray, num_bytes: int = BYTES) -> KeptConversation:
+    return KeptConversation(text, {"kv": np.zeros(num_bytes, np.uint8)})
+
+
+@pytest.fixture(autouse=True)
+def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_conversations, "free_bytes", lambda: None)
+
+
+def test_the_one_that_a_prompt_goes_on_from_is_taken_and_no_longer_kept() -> None:
+    conversations = KeptConversations()
+    one, other = kept(tokens(1)), kept(tokens(2))
+    conversations.keep(one)
+    conversations.keep(other)
+    prompt = np.concatenate([one.tokens, tokens(3, 50)])
+    assert conversations.take(prompt, 600) is None  # no more than what is held
+    assert conversations.take(prompt, 500) == (one, 600)
+    assert len(conversations) == 1 and conversations.take(prompt, 0) is None
+
+
+def test_one_that_has_little_in_common_is_lent_and_stays() -> None:
+    conversations = KeptConversations()
+    long = kept(tokens(1, 2000))
+    conversations.keep(long)
+    prompt = np.concatenate([long.tokens[:700], tokens(3, 50)])
+    assert conversations.take(prompt, 0) == (long, 700)
+    assert conversations.take(long.tokens, 0) == (long, 2000)
+
+
+def test_what_goes_on_replaces_what_it_went_on_from() -> None:
+    conversations = KeptConversations()
+    text = tokens(1)
+    conversations.keep(kept(text))
+    conversations.keep(kept(np.concatenate([text[:-20], tokens(3, 300)])))  # a thought was dropped
+    assert len(conversations) == 1
+    conversations.keep(kept(np.concatenate([text[:300], tokens(4, 500)])))
+    assert len(conversations) == 2
+
+
+def test_those_that_were_used_last_stay_within_the_bytes() -> None:
+    conversations = KeptConversations(max_bytes=2 * BYTES)
+    texts = [tokens(seed, 1000) for seed in range(3)]
+    for text in texts[:2]:
+        conversations.keep(kept(text))
+    assert conversations.take(texts[0][:400], 0) is not None  # lent
+    conversations.keep(kept(texts[2]))
+    assert conversations.num_bytes == 2 * BYTES
+    assert [conversations.take(text, 0) is None for text in texts] == [False, True, False]
+    conversations.keep(kept(tokens(9), 2 * BYTES + 1))
+    assert len(conversations) == 0
+
+
+def test_nothing_is_kept_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_conversations, "free_bytes", lambda: 2 * BYTES)
+    conversations = KeptConversations()
+    conversations.keep(kept(tokens(1)))
+    assert len(conversations) == 0
