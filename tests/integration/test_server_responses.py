@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from edge_spec.errors import ContextFullError, EdgeSpecError, SessionError
+from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.server_requests import CHAT, HELLO, answered, ask, refusal, text
 
 RESPONSES = "/v1/responses"
@@ -229,6 +231,35 @@ def test_no_response_of_earlier_is_there(client: httpx.Client, method: str, path
     response = client.request(method, f"{RESPONSES}/{path}", **body)
     assert response.status_code == 404
     assert response.json()["error"]["message"].startswith("No response is stored here: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SessionError("the device is gone", remedy="Plug it in."), "server_error"),
+        (ContextFullError("it is full", remedy="Shorten it."), "context_length_exceeded"),
+    ],
+)
+def test_a_stream_that_fails_says_so_with_what_there_is(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, error: EdgeSpecError, code: str
+) -> None:
+    forward, left = ReferenceSession.forward, [3]
+
+    def failing(session: Any, tree: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return forward(session, tree)
+
+    monkeypatch.setattr(ReferenceSession, "forward", failing)
+    failed = streamed(client)[-1]
+    assert failed["type"] == "response.failed"
+    response = failed["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", code)
+    assert error.remedy in response["error"]["message"]
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
+    left[0] = 3
+    assert client.post(RESPONSES, json={"input": "hello"}).status_code >= 400
 
 
 def test_the_address_is_found_without_v1(client: httpx.Client) -> None:

@@ -1,0 +1,234 @@
+"""Agents that speak OpenAI's Responses API: a model that answers with what the last item says, so
+that a tool's output decides on the next call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from edge_spec.apps.server import RunningServer, ServerOptions
+from fixtures.echo_model import open_echo
+
+TURNS = 20
+TOOL = {
+    "type": "function",
+    "name": "step",
+    "description": "Goes on.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+}
+
+
+def call(name: str, **arguments: Any) -> str:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def step(n: int) -> str:
+    """What the model is to write in turn n."""
+    return f"<think>\nturn {n}\n</think>\n\n" + (call("step", n=n) if n < TURNS else "All done.")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with (
+        open_echo(opening="{{ '</think>'[:0] }}") as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=2)) as running,
+    ):
+        yield f"{running.url}/v1"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_loop_of_twenty_calls(client: openai.OpenAI, streams: bool, drafter: str) -> None:
+    history: list[Any] = [{"role": "user", "content": step(0)}]
+    asked: dict[str, Any] = {
+        "model": "echo",
+        "instructions": "Go on.",
+        "tools": [TOOL],
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "extra_body": {"speculative": {"drafter": drafter}},
+    }
+    for n in range(TURNS):
+        if streams:
+            with client.responses.stream(input=history, **asked) as stream:
+                for _ in stream:
+                    pass
+                response = stream.get_final_response()
+        else:
+            response = client.responses.create(input=history, **asked)
+        thought, made = response.output
+        assert thought.content[0].text == f"turn {n}"
+        assert (made.name, json.loads(made.arguments)) == ("step", {"n": n})
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        assert (response.usage.input_tokens_details.cached_tokens > 0) or n == 0
+        history += [item.to_dict() for item in response.output]
+        output = {"type": "function_call_output", "call_id": made.call_id, "output": step(n + 1)}
+        history.append(output)
+    response = client.responses.create(input=history, **asked)
+    assert response.output_text == "All done."
+    assert response.output[0].content[0].text == f"turn {TURNS}"
+
+
+def test_calls_at_once(client: openai.OpenAI) -> None:
+    text = f"Both: {call('step', n=1)}\n{call('step', n=2)}"
+    response = client.responses.create(
+        model="echo", input=text, tools=[TOOL], parallel_tool_calls=True
+    )
+    message, *calls = response.output
+    assert message.content[0].text.strip() == "Both:"
+    assert [json.loads(each.arguments) for each in calls] == [{"n": 1}, {"n": 2}]
+    assert len({each.call_id for each in calls}) == len({each.id for each in calls}) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_is_cut_is_incomplete(client: openai.OpenAI, streams: bool) -> None:
+    """The limit is within the number."""
+    text = call("step", n=123456789)
+    asked: dict[str, Any] = {"model": "echo", "input": text, "tools": [TOOL]}
+    asked["max_output_tokens"] = len(text) - 20
+    if streams:
+        *_, last = client.responses.create(**asked, stream=True)
+        assert last.type == "response.incomplete"
+        response = last.response
+    else:
+        response = client.responses.create(**asked)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    (cut,) = response.output
+    assert (cut.type, cut.status, cut.arguments) == ("function_call", "incomplete", '{"n": 12345')
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_a_thought_is_told_where_the_client_looks_for_it(
+    client: openai.OpenAI, summary: Any
+) -> None:
+    asked: dict[str, Any] = {"model": "echo", "input": "<think>\nso\n</think>\n\nyes"}
+    response = client.responses.create(**asked, reasoning={"summary": summary})
+    thought, message = response.output
+    assert message.content[0].text == "yes"
+    told = thought.summary if summary else thought.content
+    assert [part.text for part in told] == ["so"]
+    assert not (thought.content if summary else thought.summary)
+    kinds = [
+        event.type
+        for event in client.responses.create(**asked, reasoning={"summary": summary}, stream=True)
+    ]
+    assert ("response.reasoning_summary_text.delta" in kinds) == bool(summary)
+    assert ("response.reasoning_text.delta" in kinds) == (not summary)
+
+
+def test_a_form_after_a_thought_is_parsed(client: openai.OpenAI) -> None:
+    class Step(BaseModel):
+        n: int
+
+    text = '<think>\nso\n</think>\n\n{"n": 3}'
+    parsed = client.responses.parse(model="echo", input=text, text_format=Step).output_parsed
+    assert parsed == Step(n=3)
+    with client.responses.stream(model="echo", input=text, text_format=Step) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == parsed
+
+
+def test_a_request_of_codex(url: str) -> None:
+    """Fields and items as that program sends them, with a thought that it has kept sealed."""
+    turn: dict[str, Any] = {
+        "model": "echo",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "<permissions>none</permissions>"}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "<environment_context/>"}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": step(0)}],
+            },
+        ],
+        "tools": [TOOL | {"strict": False}, {**TOOL, "name": "plan", "strict": False}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": None,
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199-thread",
+        "client_metadata": {"x-codex-installation-id": "1"},
+    }
+    with httpx.Client(timeout=30) as client:
+        for n in range(3):
+            lines = client.post(f"{url}/responses", json=turn).text.splitlines()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+            thought, made = done
+            assert thought["content"][0]["text"] == f"turn {n}"
+            kept = {name: thought[name] for name in ("type", "summary", "encrypted_content")}
+            sent = {name: made[name] for name in ("type", "name", "arguments", "call_id")}
+            output = {"type": "function_call_output", "call_id": made["call_id"]}
+            turn["input"] += [kept | {"content": None}, sent, output | {"output": step(n + 1)}]
+            assert events[-1]["type"] == "response.completed"
+            assert events[-1]["response"]["id"].startswith("resp_")
+
+
+def test_the_agents_of_openai(url: str) -> None:
+    """Function tools, streamed runs, and an agent that hands off to another."""
+    agents = pytest.importorskip("agents")
+    agents.set_tracing_disabled(True)
+    asked: list[int] = []
+
+    @agents.function_tool(name_override="step")
+    def take_step(n: int) -> str:
+        """Goes on."""
+        asked.append(n)
+        return step(n + 1)
+
+    async def run() -> None:
+        client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+        model = agents.OpenAIResponsesModel(model="echo", openai_client=client)
+        other = agents.Agent(name="other", instructions="Answer.", model=model)
+        agent = agents.Agent(
+            name="agent", instructions="Go on.", model=model, tools=[take_step], handoffs=[other]
+        )
+        result = await agents.Runner.run(agent, step(0), max_turns=TURNS + 1)
+        assert (result.final_output, asked) == ("All done.", list(range(TURNS)))
+        asked.clear()
+        streamed = agents.Runner.run_streamed(agent, step(0), max_turns=TURNS + 1)
+        names = [
+            e.name async for e in streamed.stream_events() if e.type == "run_item_stream_event"
+        ]
+        assert (streamed.final_output, asked) == ("All done.", list(range(TURNS)))
+        assert names.count("tool_called") == names.count("tool_output") == TURNS
+        assert names.count("reasoning_item_created") == TURNS + 1
+        result = await agents.Runner.run(agent, call("transfer_to_other"))
+        assert result.last_agent is other
+        assert json.loads(result.final_output) == {"assistant": "other"}
+        await client.close()
+
+    asyncio.run(run())
