@@ -116,7 +116,7 @@ class ThoughtOutput(OutputItem):
         self._place = {"summary_index" if is_summary else "content_index": 0}
 
     def document(self) -> Fields:
-        item = {"id": self.id, "type": "reasoning", "status": self.status, "summary": []}
+        item: Fields = {"id": self.id, "type": "reasoning", "status": self.status, "summary": []}
         if self._has_part:
             item[self._member] = [self._part()]
         if self._is_sealed:

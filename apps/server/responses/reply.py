@@ -18,7 +18,7 @@ from edge_spec.apps.server.responses.request import ResponsesRequest
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.text.parts.part import PartKind
 
-_REPEATED = {  # fields of the request, and their values where it does not say
+_REPEATED: Fields = {  # fields of the request, and their values where it does not say
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
@@ -55,7 +55,7 @@ class ResponsesReply(Reply):
             "model": model,
             "output": [],
             "usage": None,
-            **{name: request.given(name, value) for name, value in _REPEATED.items()},
+            **{name: request.as_sent(name, value) for name, value in _REPEATED.items()},
             "background": False,
             "previous_response_id": None,
             "service_tier": "default",

@@ -114,7 +114,7 @@ class ResponsesRequest(ChatRequest):
         """Says whether thoughts are told as summaries."""
         return self.reasoning is not None and self.reasoning.summary is not None
 
-    def given(self, name: str, otherwise: Any = None) -> Any:
+    def as_sent(self, name: str, otherwise: Any = None) -> Any:
         """Returns a field as it came."""
         value = self._given.get(name)
         return otherwise if value is None else value
