@@ -90,6 +90,7 @@ def test_a_response_has_the_text_of_a_chat(client: httpx.Client) -> None:
         {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 60},
         {"stop": "zz", "instructions": "be brief", "metadata": {"a": "b"}},
         {"speculative": {"drafter": "none"}},
+        {"prediction": {"type": "content", "content": "zzzz"}},
     ],
 )
 def test_a_stream_tells_what_the_whole_response_does(client: httpx.Client, body: Any) -> None:
@@ -109,6 +110,14 @@ def test_log_probabilities_are_those_of_a_chat(client: httpx.Client) -> None:
     expected = ask(client, CHAT, **asked)["choices"][0]["logprobs"]["content"]
     assert unscored(response["output"][0]["content"][0]["logprobs"]) == unscored(expected)
     assert post(client)["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_where_tokens_came_from_is_told_where_it_is_asked_for(client: httpx.Client) -> None:
+    response = post(client, speculative={"tokens": True})
+    tokens = response["edge_spec"]["tokens"]
+    assert "".join(token["text"] for token in tokens) == output_text(response)
+    assert len(tokens) == 12 and all(token["origin"] for token in tokens)
+    assert "edge_spec" not in post(client)
 
 
 def test_what_was_asked_for_is_repeated_and_nothing_is_stored(client: httpx.Client) -> None:

@@ -53,6 +53,8 @@ class InputDetails(Document):
 
 class OutputDetails(Document):
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class ResponseUsage(Document):
@@ -81,6 +83,7 @@ class ResponseDocument(Document):
     output: list[OutputMessage | OutputThought | OutputCall]
     usage: ResponseUsage
     timings: Timings
+    edge_spec: dict[str, Any] = Field(default_factory=dict)
     instructions: str | None
     max_output_tokens: int | float | None
     max_tool_calls: Any

@@ -12,6 +12,7 @@ from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.replies import origin_of
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.responses.output import Fields, Output
 from edge_spec.apps.server.responses.request import ResponsesRequest
@@ -41,6 +42,7 @@ class ResponsesReply(Reply):
 
     def __init__(self, request: ResponsesRequest, work: Work, model: str) -> None:
         self._has_scores = request.num_logprobs is not None
+        self._has_origins = request.speculative is not None and request.speculative.tokens
         self._output = Output(summarizes=request.summarizes, seals_thoughts=request.seals_thoughts)
         self._num_events = 0
         (options,) = work.options
@@ -89,6 +91,8 @@ class ResponsesReply(Reply):
             "usage": _usage(result),
             "timings": timings([result]),
         }
+        if self._has_origins:
+            self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
         return told + self._last(self._response["status"])
 
     def closing(self) -> str:
@@ -129,6 +133,9 @@ def _usage(result: GenerationResult) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": result.reasoning_n},
+        "output_tokens_details": {
+            "reasoning_tokens": result.reasoning_n,
+            **counted.get("completion_tokens_details", {}),
+        },
         "total_tokens": counted["total_tokens"],
     }
