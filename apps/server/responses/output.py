@@ -172,7 +172,8 @@ class Output:
     """The items of one answer, in the order in which they are written. What is told of them does
     not depend on whether anybody hears the events."""
 
-    def __init__(self, *, summarizes: bool, seals_thoughts: bool) -> None:
+    def __init__(self, *, tells_thoughts: bool, summarizes: bool, seals_thoughts: bool) -> None:
+        self._tells_thoughts = tells_thoughts
         self._summarizes = summarizes
         self._seals_thoughts = seals_thoughts
         self._items: list[OutputItem] = []
@@ -185,7 +186,8 @@ class Output:
         """scores: of the tokens of a text, where they are asked for."""
         if chunk.call is not None:
             yield from self._begin(CallOutput(len(self._items), chunk.call))
-        if not chunk.text and not scores:
+        is_hidden = chunk.kind is PartKind.REASONING and not self._tells_thoughts
+        if is_hidden or not (chunk.text or scores):
             return
         if self._open is None or self._open.kind is not chunk.kind:
             yield from self._begin(self._made(chunk.kind))

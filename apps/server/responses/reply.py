@@ -43,7 +43,11 @@ class ResponsesReply(Reply):
     def __init__(self, request: ResponsesRequest, work: Work, model: str) -> None:
         self._has_scores = request.num_logprobs is not None
         self._has_origins = request.speculative is not None and request.speculative.tokens
-        self._output = Output(summarizes=request.summarizes, seals_thoughts=request.seals_thoughts)
+        self._output = Output(
+            tells_thoughts=request.tells_thoughts,
+            summarizes=request.summarizes,
+            seals_thoughts=request.seals_thoughts,
+        )
         self._num_events = 0
         (options,) = work.options
         self._response: Fields = {

@@ -62,7 +62,7 @@ class ResponsesRequest(ChatRequest):
     so that all fields of such a request may be sent, too."""
 
     other_names = OtherNames(also=others.ANSWER_ALSO, harmless=_HARMLESS, off=_OFF)
-    shown_as: ClassVar = {"messages": "input", "reasoning_effort": "reasoning"}
+    shown_as: ClassVar = {"messages": "input"}
     messages: SkipJsonSchema[list[Message]] = Field(default_factory=list)
     input: Input
     instructions: str | None = None

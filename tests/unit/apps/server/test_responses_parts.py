@@ -121,7 +121,9 @@ def told(
     chunks: Sequence[Chunk], is_complete: bool = True, is_cut: bool = False, **options: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the events, each of which OpenAI's package knows, and the output."""
-    output = Output(**{"summarizes": False, "seals_thoughts": False} | options)
+    output = Output(
+        **{"tells_thoughts": True, "summarizes": False, "seals_thoughts": False} | options
+    )
     events = [event for chunk in chunks for event in output.push(chunk, [])]
     events += output.finish(is_complete=is_complete, is_cut=is_cut)
     for number, event in enumerate(events):
@@ -200,6 +202,11 @@ def test_the_item_that_a_limit_cuts_is_incomplete(
 ) -> None:
     _, output = told(chunks, is_complete=False, is_cut=is_cut)
     assert [item["status"] for item in output] == statuses
+
+
+def test_a_thought_that_nobody_asked_to_hear_is_no_item() -> None:
+    events, output = told([text("so", SO), text("yes")], tells_thoughts=False)
+    assert (shape(events), [item["type"] for item in output]) == (OF_TEXT, ["message"])
 
 
 def test_openai_reads_each_item() -> None:
