@@ -13,6 +13,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.call_ids import with_ids
+from edge_spec.text.tools.call_probes import with_tools
 from edge_spec.text.tools.detection import NativeTools
 from edge_spec.text.tools.forms import GENERIC, described
 from edge_spec.text.tools.protocol import ToolForm
@@ -38,8 +39,11 @@ def fitted(
             messages = messages if native.takes_several else _one_by_one(messages)
             messages = with_ids([_native(each, native) for each in messages], native.ids)
             if not native.shows_tools:
-                messages, tools = _described(messages, tools, native.form), ()
+                _check("tools", tools)
+                given = _given if native.tools_in_system else _described
+                messages, tools = given(messages, tools, native.form), ()
         elif tools or not traits.takes(messages):
+            _check("tools", tools)
             spelled = [_spelled(each, GENERIC) for each in messages]
             messages, tools = _described(spelled, tools, GENERIC), ()
     return _arranged(messages, traits), tools
@@ -123,10 +127,19 @@ def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _described(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
-    _check("tools", tools)
     if not tools:
         return messages
-    system: Message = {"role": "system", "content": described(tools, form)}
+    return _with_system({"role": "system", "content": described(tools, form)}, messages)
+
+
+def _given(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
+    """Gives tools with the message of the system."""
+    if not tools:
+        return messages
+    return _with_system(with_tools({"role": "system", "content": ""}, tools), messages)
+
+
+def _with_system(system: Message, messages: Sequence[Message]) -> Sequence[Message]:
     if messages and messages[0]["role"] == "system":
         return [_joined(messages[0], system), *messages[1:]]
     return [system, *messages]
@@ -134,6 +147,8 @@ def _described(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Seq
 
 def _native(message: Message, native: NativeTools) -> Message:
     calls = message.get("tool_calls")
+    if message["role"] == "tool" and not native.shows_results:
+        return _spelled(message, native.form)
     if not calls:
         return message
     if not native.shows_calls:

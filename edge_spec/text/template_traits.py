@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cached_property
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.template_probes import probe_message, probe_of, shape_of, words_of
-from edge_spec.text.tools.detection import NativeTools, Render, native_tools
+from edge_spec.text.tools.call_probes import Render
+from edge_spec.text.tools.detection import NativeTools, native_tools
 
 _MAX_SHAPES = 1000  # of conversations, which are remembered
 
@@ -16,9 +17,11 @@ _MAX_SHAPES = 1000  # of conversations, which are remembered
 class TemplateTraits:
     """Each is found out when it is asked for first. Any thread may ask."""
 
-    def __init__(self, render: Render) -> None:
-        """render: raises EdgeSpecError for what the template refuses."""
+    def __init__(self, render: Render, tokens: Callable[[], Collection[str]] = tuple) -> None:
+        """render: raises EdgeSpecError for what the template refuses. tokens: the added ones of the
+        model."""
         self._render = render
+        self._tokens = tokens
         self._taken: dict[Hashable, bool] = {}  # by the shape of a conversation
 
     @cached_property
@@ -41,9 +44,8 @@ class TemplateTraits:
 
     @cached_property
     def native_tools(self) -> NativeTools | None:
-        """Returns None if it knows no tools, loses what they return, or has calls written in a form
-        that none of ours is."""
-        return native_tools(self._render)
+        """Returns None if it shows no calls and tells of no form of ours."""
+        return native_tools(self._render, self._tokens)
 
     def _shows(self, probes: Sequence[Message]) -> bool:
         try:

@@ -24,9 +24,10 @@ _PYTHON = KeyedForm(
     comma=", ",
     style=ValueStyle('"', has_python_words=True),
 )
-# Forms that some templates tell the model of and do not show.
-STATED: tuple[ToolForm, ...] = (
+# Forms that some templates tell the model of and do not show, or that tokens alone tell of.
+STATED: tuple[JsonForm | KeyedForm, ...] = (
     GENERIC,
+    JsonForm("<|tool_call|>[", between=", ", closing="]<|/tool_call|>"),
     JsonForm("<|tool_call|>[", between=", ", closing="]"),
     JsonForm("[", between=", ", closing="]"),
     _PYTHON,

@@ -23,14 +23,22 @@ NINE = with_results(
 NAMED = with_results(CALLS["section of ids that have the name"])
 
 
-def prompt(source: str, calls: list[dict[str, Any]], ids: list[Any], tools: Any = (TOOL,)) -> str:
+def prompt(
+    source: str,
+    calls: list[dict[str, Any]],
+    ids: list[Any],
+    tools: Any = (TOOL,),
+    tokens: tuple[str, ...] = (),
+) -> str:
     results = [
         {"role": "tool", "content": f"r{n}"} | ({} if id is None else {"tool_call_id": id})
         for n, id in enumerate(ids)
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     template = ChatTemplate(source)
-    given = fitted([USER, message, *results], tools, TemplateTraits(template.render))
+    given = fitted(
+        [USER, message, *results], tools, TemplateTraits(template.render, lambda: tokens)
+    )
     return template.render(*given)
 
 
@@ -133,3 +141,37 @@ def test_a_text_that_has_no_place_before_calls_is_a_message_before(
     assert said == (["said", ""] if is_apart else ["said"])
     text = template.render(messages, [TOOL])
     assert text.index("said") < text.index("<tool_call>")
+
+
+TELLING = (  # of tools in the message of the system
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if m.tools %}<|tools|>{{ m.tools }}{% endif %}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "written"),
+    [
+        (["<|tool_call|>", "<|/tool_call|>"], "<|tool_call|>[{}]<|/tool_call|>"),
+        (["<|tool_call|>"], "<|tool_call|>[{}]"),
+        (["<tool_call>", "</tool_call>"], "<tool_call>\n{}\n</tool_call>"),
+    ],
+)
+def test_tokens_tell_of_a_form_that_the_template_does_not_show(
+    tokens: list[str], written: str
+) -> None:
+    text = prompt(TELLING, [call("1")], ["1"], tokens=tuple(tokens))
+    call_text = written.format('{"name": "f", "arguments": {"a": 1}}')
+    assert f"<|assistant|>{call_text}<|end|>" in text
+    assert f"<|system|><|tools|>{json.dumps([TOOL['function']])}<|end|>" in text
+    assert "<|tool|>r0<|end|>" in text
+    loop = "{%- for m in messages -%}"
+    losing = STATING.replace(loop, loop.replace(" -%}", " if m.role != 'tool' -%}"))
+    text = prompt(losing, [call("1")], ["1"], tokens=tuple(tokens))
+    assert "<|user|><tool_response>\nr0\n</tool_response><|end|>" in text
+
+
+def test_without_such_tokens_tools_are_described() -> None:
+    text = prompt(TELLING, [call("1")], ["1"])
+    assert "<|tools|>" not in text and json.dumps(TOOL["function"]) in text
+    assert '<|assistant|><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
