@@ -104,7 +104,7 @@ class KeyedForm:
     def grammar(
         self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
     ) -> Grammar:
-        rules = ["%llguidance {}", *self._calls(several), *self._functions(tools)]
+        rules = ["%llguidance {}", *self._calls(tools, several), *self._functions(tools)]
         if required:
             rules += ["start: calls"]
         elif text is not None:
@@ -118,29 +118,37 @@ class KeyedForm:
             rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
         return Grammar.lark("\n".join(rules))
 
-    def _calls(self, several: bool) -> list[str]:
-        start = self.opening.find(self.marker) + len(self.marker)
+    def _calls(self, tools: Tools, several: bool) -> list[str]:
         again = ""
         if several and self.between is not None:
             again = f"({literal(self.between)} call){{0,{MAX_CALLS - 1}}}"
-        rest = f"{literal(self.opening[start:])} call {again} {literal(self.closing)}"
-        return [f"calls: {literal(self.opening[:start])} rest", f"rest: {rest}"]
+        rest = f"{again} {literal(self.closing)}"
+        if not self.marker:  # what tells a call from text has to be one literal
+            names = [tool["function"]["name"] for tool in tools]
+            heads = [literal(f"{self.opening}{name}{self.head}") for name in names]
+            first = " | ".join(f"{head} arguments{index}" for index, head in enumerate(heads))
+            return [f"calls: ({first}) {rest}"]
+        start = self.opening.find(self.marker) + len(self.marker)
+        return [
+            f"calls: {literal(self.opening[:start])} rest",
+            f"rest: {literal(self.opening[start:])} call {rest}",
+        ]
 
     def _functions(self, tools: Tools) -> list[str]:
         rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
         for index, tool in enumerate(tools):
             function = tool["function"]
             schema = arguments_schema(function)
-            values = ValueRules(
-                self.style, f"v{index}", schema.get("$defs", {}), self.value_closing
-            )
+            definitions = schema.get("$defs", {})
+            values = ValueRules(self.style, f"v{index}", definitions, self.value_closing)
 
             def entry(name: str, value: Any, values: ValueRules = values) -> str:
                 return f"{literal(self.key_opening)} {name} {self._valued(value, values)}"
 
             arguments = values.members(schema, entry, self.comma, is_sorted=self.is_sorted)
             head = literal(f"{function['name']}{self.head}")
-            rules += [f"call{index}: {head} {arguments}", *values.rules]
+            rules += [f"call{index}: {head} arguments{index}", f"arguments{index}: {arguments}"]
+            rules += values.rules
         return rules
 
     def _valued(self, schema: Any, values: ValueRules) -> str:

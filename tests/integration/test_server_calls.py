@@ -1,0 +1,173 @@
+"""Calls in forms of their own, in `/v1/chat/completions`: whole and streamed, drafted and not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.harmony import HarmonyForm
+from edge_spec.text.tools.protocol import ToolForm
+from fixtures.echo_model import open_echo
+from fixtures.keyed_templates import HARMONY, TEMPLATES, echoing
+from fixtures.server_requests import CHAT, ask, events
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "names": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+    for name in ("weather", "look_up")
+]
+FULL = {"city": 'Lima\n"<b>" \u00e9', "days": 3, "names": ["a", "b c"]}
+BARE = ("python-bare",)  # nothing but the whole answer may be a call
+
+
+class Caller:
+    """A model that answers with the message."""
+
+    def __init__(self, client: httpx.Client, name: str, source: str) -> None:
+        self.client = client
+        self.name = name
+        native = TemplateTraits(ChatTemplate(source).render).native_tools
+        assert native is not None
+        self.form: ToolForm = native.form
+
+    def answer(self, text: str, **body: Any) -> dict[str, Any]:
+        """The choice, which is the same streamed and not, drafted and not."""
+        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 900, **body}
+        drafted = {**asked, "prediction": {"type": "content", "content": text}}
+        whole = ask(self.client, CHAT, **asked)["choices"][0]
+        assert _plain(ask(self.client, CHAT, **drafted)["choices"][0]) == _plain(whole)
+        for each in (asked, drafted):
+            told = [event["choices"][0] for event in events(self.client, CHAT, **each)]
+            assert _plain(_joined(told)) == _plain(whole)
+        return _plain(whole)
+
+
+def _plain(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice["message"]
+    calls = [each["function"] for each in message.get("tool_calls") or ()]
+    return {
+        "text": message.get("content") or "",
+        "thought": message.get("reasoning_content") or "",
+        "calls": [(each["name"], each["arguments"]) for each in calls],
+        "reason": choice["finish_reason"],
+    }
+
+
+def _joined(told: list[dict[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for choice in told:
+        for name in ("content", "reasoning_content"):
+            message[name] += choice["delta"].get(name) or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                message["tool_calls"].append({"function": dict(call["function"])})
+            else:
+                arguments = call["function"]["arguments"]
+                message["tool_calls"][call["index"]]["function"]["arguments"] += arguments
+    return {"message": message, "finish_reason": told[-1]["finish_reason"]}
+
+
+SHORT = ("function-tag", "own-quotes", "python-bare", "harmony")
+FORMS = [
+    pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
+    for name in (*TEMPLATES, "harmony")
+]
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    source = {**TEMPLATES, "harmony": HARMONY}[request.param]
+    with (
+        open_echo(template=echoing(source)) as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        yield Caller(client, request.param, source)
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+def test_calls_are_read_in_the_models_form(caller: Caller) -> None:
+    calls = [call("weather", **FULL), call("look_up", city="")]
+    if isinstance(caller.form, HarmonyForm):
+        calls = calls[:1]  # an answer has one
+    answer = caller.answer(caller.form.written(calls), tools=TOOLS)
+    assert answer["text"] == "" and answer["reason"] == "tool_calls"
+    assert [(name, json.loads(given)) for name, given in answer["calls"]] == [
+        (each["function"]["name"], each["function"]["arguments"]) for each in calls
+    ]
+
+
+def test_text_comes_before_calls(caller: Caller) -> None:
+    written = caller.form.written([call("weather", city="Lima")])
+    said = "So it is.\n"
+    if isinstance(caller.form, HarmonyForm):
+        said = "So it is."
+        written = f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant{written}"
+    elif caller.name not in BARE:
+        written = said + written
+    answer = caller.answer(written, tools=TOOLS)
+    assert answer["text"] == ("" if caller.name in BARE else said)
+    assert answer["calls"] == [("weather", '{"city": "Lima"}')]
+
+
+def test_a_call_that_is_cut_off_is_none(caller: Caller) -> None:
+    written = caller.form.written([call("weather", city="Lima in Peru")])
+    length = len(written[: written.index("Lima") + 4].encode())
+    answer = caller.answer(written, tools=TOOLS, max_tokens=length)
+    assert (answer["text"], answer["reason"]) == ("", "length")
+
+
+def test_a_required_call_is_written_whatever_the_model_would_say(caller: Caller) -> None:
+    written = caller.form.written([call("look_up", city="Lima")])
+    choice = {"type": "function", "function": {"name": "look_up"}}
+    answer = caller.answer(written, tools=TOOLS, tool_choice=choice)
+    assert answer["calls"] == [("look_up", '{"city": "Lima"}')]
+    answer = caller.answer("I will not call.", tools=TOOLS, tool_choice="required", max_tokens=60)
+    assert answer["text"] == ""
+
+
+def test_what_is_no_call_stays_text(caller: Caller) -> None:
+    said = "a <b> [c](d) {e} call:f f(x=1) <parameter=x>"
+    written = said
+    if isinstance(caller.form, HarmonyForm):
+        written = f"<|channel|>final<|message|>{said}"
+    for tools in (TOOLS, []):
+        answer = caller.answer(written, **({"tools": tools} if tools else {}))
+        assert (answer["text"], answer["calls"], answer["reason"]) == (said, [], "stop")
+
+
+def test_results_go_on_with_the_conversation(caller: Caller) -> None:
+    calls = [{"id": "a", "type": "function", **call("weather", city="Lima")}]
+    calls[0]["function"] = {"name": "weather", "arguments": '{"city": "Lima"}'}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    prompt = ask(caller.client, "/apply-template", messages=messages, tools=TOOLS)["prompt"]
+    written, _, _ = caller.form.written([call("weather", city="Lima")]).partition("<|call|>")
+    assert written.strip() in prompt
+    assert "sunny" in prompt and ("I look." in prompt or isinstance(caller.form, HarmonyForm))
