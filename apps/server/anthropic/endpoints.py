@@ -48,4 +48,4 @@ def add_messages(app: FastAPI, running: Running) -> None:
 
 
 def _work(desk: Desk, request: CountRequest) -> Work:
-    return desk.chat(request.for_chat(desk.engine.parts.text.template_variables))
+    return desk.chat(request.for_chat())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -109,10 +108,8 @@ class CountRequest(AnswerRequest):
     def tells_thoughts(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def for_chat(self, variables: Collection[str]) -> ChatRequest:
-        """Returns the same as a request of `/v1/chat/completions`. variables: those that the chat
-        template reads; hints that Anthropic's clients send to any model are for no others. Raises
-        ApiError."""
+    def for_chat(self) -> ChatRequest:
+        """Returns the same as a request of `/v1/chat/completions`. Raises ApiError."""
         asked = self.given(AnswerRequest)
         format = self.output_format or (self.output_config and self.output_config.format)
         if format is not None:
@@ -125,7 +122,7 @@ class CountRequest(AnswerRequest):
         if goes_on and not self.messages[-1].blocks:  # an answer that has not begun
             goes_on, last = False, last - 1
         asked |= {
-            **self._hints(variables),
+            **self._thinks(),
             "messages": conversation(self.system, self.messages[:last]),
             "tools": [tool.for_chat() for tool in self.tools or ()] or None,
             "chat_template_kwargs": self.chat_template_kwargs,
@@ -137,15 +134,18 @@ class CountRequest(AnswerRequest):
             first = error.errors()[0]
             raise refused_body({**first, "loc": ("body", *first["loc"])}, asked) from error
 
-    def _hints(self, variables: Collection[str]) -> dict[str, Any]:
+    def _thinks(self) -> dict[str, Any]:
+        """Who does not ask for thoughts expects the first block to be a text. A budget and an
+        effort are the most that is wanted: a model without thoughts is asked, too."""
+        thinking = self.thinking or Thinking(type="disabled")
         effort = self.output_config and self.output_config.effort
-        hints: dict[str, Any] = {
-            # Who does not ask for thoughts expects the first block to be a text.
-            "enable_thinking": self.thinking is not None and self.thinking.type != "disabled",
+        asked = {
+            "enable_thinking": thinking.type != "disabled",
+            "reasoning_budget": thinking.budget_tokens,
             "reasoning_effort": effort and _EFFORTS.get(effort, effort),
         }
         given = self.chat_template_kwargs or {}
-        return {n: hint for n, hint in hints.items() if n in variables and n not in given}
+        return {name: value for name, value in asked.items() if name not in given}
 
     @model_validator(mode="after")
     def _fits(self) -> CountRequest:

@@ -35,9 +35,9 @@ def thought(said: str, signature: str = "s") -> dict[str, Any]:
     return {"type": "thinking", "thinking": said, "signature": signature}
 
 
-def asked(*variables: str, **body: Any) -> dict[str, Any]:
-    """What the conversation's request says that this one becomes. variables: of the template."""
-    request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat(variables)
+def asked(**body: Any) -> dict[str, Any]:
+    """What the conversation's request says that this one becomes."""
+    request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat()
     told = request.model_dump(exclude_none=True, warnings=False)
     return {name: value for name, value in told.items() if name in request.model_fields_set}
 
@@ -172,6 +172,16 @@ def test_the_systems_text_has_nothing_that_is_for_servers(system: Any, expected:
             {"temperature": 1.0, "top_p": 0.9, "top_k": 40},
         ),
         ({"seed": 3, "session_id": "a"}, {"seed": 3, "session_id": "a"}),
+        ({"thinking": {"type": "disabled"}}, {}),
+        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 99, "display": "omitted"}},
+            {"enable_thinking": True, "reasoning_budget": 99},
+        ),
+        (
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
+            {"enable_thinking": True, "reasoning_effort": "high"},
+        ),
         ({"metadata": {"user_id": "a"}, "service_tier": "auto", **EPHEMERAL}, {}),
         ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, {}),
     ],
@@ -181,13 +191,13 @@ def test_fields_become_those_of_a_conversation(body: Any, expected: Any) -> None
     function = {"name": "read", "description": "Reads a file.", "parameters": PATHS}
     assert told.pop("tools") == [{"type": "function", "function": function}]
     assert told.pop("messages") == [HELLO]
-    assert told == expected
+    assert told == {"enable_thinking": False, **expected}
 
 
 def test_a_form_of_the_answer_is_held() -> None:
     format = {"type": "json_schema", "schema": PATHS}
     for body in ({"output_config": {"format": format}}, {"output_format": format}):
-        request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat(())
+        request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat()
         assert request.form is not None and request.form.field == "response_format"
 
 
