@@ -158,6 +158,7 @@ def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint |
         is_opened=form.is_opened,
         budget=form.budget,
         inner=inner,
+        text_opening=form.text_opening,
     )
 
 

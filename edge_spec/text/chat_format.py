@@ -18,10 +18,9 @@ from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.infill import Infill
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
-from edge_spec.text.parts.plain_reader import PlainReader
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.thoughts import prompt_for, thought_budget
-from edge_spec.text.tools.forms import GENERIC, marks_every_answer
+from edge_spec.text.tools.forms import GENERIC, marks_texts
 from edge_spec.text.tools.protocol import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
@@ -96,25 +95,25 @@ class ChatFormat:
 
         prompt, tools and options: as `chat_prompt` was given them. Raises as `chat_prompt` does.
         """
-        thought, following = self._chosen(tools, options).thought, PlainReader
-        calls = self.tool_form()
-        if tools or marks_every_answer(calls):
-            following = partial(calls.reader, tools)
-        elif thought is None:
-            return None
-        form = AnswerForm(budget=thought_budget(options.get("reasoning")), following=following)
+        thought = self._chosen(tools, options).thought
+        form = AnswerForm(budget=thought_budget(options.get("reasoning")))
+        # Where thoughts and text have headers, calls have, too: one reader knows them all.
+        if tools or (thought is not None and thought.lead and marks_texts(self.tool_form())):
+            form = replace(form, following=partial(self.tool_form().reader, tools))
         if thought is None:
-            return form
-        goes_on = bool(options.get("continue_final_message"))
-        begun = self._markup(self._last_turn(prompt) if goes_on else prompt[-_TAIL_TOKENS:])
-        if not goes_on:
-            is_closed = begun.rstrip().endswith(thought.closing)
-            is_opened = thought.is_opened_by(begun)
-            return replace(form, thought=thought, is_opened=is_opened, is_closed=is_closed)
-        _, opening, written = begun.rpartition(thought.opening)
-        if opening and thought.closing not in written:
-            return replace(form, thought=thought, is_opened=True)
-        return form if tools else None
+            return form if tools else None
+        form = replace(form, thought=thought.without_lead if tools else thought)
+        if options.get("continue_final_message"):
+            _, opening, begun = self._markup(self._last_turn(prompt)).rpartition(thought.opening)
+            is_opened = bool(opening) and thought.closing not in begun
+            return replace(form, is_opened=is_opened, thought=form.thought if is_opened else None)
+        begun = self._markup(prompt[-_TAIL_TOKENS:])
+        return replace(
+            form,
+            is_opened=thought.is_opened_by(begun),
+            is_closed=begun.rstrip().endswith(thought.closing),
+            text_opening="" if tools else thought.text_opening_after(begun),
+        )
 
     def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
         """Returns what follows the last end of a turn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_spec.text.parts.part import Part, PartKind, PartReader
 from edge_spec.text.parts.plain_reader import PlainReader
@@ -24,6 +24,19 @@ class ThoughtForm:
         """Returns what opens the text after a thought, such as the name of a channel."""
         return self.ending.partition(self.closing)[2].strip()
 
+    @property
+    def without_lead(self) -> ThoughtForm:
+        """Returns the same for an answer whose text is opened by what follows the thought."""
+        before, closing, after = self.ending.partition(self.closing)
+        space = after[: len(after) - len(after.lstrip())]
+        return replace(self, ending=before + closing + space)
+
+    def text_opening_after(self, prompt: str) -> str:
+        """Returns what is left of `lead` after this prompt, which has asked for an answer."""
+        ends = (place for place in reversed(range(len(self.lead) + 1)))
+        begun = next(place for place in ends if prompt.rstrip().endswith(self.lead[:place]))
+        return self.lead[begun:].strip()
+
     def is_opened_by(self, prompt: str) -> bool:
         """Says whether what follows the prompt is a thought."""
         return prompt.rstrip().endswith(self.opening)
@@ -43,8 +56,9 @@ class AnswerForm:
     thought: None where the model has none. is_opened: the prompt has opened it already. is_closed:
     the prompt says that there is none, though the model may write one all the same. budget:
     tokens of the thought, after which it is ended; None: as many as the model wants. tells_thought:
-    it is a part of its own, else of the text, as the model writes it. following: makes the reader
-    of what follows the thought, such as text and calls of tools.
+    it is a part of its own, else of the text, as the model writes it. text_opening: what opens the
+    text of an answer without a thought. following: makes the reader of what follows the thought,
+    such as text and calls of tools.
     """
 
     thought: ThoughtForm | None = None
@@ -52,21 +66,27 @@ class AnswerForm:
     is_closed: bool = False
     budget: int | None = None
     tells_thought: bool = True
+    text_opening: str = ""
     following: Callable[[], PartReader] = PlainReader
 
     def reader(self) -> PartReader:
         following = self.following()
         if self.thought is None or not self.tells_thought:
             return following
-        return ThoughtReader(self.thought, following, is_opened=self.is_opened)
+        return ThoughtReader(
+            self.thought, following, is_opened=self.is_opened, text_opening=self.text_opening
+        )
 
 
 class ThoughtReader:
     """Reads a thought, if the answer begins with one, and then all else. What looks like a thought
     later on stays text. White space around the thought belongs to neither it nor the text."""
 
-    def __init__(self, form: ThoughtForm, following: PartReader, *, is_opened: bool) -> None:
+    def __init__(
+        self, form: ThoughtForm, following: PartReader, *, is_opened: bool, text_opening: str
+    ) -> None:
         self._form = form
+        self._text_opening = text_opening
         self._following = following
         self._held = ""
         self._parts: list[Part] = []
@@ -102,16 +122,17 @@ class ThoughtReader:
     # What comes next. Each reads of `_held` what it can, and says whether another one goes on.
 
     def _read_opening(self) -> bool:
-        text = self._held.lstrip()
-        if self._form.opening.startswith(text):  # the answer is empty until now, too
-            if text != self._form.opening:
-                return False
-        elif not text.startswith(self._form.opening):
+        text, opening = self._held.lstrip(), self._form.opening
+        if text.startswith(opening):
+            self._held = text[len(opening) :]
+            self._parts.append(Part(PartKind.REASONING, ""))
+            self._read = self._read_first_space
+        elif any(text != each and each.startswith(text) for each in (opening, self._text_opening)):
+            return False
+        else:
+            if self._text_opening:
+                self._held = text.removeprefix(self._text_opening)
             self._read = self._read_rest
-            return True
-        self._held = text[len(self._form.opening) :]
-        self._parts.append(Part(PartKind.REASONING, ""))
-        self._read = self._read_first_space
         return True
 
     def _read_first_space(self) -> bool:

@@ -57,11 +57,13 @@ class ThoughtConstraint:
         is_opened: bool,
         budget: int | None,
         inner: Constraint | None,
+        text_opening: str = "",
     ) -> None:
         """is_opened: the prompt has opened the thought. budget: None for no limit. inner: None for
-        an answer of any form."""
+        an answer of any form. text_opening: comes before a text of a form without a thought."""
         self._thought = thought
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
+        self._text_opening = b"" if inner is None else text_opening.encode()
         self._codec = codec
         self._pieces = TokenPieces(codec)
         self._vocab_size = vocab_size
@@ -83,11 +85,12 @@ class ThoughtConstraint:
             return self._allowed_within(state)
         if state.place is _Place.ENDING:
             return self._only(state.left[0])
-        allowed = self._allowed_after(state.following)
-        if self._inner is not None:
-            if not self._fits(state.following):
-                allowed = np.zeros(self._vocab_size, np.bool_)
-            allowed[self._opening_token(state)] = True
+        if self._inner is None:
+            return np.ones(self._vocab_size, np.bool_)
+        allowed = np.zeros(self._vocab_size, np.bool_)
+        if not self._text_opening and self._fits(state.following):
+            allowed = self._inner.allowed(state.following)
+        allowed[self._opening_tokens(state)] = True
         return allowed
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
@@ -144,12 +147,16 @@ class ThoughtConstraint:
         if written.startswith(self._opening):
             rest = written[len(self._opening) :]
             return self._within_budget(_State(_Place.THOUGHT, rest))
-        if token not in self._stop_ids and self._opening.startswith(written):
-            is_opening = token == self._opening_token(state)
-            if not is_opening and not self._fits(following):
-                return None
+        if self._text_opening and written == self._text_opening:
+            return _State(_Place.AFTER)
+        fits = not self._text_opening and self._fits(following)
+        is_opening = token not in self._stop_ids and self._opens(written)
+        if is_opening and (fits or token in self._opening_tokens(state)):
             return _State(_Place.BEGINNING, written, following=following)
-        return _State(_Place.AFTER, following=following) if self._fits(following) else None
+        return _State(_Place.AFTER, following=following) if fits else None
+
+    def _opens(self, written: bytes) -> bool:
+        return any(each.startswith(written) for each in (self._opening, self._text_opening))
 
     def _after_thought(self, state: _State, token: int) -> _State | None:
         if token in self._stop_ids:
@@ -162,13 +169,12 @@ class ThoughtConstraint:
             return _State(_Place.AFTER)
         if rest.strip():
             return None
-        return self._ending(self._space_after(rest.decode("utf-8", "replace")))
+        return self._ending(self._rest_of_ending(rest.decode("utf-8", "replace")))
 
-    def _space_after(self, written: str) -> str:
-        """Returns what is left of the space after a closing tag, of which this is written."""
+    def _rest_of_ending(self, written: str) -> str:
+        """Returns what is left of an ending after its closing tag and this space."""
         after = self._thought.ending.partition(self._thought.closing)[2]
-        space = after[: len(after) - len(after.lstrip())]
-        return space[len(written) :] if space.startswith(written) else ""
+        return after[len(written) :] if after.startswith(written) else after.lstrip()
 
     def _within_budget(self, state: _State) -> _State:
         """Returns the same, or the ending of a thought that has no tokens left. A character is
@@ -198,8 +204,11 @@ class ThoughtConstraint:
         special = self._codec.special_text(token)
         return special.encode() if special else self._pieces.of(token).raw or b""
 
-    def _opening_token(self, state: _State) -> int:
-        return self._encoded(self._opening[len(state.tail) :].decode())[0]
+    def _opening_tokens(self, state: _State) -> list[int]:
+        """Returns the next tokens of what may open the thought or the text."""
+        openings = (self._opening, self._text_opening)
+        rests = [each[len(state.tail) :] for each in openings if each.startswith(state.tail)]
+        return [self._encoded(rest.decode())[0] for rest in rests if rest]
 
     def _fits(self, following: Sequence[int]) -> bool:
         return self._inner is None or self._inner.num_allowed(following) == len(following)

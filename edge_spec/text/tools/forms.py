@@ -34,8 +34,8 @@ STATED: tuple[JsonForm | KeyedForm, ...] = (
 )
 
 
-def marks_every_answer(form: ToolForm) -> bool:
-    """Says whether answers have the form's marks around their text, too."""
+def marks_texts(form: ToolForm) -> bool:
+    """Says whether answers have marks of the form around their text, too."""
     return isinstance(form, HarmonyForm)
 
 

@@ -18,6 +18,8 @@ from fixtures.echo_model import EOS, byte_tokenizer
 
 THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")
 SPECIAL = ThoughtForm("[THINK]", "[/THINK]", "[/THINK]")
+HEADED = ThoughtForm("<c>aim<m>", "<end>", "<end><a><c>say<m>")
+CHANNELS = AnswerForm(HEADED, text_opening="<c>say<m>")
 # Tags are spelled in bytes, and are one token, or part of one.
 TOKENIZERS = [
     byte_tokenizer(["[THINK]", "[/THINK]"]),
@@ -61,6 +63,11 @@ def written(
         ("<think></think>Yes.<eos>", AnswerForm(THINK), "", "Yes."),
         ("</think>Yes.<eos>", AnswerForm(THINK, is_opened=True), "", "Yes."),
         ("<eos>", AnswerForm(THINK, is_opened=True), "", ""),
+        ("<c>aim<m>so<end><a><c>say<m>Yes.<eos>", CHANNELS, "so", "Yes."),
+        ("<c>aim<m>so<end>Yes.<eos>", CHANNELS, "so", "Yes."),
+        ("<c>aim<m>so<end><a><c>s", CHANNELS, "so", "<a><c>s"),
+        ("<c>say<m>Yes.<eos>", CHANNELS, "", "Yes."),
+        ("<c>so", CHANNELS, "", "<c>so"),
     ],
 )
 def test_a_thought_is_told_from_the_text(

@@ -133,6 +133,32 @@ def test_a_grammar_that_speaks_of_thoughts_holds_them_too(engine: Engine) -> Non
     assert (result.reasoning, result.text) == ("so", "yes")
 
 
+HEADED = (
+    "{% set head = '<|c|>say<|m|>' %}{% for m in messages %}{{ m.role[0] }}:"
+    "{% if m.thinking %}<|c|>aim<|m|>{{ m.thinking }}<|end|>a:{% endif %}"
+    "{% if m.role == 'assistant' %}{{ head }}{% endif %}{{ m.content }}<eos>{% endfor %}a:"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "reasoning", "text"),
+    [
+        ("<|c|>aim<|m|>so<|end|>a:<|c|>say<|m|>yes", {}, "so", "yes"),
+        ("<|c|>aim<|m|>so<|end|>a:<|c|>say<|m|>yes", {"grammar": YES}, "so", "yes"),
+        ("<|c|>aim<|m|>so<|end|>", {"grammar": YES}, "so", "no"),
+        ("<|c|>aim<|m|>so far", {"grammar": YES, "reasoning": 2}, "so", "no"),
+        ("<|c|>say<|m|>yes", {}, "", "yes"),
+        ("<|c|>say<|m|>yes", {"grammar": YES}, "", "yes"),
+    ],
+)
+def test_thoughts_and_text_have_headers(
+    written: str, options: Any, reasoning: str, text: str
+) -> None:
+    with open_echo(template=HEADED) as engine:
+        result = answer(engine, written, **options)
+        assert (result.reasoning, result.text) == (reasoning, text)
+
+
 def opens_thoughts(engine: Engine) -> bool:
     prompt = engine.parts.text.rendered([{"role": "user", "content": "a"}])
     return prompt.endswith(OPENING)
