@@ -47,7 +47,7 @@ class DrafterComparison:
     @property
     def may_be_remembered(self) -> bool:
         """Says whether the drafter knows the answer if it was given before."""
-        return REMEMBERING in self.drafter.split(",")
+        return REMEMBERING in (*self.drafter.split(","), *self.drafted.stats.drafters)
 
     @property
     def first_difference(self) -> int | None:

@@ -89,7 +89,7 @@ def bench(
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
-    _require_forgetful(loading.drafter, asked.repeat)
+    _require_forgetful(loading, asked.repeat)
     if asked.out is not None:
         require_writable(asked.out)
     if not asked.peers and (asked.peer_model or asked.peer_python):
@@ -102,7 +102,7 @@ def bench(
         if not measured.tasks:
             raise KeyboardInterrupt
         drawn = None
-        if asked.sampled and not (measured.partial or _remembering(loading.drafter)):
+        if asked.sampled and not (measured.partial or _remembering(loading)):
             drawn = _measure_sampled(engine, plan, asked.sampled)
         settings = _settings(engine, opened, loading) | {
             "model": Path(model).name,
@@ -198,15 +198,17 @@ def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions)
     return PeerChoice(gguf, weights, models, programs, threads)
 
 
-def _remembering(drafter: str) -> list[str]:
+def _remembering(loading: options.AskedOptions) -> list[str]:
     """Names the drafters that would know a prompt's answer from an earlier one."""
     from edge_spec.drafters.factory import traits_of
 
-    return [name for name, traits in traits_of(drafter).items() if traits.remembers]
+    named = traits_of(loading.drafter).items()
+    found = [name for name, traits in named if traits.remembers]
+    return found or ["--remember"] * loading.remember
 
 
-def _require_forgetful(drafter: str, repeat: int) -> None:
-    remembering = _remembering(drafter)
+def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
+    remembering = _remembering(loading)
     if repeat > 1 and remembering:
         raise UsageError(
             f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",

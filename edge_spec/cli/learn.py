@@ -10,7 +10,7 @@ from edge_spec.cli import options
 from edge_spec.cli.output import print_json
 
 learn = typer.Typer(
-    name="learn", help="What chat --learn and serve --learn keep.", no_args_is_help=True
+    name="learn", help="What --learn and --remember keep of answers.", no_args_is_help=True
 )
 
 _Model = Annotated[
@@ -21,22 +21,25 @@ _Model = Annotated[
 @learn.command()
 def status(model: _Model = None, json: options.Json = False) -> None:
     """Say what is kept of answers, what was learnt, and whether it drafts."""
-    from edge_spec.learning.learning_status import learnt_of, told
+    from edge_spec.learning.learning_status import learnt_of, remembered_of, told
 
     found = [each.document() for each in learnt_of(model)]
+    remembered = [each.document() for each in remembered_of(model)]
     if json:
-        print_json({"models": found})
+        print_json({"models": found, "remembered": remembered})
         return
-    for line in told(found):
+    for line in told(found, remembered):
         print(line)
 
 
 @learn.command()
 def forget(model: _Model = None, json: options.Json = False) -> None:
     """Remove answers that were kept, and all that was learnt from them."""
-    from edge_spec.learning.learning_status import learnt_of
+    from edge_spec.drafters.lookup import answers
+    from edge_spec.learning.learning_status import learnt_of, remembered_of
 
     freed = {each.folder.path.name: each.folder.forget() for each in learnt_of(model)}
+    freed |= {each.path.name: answers.forget(each.path) for each in remembered_of(model)}
     if json:
         print_json({"freed_bytes": freed})
         return

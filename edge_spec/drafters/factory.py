@@ -32,6 +32,7 @@ from edge_spec.errors import UsageError
 from edge_spec.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
 _Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
@@ -60,6 +61,9 @@ class DrafterContext:
     tokens: Callable[[], Mapping[str, int]] = dict  # its vocabulary: token -> id
     answers_file: Path | None = None  # where they are kept from one run to the next
     keeps_answers: bool = True  # those of this run, too
+    remember: bool = False  # "auto" drafts from them
+    kept_answers: dict[Path, KeptAnswers] = field(default_factory=dict)  # of all conversations on
+    # the target, by their file
     corpora: Sequence[CorpusIndex] = ()
     draft_n_max: int | None = None  # draft tokens a round
     window: WindowSize | None = None
@@ -112,9 +116,11 @@ def answers(context: DrafterContext) -> Drafter:
         raise UsageError(
             "the drafter answers needs a file", remedy="Open the model by its name or path."
         )
-    vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
-    kept = KeptAnswers(context.answers_file, vocabulary, context.keeps_answers)
-    return CorpusDrafter(answers=kept, name="answers")
+    path, opened = context.answers_file, context.kept_answers
+    if path not in opened:
+        vocabulary = replace(Vocabulary.of(context.tokens()), size=context.vocab_size)
+        opened.setdefault(path, KeptAnswers(path, vocabulary, context.keeps_answers))
+    return CorpusDrafter(answers=opened[path].beside(), name="answers")
 
 
 @declares(DraftModelDrafter.traits)
@@ -220,9 +226,12 @@ def installed_traits() -> dict[str, DrafterTraits]:
     return found
 
 
-def auto_drafters(*, drafts: bool, corpora: bool, head: str = "", cheap_rows: int = 1) -> list[str]:
+def auto_drafters(
+    *, drafts: bool, corpora: bool, head: str = "", cheap_rows: int = 1, remember: bool = False
+) -> list[str]:
     """The names that "auto" stands for, where there are drafts, corpora and a head of a kind:
-    those that declare it and need nothing else. A draft model or a head drafts beside those that
+    those that declare it and need nothing else. remember: those that keep answers, too, which have
+    to be asked for. A draft model or a head drafts beside those that
     look up the text: they cost nothing, and where a draft does not pay, they still do. cheap_rows:
     of a pass, which take hardly longer than one: some need them to be of use."""
     rows = 1 if drafts or head else cheap_rows  # beside these it was not compared
@@ -232,7 +241,14 @@ def auto_drafters(*, drafts: bool, corpora: bool, head: str = "", cheap_rows: in
     by_draft = [name for name, each in found.items() if each.draft_model and not each.corpora]
     by_corpora = [name for name, each in found.items() if each.corpora and not each.draft_model]
     by_head = [name for name, each in found.items() if head and each.head == head]
-    return [*by_text, *(by_draft if drafts else []), *by_head, *(by_corpora if corpora else [])]
+    by_answers = [name for name, each in declared if each.remembers and each.needs_text_alone]
+    return [
+        *by_text,
+        *(by_draft if drafts else []),
+        *by_head,
+        *(by_corpora if corpora else []),
+        *(by_answers if remember else []),
+    ]
 
 
 def require_current_names(chosen: str) -> None:
@@ -258,6 +274,7 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
             corpora=bool(context.corpora),
             head="" if context.head is None else context.head.kind,
             cheap_rows=context.cheap_rows(),
+            remember=context.remember,
         )
     if len(set(wanted)) < len(wanted):
         raise UsageError(f"{chosen} names a drafter twice", remedy="Name each once.")

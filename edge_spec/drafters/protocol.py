@@ -83,6 +83,7 @@ class DrafterTraits:
     def uses(self, option: str) -> bool:
         """Says whether this option of `LoadOptions` is for such a drafter."""
         needs = {"draft": self.draft_model, "head": bool(self.head), "corpora": self.corpora}
+        needs |= {"remember": self.remembers}
         return option in self.options or needs.get(option, False)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from edge_spec.drafters.lookup import answers
 from edge_spec.errors import UsageError
 from edge_spec.learning.conditions import Conditions
 from edge_spec.learning.folder import LearningFolder, LearningState, kept_folders, num_bytes
@@ -54,6 +56,28 @@ class Learnt:
         }
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """The file of what requests to one model wrote, from which `--remember` drafts."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Returns the model's name."""
+        return self.path.stem.rpartition("-")[0]
+
+    def document(self) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        return {"model": self.name, "path": str(self.path), "bytes": self.path.stat().st_size}
+
+
+def remembered_of(model: str | None) -> list[Remembered]:
+    """Returns the files of this model, by its name or the name of its file; of all where None."""
+    found = map(Remembered, answers.kept_files())
+    return [each for each in found if model in (None, each.name, each.path.stem)]
+
+
 def learnt_of(model: str | None) -> list[Learnt]:
     """Returns what was learnt of this model, by its name or the name of its folder; of all where
     None. Raises UsageError where there is nothing of a model that was named."""
@@ -61,18 +85,24 @@ def learnt_of(model: str | None) -> list[Learnt]:
     if model is None:
         return found
     named = [each for each in found if model in (each.name, each.folder.path.name)]
-    if not named:
-        kept = ", ".join(sorted({each.name for each in found})) or "nothing"
+    if not named and not remembered_of(model):
+        names = {each.name for each in (*found, *remembered_of(None))}
+        kept = ", ".join(sorted(names)) or "nothing"
         raise UsageError(
             f"nothing was learnt from answers of {model}", remedy=f"What is kept: {kept}."
         )
     return named
 
 
-def told(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def told(
+    documents: Sequence[Mapping[str, Any]], remembered: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[str]:
     """Lines for a person."""
-    if not documents:
+    if not (documents or remembered):
         yield "Nothing is kept of answers."
+    for each in remembered:
+        size = each["bytes"] / 1e6
+        yield f"{each['model']}: {size:.1f} MB of answers that draft others, in {each['path']}"
     for each in documents:
         size = each["bytes"] / 1e6
         yield (

@@ -173,6 +173,7 @@ def _drafter_context(
         tokens=tokenizer.vocabulary,
         answers_file=cache_directory() / "answers" / f"{source.name}-{source.identity}.corpus",
         keeps_answers=options.keeps_answers,
+        remember=options.remember,
         corpora=[
             open_corpus(Path(path), tokenizer, cache_directory(), source.progress)
             for path in options.corpora

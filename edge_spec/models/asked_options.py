@@ -141,7 +141,8 @@ class AskedDrafting:
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
             "answers, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
             more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
-            "where there is a draft: [drafters.md](drafters.md).",
+            "where there is a draft, `suffix,answers` with `--remember`: "
+            "[drafters.md](drafters.md).",
         ),
     ] = "auto"
     draft: Annotated[
@@ -192,6 +193,18 @@ class AskedDrafting:
             in_auto=True,
         ),
     ] = ()
+    remember: Annotated[
+        bool,
+        Option(
+            "Draft from what earlier requests wrote, which is kept on this machine.",
+            flag="--remember",
+            more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
+            "[drafters.md](drafters.md#what-is-kept-and-where).",
+            drafters=("answers",),
+            noun="what earlier requests wrote",
+            in_auto=True,
+        ),
+    ] = False
     lookahead: Annotated[
         str | None,
         Option(

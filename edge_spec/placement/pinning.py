@@ -68,9 +68,9 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
 
 def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
     """Returns the options with those of a placement. draft: the model that drafts where it has one.
-    A drafter that was asked for stays, and so does "auto" where there are corpora, which no plan
-    knows."""
-    own = options.drafter != "auto" or options.corpora
+    A drafter that was asked for stays, and so does "auto" where there are corpora or answers of
+    before, which no plan knows."""
+    own = options.drafter != "auto" or options.corpora or options.remember
     target, drafting = placement.target, placement.draft
     on_draft: dict[str, Any] = {"draft": ()}
     if drafting is not None and draft is not None:

@@ -11,14 +11,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from os import SEEK_END
 from pathlib import Path
+from threading import RLock
 
 import numpy as np
 
 from edge_spec.drafters.lookup.corpus_file import build_index, index_of, open_index
 from edge_spec.drafters.lookup.corpus_index import TOKEN_BYTES, CorpusIndex
 from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.storage.locks import locked
 from edge_spec.text.vocabulary import Vocabulary
@@ -36,11 +39,12 @@ _log = logging.getLogger(__name__)
 
 
 class KeptAnswers:
-    """The answers of a file and those of this session, which `save` adds to the file.
+    """Records the answers of one conversation for all that share a store. Use it from one thread at
+    a time; others of the store may be used in other threads.
 
     path: the file; its directory is made where it is missing. keeps: whether anything is saved.
     clock: seconds. A file that is damaged or belongs to another vocabulary is logged once and begun
-    again. Several processes may share a file. Use it from one thread at a time.
+    again. Several processes may share a file.
     """
 
     def __init__(
@@ -50,38 +54,28 @@ class KeptAnswers:
         keeps: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
-        self._vocabulary = vocabulary
-        self._keeps = keeps
-        self._clock = clock
-        self._last_save_s = clock()
-        self._warned: set[str] = set()
+        self._store = _Store(path, vocabulary, keeps, clock)
         self._answer: list[int] = []  # the one that is being written, after its context
         self._num_context = 0
-        self._new: list[np.ndarray] = []  # answers that are not saved, the oldest first
-        self._indexes: dict[str, CorpusIndex] = {}
-        with suppress(OSError):  # the counts of tokens that versions before this one kept of them
-            (path.parent.parent / "ngrams" / path.name).with_suffix(".ngrams").unlink()
-        try:
-            self._indexes = _named("saved", self._read())
-        except OSError as error:
-            self._warn(f"earlier answers are not used: cannot read {path}: {error.strerror}")
+
+    def beside(self) -> KeptAnswers:
+        """Returns a recorder for another conversation, which drafts from the same answers."""
+        other = copy(self)
+        other._answer, other._num_context = [], 0
+        return other
 
     @property
     def indexes(self) -> Sequence[CorpusIndex]:
         """Returns what was written before this answer."""
-        return tuple(self._indexes.values())
+        return self._store.indexes
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Ends the answer before, and saves where the last save is SAVE_AFTER_S ago."""
         if len(self._answer) > self._num_context:
-            answers = _once([*self._new, np.array(self._answer, np.uint32)])
-            self._new = _newest(answers, MAX_UNSAVED_TOKENS)
-            self._indexes |= _named("new", index_of(self._new, self._vocabulary))
+            self._store.add(self._answer)
         self._answer = list(prompt[-CONTEXT_TOKENS:])
         self._num_context = len(self._answer)
-        if self._new and self._clock() - self._last_save_s > SAVE_AFTER_S:
-            self.save()
+        self._store.save_in_time()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tells what has been written of the answer."""
@@ -97,6 +91,56 @@ class KeptAnswers:
 
         Returns False where they stay for the next time. Raises nothing: why is logged once.
         """
+        return self._store.save()
+
+
+class _Store:
+    """The answers of a file, and those of this process, which `save` adds to the file. Any thread
+    may call."""
+
+    def __init__(
+        self, path: Path, vocabulary: Vocabulary, keeps: bool, clock: Callable[[], float]
+    ) -> None:
+        self._path = path
+        self._vocabulary = vocabulary
+        self._keeps = keeps
+        self._clock = clock
+        self._lock = RLock()  # of all below
+        self._last_save_s = clock()
+        self._warned: set[str] = set()
+        self._new: list[np.ndarray] = []  # answers that are not saved, the oldest first
+        self._indexes: dict[str, CorpusIndex] = {}
+        with suppress(OSError):  # the counts of tokens that versions before this one kept of them
+            (path.parent.parent / "ngrams" / path.name).with_suffix(".ngrams").unlink()
+        try:
+            self._indexes = _named("saved", self._read())
+        except OSError as error:
+            self._warn(f"earlier answers are not used: cannot read {path}: {error.strerror}")
+
+    @property
+    def indexes(self) -> Sequence[CorpusIndex]:
+        with self._lock:
+            return tuple(self._indexes.values())
+
+    def add(self, answer: Sequence[int]) -> None:
+        with self._lock:
+            if "saved" in self._indexes and not self._path.exists():  # it was to be forgotten
+                self._indexes, self._new = {}, []
+            answers = _once([*self._new, np.array(answer, np.uint32)])
+            self._new = _newest(answers, MAX_UNSAVED_TOKENS)
+            self._indexes |= _named("new", index_of(self._new, self._vocabulary))
+
+    def save_in_time(self) -> None:
+        """Saves where the last save is SAVE_AFTER_S ago."""
+        with self._lock:
+            if self._new and self._clock() - self._last_save_s > SAVE_AFTER_S:
+                self.save()
+
+    def save(self) -> bool:
+        with self._lock:
+            return self._save()
+
+    def _save(self) -> bool:
         self._last_save_s = self._clock()  # also after a failure: not at every answer again
         if not (self._new and self._keeps):
             return not self._new
@@ -162,3 +206,19 @@ def _newest(answers: Sequence[np.ndarray], max_tokens: int) -> list[np.ndarray]:
         found.append(answer)
         left -= len(answer) + 1
     return found[::-1] or [answers[-1][1 - max_tokens :]]
+
+
+def kept_files() -> list[Path]:
+    """Returns those of all models: each is named by its model, and an identity after a hyphen."""
+    with suppress(OSError):
+        return sorted((cache_directory() / "answers").glob("*.corpus"))
+    return []
+
+
+def forget(path: Path) -> int:
+    """Removes a file, also while models are open that draft from it, which then draft no more of
+    it; returns how many bytes that were. Raises OSError, TimeoutError."""
+    with locked(path, LOCK_TIMEOUT_S):
+        num_bytes = path.stat().st_size
+        path.unlink()
+    return num_bytes
