@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
@@ -20,8 +20,9 @@ from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.thoughts import prompt_for, thought_budget
-from edge_spec.text.tools.forms import GENERIC, marks_texts
-from edge_spec.text.tools.protocol import ToolForm
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.protocol import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
 _NAME = "chat_template"  # the value of a request that names a template
@@ -98,7 +99,7 @@ class ChatFormat:
         thought = self._chosen(tools, options).thought
         form = AnswerForm(budget=thought_budget(options.get("reasoning")))
         # Where thoughts and text have headers, calls have, too: one reader knows them all.
-        if tools or (thought is not None and thought.lead and marks_texts(self.tool_form())):
+        if tools or (thought is not None and thought.lead and self._marks_texts()):
             form = replace(form, following=partial(self.tool_form().reader, tools))
         if thought is None:
             return form if tools else None
@@ -115,6 +116,11 @@ class ChatFormat:
             text_opening="" if tools else thought.text_opening_after(begun),
         )
 
+    def _marks_texts(self) -> bool:
+        from edge_spec.text.tools.forms import marks_texts
+
+        return marks_texts(self.tool_form())
+
     def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
         """Returns what follows the last end of a turn."""
         ends = (place for place in reversed(range(len(prompt))) if prompt[place] in self.eos_ids)
@@ -128,6 +134,8 @@ class ChatFormat:
     def tool_form(self) -> ToolForm:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as
         `template` does."""
+        from edge_spec.text.tools.forms import GENERIC
+
         native = self._for_tools.traits.native_tools
         return GENERIC if native is None else native.form
 

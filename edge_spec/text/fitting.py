@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 from edge_spec.errors import UsageError
-from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
+from edge_spec.text.plain_messages import Message, Tools, joined
 from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.tools.call_ids import with_ids
-from edge_spec.text.tools.call_probes import with_tools
-from edge_spec.text.tools.detection import NativeTools
-from edge_spec.text.tools.forms import GENERIC, described
-from edge_spec.text.tools.protocol import ToolForm
-
-_GAP = "\n\n"  # between the contents of messages that become one
 
 
 def fitted(
@@ -33,19 +25,15 @@ def fitted(
     UsageError for tools and calls that are not as OpenAI has them.
     """
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
+        from edge_spec.text.tools.history import native_history, spelled_history
+
         messages, native = with_arguments(messages, traits), traits.native_tools
-        if native is not None:
-            messages = [part for each in messages for part in _apart(each, native)]
-            messages = messages if native.takes_several else _one_by_one(messages)
-            messages = with_ids([_native(each, native) for each in messages], native.ids)
-            if not native.shows_tools:
-                _check("tools", tools)
-                given = _given if native.tools_in_system else _described
-                messages, tools = given(messages, tools, native.form), ()
-        elif tools or not traits.takes(messages):
+        if native is None or not native.shows_tools:
             _check("tools", tools)
-            spelled = [_spelled(each, GENERIC) for each in messages]
-            messages, tools = _described(spelled, tools, GENERIC), ()
+        if native is not None:
+            messages, tools = native_history(messages, tools, native)
+        elif tools or not traits.takes(messages):
+            messages, tools = spelled_history(messages, tools), ()
     return _arranged(messages, traits), tools
 
 
@@ -76,97 +64,6 @@ def _check(where: str, functions: Any) -> None:
             f"{where} has an entry without a function's name",
             remedy='An entry is {"type": "function", "function": {"name": "...", ...}}.',
         )
-
-
-def _spelled(message: Message, form: ToolForm) -> Message:
-    """The message without calls and results: both are text."""
-    if message["role"] == "tool":
-        return {
-            "role": "user",
-            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
-        }
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    parts = [message.get("content") or "", form.written(calls)]
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": "\n".join(part for part in parts if part)}
-
-
-def _apart(message: Message, native: NativeTools) -> Sequence[Message]:
-    """Returns a message of calls, after its text where the template has no place for that."""
-    text = message.get("content") if message.get("tool_calls") else None
-    has_thought = any(message.get(name) for name in THOUGHTS)
-    if not text or (native.takes_thought if has_thought else native.takes_text):
-        return [message]
-    others = {name: value for name, value in message.items() if name != "content"}
-    return [{"role": message["role"], "content": text}, others]
-
-
-def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages with each of several calls in one of its own, before its result."""
-    found: list[Message] = []
-    rest = deque(messages)
-    while rest:
-        message = rest.popleft()
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
-            found.append(message)
-            continue
-        results: list[Message] = []
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.popleft())
-        for index, call in enumerate(calls):
-            own = message if index == 0 else {"role": message["role"]}
-            found.append({**own, "tool_calls": [call]})
-            ids = [result.get("tool_call_id") for result in results]
-            id = call.get("id")
-            found += [results.pop(ids.index(id) if id in ids else 0)] if results else []
-        found += results
-    return found
-
-
-def _described(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
-    if not tools:
-        return messages
-    return _with_system({"role": "system", "content": described(tools, form)}, messages)
-
-
-def _given(messages: Sequence[Message], tools: Tools, form: ToolForm) -> Sequence[Message]:
-    """Gives tools with the message of the system."""
-    if not tools:
-        return messages
-    return _with_system(with_tools({"role": "system", "content": ""}, tools), messages)
-
-
-def _with_system(system: Message, messages: Sequence[Message]) -> Sequence[Message]:
-    if messages and messages[0]["role"] == "system":
-        return [_joined(messages[0], system), *messages[1:]]
-    return [system, *messages]
-
-
-def _native(message: Message, native: NativeTools) -> Message:
-    calls = message.get("tool_calls")
-    if message["role"] == "tool" and not native.shows_results:
-        return _spelled(message, native.form)
-    if not calls:
-        return message
-    if not native.shows_calls:
-        return _spelled(message, native.form)
-    if not native.takes_mappings:
-        calls = [_as_text(call) for call in calls]
-    fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
-    content = message.get("content")
-    if not content and content not in native.silences:
-        fitting |= {"content": native.silences[0]}
-    return fitting
-
-
-def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    arguments = call["function"].get("arguments", {})
-    if isinstance(arguments, str):
-        return call
-    return _with_arguments(call, json.dumps(arguments, ensure_ascii=False))
 
 
 def _as_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,7 +103,7 @@ def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Me
         {**each, "role": "user"} if each["role"] == "system" else each
         for each in messages[num_first:]
     ]
-    return [reduce(_joined, messages[:num_first]), *rest] if num_first else rest
+    return [reduce(joined, messages[:num_first]), *rest] if num_first else rest
 
 
 def _in_a_row(messages: Sequence[Message]) -> list[bool]:
@@ -220,12 +117,5 @@ def _in_a_row(messages: Sequence[Message]) -> list[bool]:
 def _turns(messages: Sequence[Message]) -> Sequence[Message]:
     turns = [messages[0]]
     for message, goes_on in zip(messages[1:], _in_a_row(messages), strict=True):
-        turns = [*turns[:-1], _joined(turns[-1], message)] if goes_on else [*turns, message]
+        turns = [*turns[:-1], joined(turns[-1], message)] if goes_on else [*turns, message]
     return turns
-
-
-def _joined(message: Message, other: Message) -> Message:
-    contents = [each["content"] for each in (message, other) if each.get("content")]
-    joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
-    calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]
-    return {**joined, "tool_calls": calls} if calls else joined

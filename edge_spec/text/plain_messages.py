@@ -16,6 +16,7 @@ ROLES = ("system", "user", "assistant", "tool")
 # What a model thought before it answered, by the names that servers give it; templates read the
 # first two.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_GAP = "\n\n"  # between the contents of messages that become one
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -72,3 +73,11 @@ def _text(part: Any) -> str:
             remedy='The model reads text: send parts {"type": "text", "text": "..."}.',
         )
     return text
+
+
+def joined(message: Message, other: Message) -> Message:
+    """Makes one message of two of a speaker."""
+    contents = [each["content"] for each in (message, other) if each.get("content")]
+    joined: dict[str, Any] = {**message, **other, "content": _GAP.join(contents)}
+    calls = [*(message.get("tool_calls") or ()), *(other.get("tool_calls") or ())]
+    return {**joined, "tool_calls": calls} if calls else joined

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.plain_messages import Message
 from edge_spec.text.template_probes import probe_message, probe_of, shape_of, words_of
-from edge_spec.text.tools.call_probes import Render
-from edge_spec.text.tools.detection import NativeTools, native_tools
+
+if TYPE_CHECKING:
+    from edge_spec.text.tools.call_probes import Render
+    from edge_spec.text.tools.detection import NativeTools
 
 _MAX_SHAPES = 1000  # of conversations, which are remembered
 
@@ -45,6 +48,8 @@ class TemplateTraits:
     @cached_property
     def native_tools(self) -> NativeTools | None:
         """Returns None if it shows no calls and tells of no form of ours."""
+        from edge_spec.text.tools.detection import native_tools
+
         return native_tools(self._render, self._tokens)
 
     def _shows(self, probes: Sequence[Message]) -> bool:

@@ -1,0 +1,119 @@
+"""Puts calls, their results and tools into a conversation as its chat template wants them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, joined
+from edge_spec.text.tools.call_ids import with_ids
+from edge_spec.text.tools.call_probes import with_tools
+from edge_spec.text.tools.detection import NativeTools
+from edge_spec.text.tools.forms import GENERIC, described
+from edge_spec.text.tools.protocol import ToolForm
+
+
+def native_history(
+    messages: Sequence[Message], tools: Tools, native: NativeTools
+) -> tuple[Sequence[Message], Tools]:
+    """Returns the messages and tools to render with a template that knows calls."""
+    messages = [part for each in messages for part in _apart(each, native)]
+    messages = messages if native.takes_several else _one_by_one(messages)
+    messages = with_ids([_native(each, native) for each in messages], native.ids)
+    if native.shows_tools or not tools:
+        return messages, tools
+    system: Message = {"role": "system", "content": ""}
+    if native.tools_in_system:
+        system = with_tools(system, tools)
+    else:
+        system = {**system, "content": described(tools, native.form)}
+    return _with_system(system, messages), ()
+
+
+def spelled_history(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+    """Returns messages of text alone, and before them a description of the tools."""
+    spelled = [_spelled(each, GENERIC) for each in messages]
+    if not tools:
+        return spelled
+    return _with_system({"role": "system", "content": described(tools)}, spelled)
+
+
+def _spelled(message: Message, form: ToolForm) -> Message:
+    """The message without calls and results: both are text."""
+    if message["role"] == "tool":
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{message['content']}\n</tool_response>",
+        }
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    parts = [message.get("content") or "", form.written(calls)]
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**others, "content": "\n".join(part for part in parts if part)}
+
+
+def _apart(message: Message, native: NativeTools) -> Sequence[Message]:
+    """Returns a message of calls, after its text where the template has no place for that."""
+    text = message.get("content") if message.get("tool_calls") else None
+    has_thought = any(message.get(name) for name in THOUGHTS)
+    if not text or (native.takes_thought if has_thought else native.takes_text):
+        return [message]
+    others = {name: value for name, value in message.items() if name != "content"}
+    return [{"role": message["role"], "content": text}, others]
+
+
+def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages with each of several calls in one of its own, before its result."""
+    found: list[Message] = []
+    rest = deque(messages)
+    while rest:
+        message = rest.popleft()
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        results: list[Message] = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        for index, call in enumerate(calls):
+            own = message if index == 0 else {"role": message["role"]}
+            found.append({**own, "tool_calls": [call]})
+            ids = [result.get("tool_call_id") for result in results]
+            id = call.get("id")
+            found += [results.pop(ids.index(id) if id in ids else 0)] if results else []
+        found += results
+    return found
+
+
+def _with_system(system: Message, messages: Sequence[Message]) -> Sequence[Message]:
+    if messages and messages[0]["role"] == "system":
+        return [joined(messages[0], system), *messages[1:]]
+    return [system, *messages]
+
+
+def _native(message: Message, native: NativeTools) -> Message:
+    calls = message.get("tool_calls")
+    if message["role"] == "tool" and not native.shows_results:
+        return _spelled(message, native.form)
+    if not calls:
+        return message
+    if not native.shows_calls:
+        return _spelled(message, native.form)
+    if not native.takes_mappings:
+        calls = [_as_text(call) for call in calls]
+    fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
+    content = message.get("content")
+    if not content and content not in native.silences:
+        fitting |= {"content": native.silences[0]}
+    return fitting
+
+
+def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = call["function"].get("arguments", {})
+    if isinstance(arguments, str):
+        return call
+    function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {**call, "function": function}
