@@ -54,10 +54,6 @@ PATHS = (
     "/props",
     "/",
 )
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": documents.ErrorDocument, "description": "The request is refused."},
-    "5XX": {"model": documents.ErrorDocument, "description": "The server fails or is busy."},
-}
 _EVENTS = {
     "text/event-stream": {
         "schema": {"description": "Each data is a chunk as OpenAI writes them; the last is [DONE]."}
@@ -71,7 +67,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
         version=version("edge-spec"),
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
-        responses=_ERRORS,
+        responses=documents.errors_as(documents.ErrorDocument),
     )
     _add_errors(app)
     _add_answers(app, running)

@@ -25,6 +25,14 @@ class ErrorDocument(Document):
     error: ErrorDetail
 
 
+def errors_as(kind: type[Document]) -> dict[int | str, dict[str, Any]]:
+    """Describes the answers to requests that fail, in the form of one API."""
+    return {
+        "4XX": {"model": kind, "description": "The request is refused."},
+        "5XX": {"model": kind, "description": "The server fails or is busy."},
+    }
+
+
 class CachedTokens(Document):
     cached_tokens: int
 

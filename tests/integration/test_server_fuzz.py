@@ -42,6 +42,11 @@ ASKED = [
     ("post", "/v1/completions", 60),
     ("post", "/v1/responses", 60),
     ("post", "/v1/responses/input_tokens", 10),  # the same fields
+    ("post", "/v1/messages", 60),
+    ("post", "/v1/messages/count_tokens", 10),
+    ("post", "/api/chat", 30),
+    ("post", "/api/generate", 30),
+    ("post", "/api/show", 5),
     ("post", "/infill", 20),
     ("post", "/completion", 10),
     ("post", "/tokenize", 20),
@@ -51,6 +56,9 @@ ASKED = [
 TOLD = [
     "/v1/models",
     "/v1/models/{model}",
+    "/api/tags",
+    "/api/ps",
+    "/api/version",
     "/health",
     "/metrics",
     "/edge-spec/info",

@@ -7,6 +7,16 @@ from typing import Any, Literal
 from edge_spec.apps.server.documents import Document
 
 
+class FailureDetail(Document):
+    type: str
+    message: str
+
+
+class FailureDocument(Document):
+    type: Literal["error"]
+    error: FailureDetail
+
+
 class TextBlock(Document):
     type: Literal["text"]
     text: str

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.body import Body
+from edge_spec.apps.server.documents import Document, errors_as
 from edge_spec.apps.server.errors import OTHER_FORMS
 from edge_spec.apps.server.field_names import OtherNames
 from edge_spec.apps.server.models import Models, ServedModel
@@ -25,6 +26,14 @@ OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
 _LATEST = ":latest"  # which clients add to names
 OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, error_document))
+
+
+class FailureText(Document):
+    error: str
+
+
+_ERRORS = errors_as(FailureText)
+_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {OllamaReply.media_type: {}}}}
 
 
 class ShowRequest(Body):
@@ -53,12 +62,12 @@ def add_ollama(app: FastAPI, running: Running) -> None:
         streamed = request.stream is not False
         return AnswerResponse(running, model.name, read, is_streamed=streamed)
 
-    @app.post("/api/chat", response_model=None)
+    @app.post("/api/chat", response_model=None, responses=_LINES | _ERRORS)
     async def chat(request: OllamaChatRequest) -> Response:
         """The assistant's next message, in Ollama's form."""
         return await answer(request)
 
-    @app.post("/api/generate", response_model=None)
+    @app.post("/api/generate", response_model=None, responses=_LINES | _ERRORS)
     async def generate(request: OllamaGenerateRequest) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(request)
@@ -82,7 +91,7 @@ def _add_models(app: FastAPI, models: Models) -> None:
         """Those that are open."""
         return {"models": [entry(model) for model in models if model.opened is not None]}
 
-    @app.post("/api/show")
+    @app.post("/api/show", responses=_ERRORS)
     async def show(request: ShowRequest) -> dict[str, Any]:
         """One of them, and what it can do."""
         async with models.using(models.find(_plain_name(models, request.model))) as opened:

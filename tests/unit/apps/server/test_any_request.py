@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from edge_spec.apps.server.anthropic.request import MessagesRequest
 from edge_spec.apps.server.body import Body
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.messages import for_template
+from edge_spec.apps.server.ollama.request import OllamaChatRequest, OllamaGenerateRequest
 from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.responses.request import ResponsesRequest
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
@@ -21,6 +24,9 @@ KINDS = {
     ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
     CompletionRequest: {"prompt": "a"},
     ResponsesRequest: {"input": [{"role": "user", "content": "a"}]},
+    MessagesRequest: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
+    OllamaChatRequest: {"messages": [{"role": "user", "content": "a"}]},
+    OllamaGenerateRequest: {"prompt": "a"},
 }
 
 
@@ -73,6 +79,12 @@ def test_any_body_is_read_or_refused_in_one_line(kind: type[Body], data: Any) ->
         assert len(told.message) < MOST_CHARACTERS
         assert json.loads(told.body("/"))["error"]["param"] is None or told.param in body
         return
+    if isinstance(request, MessagesRequest):
+        try:
+            request = request.for_chat()
+        except ApiError as error:
+            assert error.status == 400
+            return
     assert request.form is None or request.form.grammar  # type: ignore[attr-defined]
     assert request.limit is None or request.limit >= -1  # type: ignore[attr-defined]
     if isinstance(request, ChatRequest):
