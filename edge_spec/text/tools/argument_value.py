@@ -107,7 +107,8 @@ class ArgumentValue:
             is_escaped = style.is_python and _ends_in_escape(held[:found])
             rest = held[after:].lstrip()
             if not is_escaped and len(self._quote) == 1 and not rest:
-                return held  # what follows tells whether it ends the text
+                # What follows tells whether it ends the text.
+                return self._tell_quoted(held[:found]) + held[found:]
             if not is_escaped and (len(self._quote) > 1 or rest[0] in ",)}]<"):
                 self._finish(self._unescaped(held[:found]))
                 return held[after:]

@@ -142,12 +142,11 @@ class KeyedReader:
             self._held = rest
             return self._end_call()
         opening = matched([form.key_opening], rest)
-        is_open = opening is PARTIAL or any(each.startswith(rest) for each in self._ends)
+        if opening is PARTIAL or any(each.startswith(rest) for each in self._ends):
+            return False
         if isinstance(opening, Found):
             self._held, self._read = rest[opening.end :], self._read_key
             return True
-        if is_open:
-            return False
         next_tag = rest.find("<", 1)  # nothing stands between arguments
         self._held = rest[next_tag:] if next_tag > 0 else ""
         return next_tag > 0
@@ -246,9 +245,13 @@ class KeyedReader:
             return False
         if isinstance(closing, Found):
             self._held = self._held[closing.end :]
-        else:
-            self._held = self._held.lstrip()
-            for end in self._ends:
-                self._held = self._held.removeprefix(end).lstrip()
+            self._read = self._read_rest if form.is_bare else self._read_text
+            return True
+        rest = self._held.lstrip()
+        if end := next((each for each in self._ends if rest.startswith(each)), ""):
+            self._held = rest.removeprefix(end)
+            return True
+        if any(each.startswith(rest) for each in self._ends):
+            return False
         self._read = self._read_rest if form.is_bare else self._read_text
         return True

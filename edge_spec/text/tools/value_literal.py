@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -23,9 +22,7 @@ def plain_value(text: str) -> Any:
     except ValueError:
         if text[:1] not in ("[", "{", "("):
             raise
-    value = ast.literal_eval(text)
-    json.dumps(value, allow_nan=False)  # sets, bytes and the like are none
-    return value
+    return LiteralReader(text, "'", has_words=False).read()
 
 
 def _no_value(name: str) -> Any:
@@ -41,8 +38,10 @@ def _integer(text: str) -> int:
 class LiteralReader:
     """Reads a value in Python's spelling, or in one with quotes of its own and bare names."""
 
-    def __init__(self, text: str, quote: str) -> None:
+    def __init__(self, text: str, quote: str, *, has_words: bool = True) -> None:
+        """has_words: texts without quotes are read, too."""
         self._text = text
+        self._has_words = has_words
         self._place = 0
         self._quotes = tuple(dict.fromkeys((quote, '"', "'")))
 
@@ -68,7 +67,7 @@ class LiteralReader:
         if bare is None:
             raise ValueError("no value")
         self._place = bare.end()
-        return _bare_value(bare.group())
+        return _bare_value(bare.group(), self._has_words)
 
     def _items(self, closing: str) -> list[Any]:
         items: list[Any] = []
@@ -119,12 +118,14 @@ class LiteralReader:
             self._place += 1
 
 
-def _bare_value(text: str) -> Any:
+def _bare_value(text: str, is_word: bool) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if NUMBER.fullmatch(text):
         return json.loads(text, parse_int=_integer)
-    return text  # a word without quotes
+    if not is_word:
+        raise ValueError("a word")
+    return text
 
 
 _HEX = "[0-9a-fA-F]"

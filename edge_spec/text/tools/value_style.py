@@ -103,7 +103,7 @@ def _typed(text: str, types: Collection[str], parsed: Callable[[str], Any]) -> s
     bare = text.strip()
     try:
         value = parsed(bare)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, RecursionError):
         return as_json(text)
     kind = type_of(value)
     if isinstance(value, str) and "string" not in types:

@@ -408,3 +408,29 @@ def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_sp
     ]
     for text in fits + not_fits:
         assert form_walks.fits(grammar, text) == (text in fits), text
+
+
+def damaged(text: str, rng: random.Random) -> str:
+    """A call with pieces of it left out, doubled or replaced, or with an end of such pieces."""
+    pieces = re.findall(r"</?[^<>]*>|\w+|\s+|.", text)
+    others = [*pieces, "<", '"', "'", "\\", "\n", " ", "{", "[", "\u00e9"]
+    if rng.random() < 0.5:
+        return text[: rng.randrange(len(text))] + "".join(rng.choices(others, k=6))
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(pieces))
+        pieces[place : place + rng.randint(0, 1)] = rng.choices(others, k=rng.randint(0, 2))
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_whatever_a_model_writes_is_read_the_same_in_any_pieces(name: str) -> None:
+    form = form_of(name)
+    call = form.written(calls_of(("weather", FULL), ("look-up.v2", PLAIN)))
+    for seed in range(25):
+        rng = random.Random(seed)
+        text = damaged(call, rng)
+        whole = read(form, text, [], TOOLS)
+        for cuts in (list(range(len(text))), [rng.randrange(10**6) for _ in range(7)]):
+            assert read(form, text, cuts, TOOLS)[:3] == whole[:3], text
+        told = whole.calls[:-1] if whole.is_cut else whole.calls
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in told), text
