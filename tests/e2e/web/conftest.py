@@ -108,11 +108,14 @@ def echo() -> ModuleType:
 
 @pytest.fixture
 def serve(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
-    """serve(context_length=100_000, **options): a server with one slot, for which none may wait."""
+    """serve(context_length=100_000, template=..., **options): a server with one slot, for which
+    none may wait."""
     with ExitStack() as opened:
 
-        def start(context_length: int = 100_000, **options: Any) -> RunningServer:
-            engine = opened.enter_context(echo.open_echo(context_length))
+        def start(
+            context_length: int = 100_000, template: str = echo.TEMPLATE, **options: Any
+        ) -> RunningServer:
+            engine = opened.enter_context(echo.open_echo(context_length, template))
             settings = {"port": 0, "parallel": 1, "queue": 0} | options
             chosen = ServerOptions(max_tokens=None, grace_s=0.0, **settings)
             return opened.enter_context(RunningServer(engine, chosen))
