@@ -16,6 +16,7 @@ from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report
 from edge_spec.apps.chat.thoughts import unfolded
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
+from edge_spec.text.thoughts import read_reasoning
 
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
@@ -131,6 +132,12 @@ def _thoughts(conversation: ChatConversation, argument: str, door: Door) -> Outc
     return unfolded(conversation.running or conversation.last)
 
 
+def _reasoning(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+    if argument:
+        conversation.reasoning = read_reasoning(argument)
+    return f"Reasoning: {conversation.reasoning}."
+
+
 def _undo(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
     text = conversation.take_back()
     return f"Taken back, with its answer: {text}"
@@ -220,6 +227,13 @@ COMMANDS = (
     Command("/tokens", "", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
     Command("/stats", "", "figures of the last answer", _stats, Runs.ANY_TIME),
     Command("/thoughts", "", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
+    Command(
+        "/reasoning",
+        "auto|off|N",
+        "whether answers begin with a thought, of N tokens at most",
+        _reasoning,
+        choices=lambda conversation: ("auto", "off"),
+    ),
     Command("/retry", "", "answer the last message again", _retry),
     Command("/undo", "", "take the last message back, with its answer", _undo),
     Command("/reset", "", "forget the conversation", _reset),

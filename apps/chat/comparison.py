@@ -12,7 +12,7 @@ from edge_spec.apps.chat.conversation import ChatConversation, Message, OnChunk
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec import AnswerOptions, GenerationResult
+    from edge_spec import ChatOptions, GenerationResult
 
 MOST_TOKENS = 128  # of each answer
 REMEMBERING = "answers"  # the drafter that knows answers of before
@@ -74,7 +74,7 @@ def compare(
     if engine.drafter == "none":
         raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
     messages = _asked(conversation, prompt)
-    options: AnswerOptions = {**conversation.answering, "sampling": _seeded(conversation)}
+    options: ChatOptions = {**conversation.answering, "sampling": _seeded(conversation)}
     options["max_tokens"] = min(options.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
     results: list[GenerationResult] = []
     for number, drafting in enumerate((False, True, False), start=1):

@@ -12,7 +12,8 @@ from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from edge_spec import AnswerOptions, Chunk, Engine, Generation, GenerationResult
+    from edge_spec import ChatOptions, Chunk, Engine, Generation, GenerationResult
+    from edge_spec.text.thoughts import Reasoning
 
 # "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
 # model's template shows again or leaves out.
@@ -103,7 +104,7 @@ class ChatConversation:
         opener: Opener,
         model: str,
         exact: bool,
-        answering: AnswerOptions,
+        answering: ChatOptions,
         system: str | None,
         asked_sampling: Mapping[str, float],
     ) -> None:
@@ -135,9 +136,18 @@ class ChatConversation:
         self.engine.close()
 
     @property
-    def answering(self) -> AnswerOptions:
+    def answering(self) -> ChatOptions:
         """Returns how the model that is open answers."""
         return {**self._answering, "sampling": self._sampling}
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """Whether answers begin with a thought, or how long it may be."""
+        return self._answering.get("reasoning") or "auto"
+
+    @reasoning.setter
+    def reasoning(self, reasoning: Reasoning) -> None:
+        self._answering = {**self._answering, "reasoning": reasoning}
 
     @property
     def messages(self) -> list[Message]:
@@ -157,7 +167,7 @@ class ChatConversation:
         said = self._until(text, again)
         more = num_to_leave_out(
             [*self._opening, *said[self.left_out :]],
-            lambda messages: len(engine.chat_prompt(messages)),
+            lambda messages: len(engine.chat_prompt(messages, reasoning=self.reasoning)),
             engine.context_length,
             self.answering.get("max_tokens") or engine.context_length,
         )
@@ -189,14 +199,14 @@ class ChatConversation:
         return result
 
     def generate(
-        self, messages: list[Message], on_chunk: OnChunk, options: AnswerOptions
+        self, messages: list[Message], on_chunk: OnChunk, options: ChatOptions
     ) -> GenerationResult:
         """An answer that the conversation does not keep. Raises EdgeSpecError."""
         generation = self._start(messages, options)
         self._read(generation, on_chunk)
         return generation.result
 
-    def _start(self, messages: list[Message], options: AnswerOptions) -> Generation:
+    def _start(self, messages: list[Message], options: ChatOptions) -> Generation:
         generation = self.engine.chat(messages, stream=True, **options)
         self.reading, generation.progress = "", self._note_reading
         self.stop.watch(generation)

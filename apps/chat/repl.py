@@ -18,7 +18,7 @@ from edge_spec.apps.chat.paint import harmless, plain
 from edge_spec.engine.thought_line import cut_thought, thought_line
 
 if TYPE_CHECKING:
-    from edge_spec import AnswerOptions, Chunk
+    from edge_spec import ChatOptions, Chunk
 
 
 def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
@@ -138,7 +138,7 @@ def run(
     opener: Opener,
     model: str,
     exact: bool,
-    answering: AnswerOptions,
+    answering: ChatOptions,
     system: str | None,
     as_json: bool,
     asked_sampling: Mapping[str, float],

@@ -11,6 +11,7 @@ from edge_spec import SamplingParams
 from edge_spec.apps.server.addresses import host_name, origin_pattern
 from edge_spec.errors import UsageError
 from edge_spec.models.option_values import require_type
+from edge_spec.text.thoughts import Reasoning, thought_budget
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
 
@@ -25,7 +26,7 @@ class ServerOptions:
     parallel: answers of a model at once, each with a cache of its own. queue: requests that may
     wait for one. max_models: that are open at the same time; None: as many as memory holds.
     load_timeout_s: that a request may wait for its model to be opened.
-    sampling, max_tokens: of requests that do not say. asked_sampling: by the names of
+    sampling, max_tokens, reasoning: of requests that do not say. asked_sampling: by the names of
     SamplingParams, what goes before how the model's makers mean its answers to be drawn, which is
     how the page has them drawn. plan: as `edge-spec plan --json` prints it.
     """
@@ -46,12 +47,13 @@ class ServerOptions:
     max_body_bytes: int = 2 << 20
     max_tokens: int | None = 512  # None: to the end of the context
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    reasoning: Reasoning = "auto"
     asked_sampling: Mapping[str, float] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
 
     def __post_init__(self) -> None:
         for name, taken in get_type_hints(ServerOptions).items():
-            if name != "api_key":  # which no message shows
+            if name not in ("api_key", "reasoning"):  # no message shows a key
                 require_type(name, getattr(self, name), taken)
         for name, valid, expected in (
             ("port", 0 <= self.port <= 65535, "0 (a free one) to 65535"),
@@ -70,6 +72,7 @@ class ServerOptions:
                 raise UsageError(
                     f"{name} is {getattr(self, name)}", remedy=f"It has to be {expected}."
                 )
+        thought_budget(self.reasoning)
         if not self.is_loopback and not self.api_key:
             raise UsageError(
                 f"other machines reach {self.host}",

@@ -46,15 +46,18 @@ class ReasoningRequest(Body):
     separate_reasoning: bool | None = None
 
     @property
-    def thinking(self) -> Literal["auto", "off"] | int:
-        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`."""
+    def thinking(self) -> Literal["auto", "off"] | int | None:
+        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
+        the request says nothing of it."""
         reasoning, switches = self.reasoning or Reasoning(), self.template_kwargs
         budget = reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget
         effort = self.reasoning_effort or reasoning.effort
-        off = [switches.get(name) for name in ("enable_thinking", "thinking")]
-        if effort == "none" or budget == 0 or any(each is False for each in off):
+        on = [switches.get(name) for name in ("enable_thinking", "thinking")]
+        if effort == "none" or budget == 0 or any(each is False for each in on):
             return "off"
-        return "auto" if budget in (None, -1) else budget
+        if budget not in (None, -1):
+            return budget
+        return None if budget is None and effort is None and on == [None, None] else "auto"
 
     @property
     def tells_thoughts(self) -> bool:

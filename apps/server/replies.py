@@ -122,8 +122,9 @@ def _envelope(
 
 def origin_of(token: Token) -> dict[str, Any]:
     """Tells where a token came from; its probability has a place of its own."""
+    part = {} if token.kind is PartKind.TEXT else {"kind": token.kind.value}
     named = {"drafter": token.drafter} if token.drafter else {}
-    return {"id": token.id, "text": token.text, "origin": token.origin.value, **named}
+    return {"id": token.id, "text": token.text, "origin": token.origin.value, **part, **named}
 
 
 def reason_of(result: GenerationResult) -> str:

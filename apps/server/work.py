@@ -96,7 +96,7 @@ class Desk:
             return self._engine.chat_prompt(
                 messages,
                 [_shown(tool) for tool in tools],
-                **_template_options(request),
+                **self._template_options(request),
             )
         except UnsupportedModelError as error:
             field = request.shown_as.get("messages", "messages")
@@ -110,11 +110,20 @@ class Desk:
         self, request: ChatRequest, prompt: Sequence[int], tools: Sequence[Tool]
     ) -> AnswerForm | None:
         form = self._engine.parts.text.answer_form(
-            prompt, [_shown(tool) for tool in tools], **_template_options(request)
+            prompt, [_shown(tool) for tool in tools], **self._template_options(request)
         )
         if form is None or not request.has_thoughts_in_text:
             return form
         return replace(form, tells_thought=False)
+
+    def _template_options(self, request: ChatRequest) -> dict[str, Any]:
+        named = {
+            "template_kwargs": request.template_kwargs or None,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.goes_on,
+            "reasoning": request.thinking or self._options.reasoning,
+        }
+        return {name: value for name, value in named.items() if value is not None}
 
     def _require_read(self, request: ChatRequest) -> None:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
@@ -278,16 +287,6 @@ def _naming(field: str) -> Iterator[None]:
 def _shown(tool: Tool) -> dict[str, Any]:
     """The tool as the model reads of it."""
     return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
-
-
-def _template_options(request: ChatRequest) -> dict[str, Any]:
-    named = {
-        "template_kwargs": request.template_kwargs or None,
-        "add_generation_prompt": request.add_generation_prompt,
-        "continue_final_message": request.goes_on,
-        "reasoning": request.thinking,
-    }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def _dump(tool: Tool) -> dict[str, Any]:

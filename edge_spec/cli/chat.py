@@ -28,6 +28,7 @@ def chat(
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
+    from edge_spec.text.thoughts import read_reasoning
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
         return open_engine(
@@ -40,7 +41,10 @@ def chat(
         )
 
     SamplingParams(**sampling.asked)  # refused now rather than when the model is open
-    answering = {"max_tokens": sampling.max_tokens}
+    answering = {
+        "max_tokens": sampling.max_tokens,
+        "reasoning": read_reasoning(sampling.reasoning),
+    }
     entry_points.load_app("chat")(
         opener, model, loading.exact, answering, system, json, asked_sampling=sampling.asked
     )

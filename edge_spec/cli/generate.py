@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edge_spec.loader.place import PlacedModels
     from edge_spec.text.grammar import Grammar
     from edge_spec.text.parts.answer_form import AnswerForm
+    from edge_spec.text.thoughts import Reasoning
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def generate(
 ) -> None:
     """Answer one prompt."""
     from edge_spec.cli.opening import open_engine
+    from edge_spec.text.thoughts import read_reasoning
 
     if model is None:
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
@@ -64,7 +66,7 @@ def generate(
     grammar = None if schema is None else _grammar(schema)
     text = sys.stdin.read() if prompt == "-" else prompt
     between = None if suffix is None else _Between(suffix, sampling.max_tokens)
-    asked = _Asked(text, raw, between)
+    asked = _Asked(text, raw, between, read_reasoning(sampling.reasoning))
     with open_engine(model, loading, screen=asked.encode) as engine:
         generation = engine.generate(
             asked.tokens,
@@ -91,10 +93,13 @@ class _Asked:
     form: which parts the answer may have.
     """
 
-    def __init__(self, text: str, raw: bool, between: _Between | None) -> None:
+    def __init__(
+        self, text: str, raw: bool, between: _Between | None, reasoning: Reasoning
+    ) -> None:
         self._text = text
         self._between = between
         self._raw = raw
+        self._reasoning = reasoning
         self.tokens: Sequence[int] = ()
         self.form: AnswerForm | None = None
 
@@ -119,8 +124,8 @@ class _Asked:
         if self._raw or text.chat_template is None:
             self.tokens = text.tokenizer.encode(self._text)
         else:
-            self.tokens = text.chat_prompt(self._text)
-            self.form = text.answer_form(self.tokens)
+            self.tokens = text.chat_prompt(self._text, reasoning=self._reasoning)
+            self.form = text.answer_form(self.tokens, reasoning=self._reasoning)
         require_room(self.tokens, placed.context_length)
 
 

@@ -40,6 +40,7 @@ _HELP = {
     "top_p": "Draw among the likeliest tokens that have this share together; 1 keeps all.",
     "min_p": "Leave out tokens below this share of the likeliest one's; 0 keeps all.",
     "repetition_penalty": "Above 1, what was written becomes less likely; 1 leaves it.",
+    "reasoning": "Whether a model that thinks does so: auto, off, or for N tokens at most.",
     "seed": "Begins the random draws; without it, each run draws otherwise.",
 }
 
@@ -50,6 +51,10 @@ def _option(name: str) -> Option:
 
 def _of_makers(name: str) -> Option:
     return Option(f"{_HELP[name]}  [default: as the model's makers state]", _SAMPLING)
+
+
+_REASONING = Option(_HELP["reasoning"], _SAMPLING, metavar="auto|off|N")
+_OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a token is chosen
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,13 @@ class SamplingOptions:
     min_p: Annotated[float, _option("min_p")] = 0.0
     repetition_penalty: Annotated[float, _option("repetition_penalty")] = 1.0
     seed: Annotated[int | None, _option("seed")] = None
+    reasoning: Annotated[str, _REASONING] = "auto"
 
     def params(self) -> SamplingParams:
         """Raises UsageError for a value out of its range."""
         from edge_spec.core.sampling import SamplingParams
 
-        values = {name: value for name, value in vars(self).items() if name != "max_tokens"}
+        values = {name: value for name, value in vars(self).items() if name not in _OF_NO_DRAW}
         return SamplingParams(**values)
 
 
@@ -84,13 +90,13 @@ class ChatSamplingOptions:
     min_p: Annotated[float | None, _of_makers("min_p")] = None
     repetition_penalty: Annotated[float | None, _of_makers("repetition_penalty")] = None
     seed: Annotated[int | None, _option("seed")] = None
+    reasoning: Annotated[str, _REASONING] = "auto"
 
     @property
     def asked(self) -> dict[str, Any]:
         """Returns what was given, by the names of SamplingParams."""
-        values = {name: value for name, value in vars(self).items() if value is not None}
-        del values["max_tokens"]
-        return values
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]

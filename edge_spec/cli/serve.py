@@ -122,16 +122,19 @@ def serve(
     --plan, --exit-layer and a --draft that is named are of the first model, all other options of
     every one.
 
-    Sampling options and --max-tokens hold for requests that do not say; without them, a request is
-    answered with the likeliest tokens, and the page as the model's makers state. --json prints one
-    line, {"url", "port", "model"}, when requests are accepted; "models" are all of several.
+    Sampling options, --max-tokens and --reasoning hold for requests that do not say; without them,
+    a request is answered with the likeliest tokens, and the page as the model's makers state.
+    --json prints one line, {"url", "port", "model"}, when requests are accepted; "models" are all
+    of several.
     """
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
+    from edge_spec.text.thoughts import read_reasoning
 
     named = model or ["smollm2"]
     of_requests = SamplingParams(**sampling.asked)
+    reasoning = read_reasoning(sampling.reasoning)
     if serving.stdio:
         if len(named) > 1:
             raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
@@ -145,6 +148,7 @@ def serve(
         **vars(settings),
         max_tokens=sampling.max_tokens,
         sampling=of_requests,
+        reasoning=reasoning,
         asked_sampling=sampling.asked,
     )
 
@@ -217,11 +221,12 @@ def desktop(
     loading: options.AskedOptions,
     sampling: options.ChatSamplingOptions,
 ) -> None:
-    """Talk to a model in a window, whose closing ends everything. Sampling options and --max-tokens
-    hold for what the page does not set."""
+    """Talk to a model in a window, whose closing ends everything. Sampling options,
+    --max-tokens and --reasoning hold for what the page does not set."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
     from edge_spec.core.sampling import SamplingParams
+    from edge_spec.text.thoughts import read_reasoning
 
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
@@ -231,6 +236,7 @@ def desktop(
         parallel=_PARALLEL,
         max_tokens=sampling.max_tokens,
         sampling=SamplingParams(**sampling.asked),
+        reasoning=read_reasoning(sampling.reasoning),
         asked_sampling=sampling.asked,
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, cast
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.answer_form import ThoughtForm
@@ -23,6 +23,13 @@ Render = Callable[..., str]
 def speaks_of_thoughts(form: str) -> bool:
     """Says whether a grammar closes the thought itself."""
     return _CLOSING.search(form) is not None
+
+
+def read_reasoning(text: str) -> Reasoning:
+    """Reads what a person typed. Raises UsageError for what is none of `Reasoning`."""
+    found: Any = int(text) if text.isascii() and text.isdecimal() else text
+    thought_budget(found)
+    return cast(Reasoning, found)
 
 
 def thought_budget(reasoning: Reasoning | None) -> int | None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.errors import UsageError
 from fixtures.echo_model import open_echo
 from fixtures.server_requests import CHAT, ask, events
 
@@ -130,3 +131,34 @@ def test_thoughts_are_among_the_scored_tokens(thinker: httpx.Client) -> None:
     assert len(scored) == choice["usage"]["completion_tokens"] - 1  # but for the end
     written = bytes(byte for token in scored for byte in token["bytes"] or ()).decode()
     assert f"{THOUGHT}{ENDING}yes" in written
+
+
+@pytest.mark.parametrize(
+    ("body", "thought"),
+    [
+        ({}, "so"),
+        ({"reasoning_budget": -1}, THOUGHT),
+        ({"enable_thinking": True}, THOUGHT),
+        ({"reasoning_effort": "high"}, THOUGHT),
+        ({"reasoning_budget": 3}, "so "),
+        ({"reasoning_effort": "none"}, None),
+    ],
+    ids=str,
+)
+def test_the_servers_own_budget_is_of_requests_that_do_not_say(
+    body: dict[str, Any], thought: str | None
+) -> None:
+    options = ServerOptions(port=0, parallel=1, reasoning=2)
+    with (
+        open_echo(opening="{{ '<think>\\n' }}") as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        message = answer(client, "yes", **body)["message"]
+    assert (message.get("reasoning_content") or "").rstrip() == (thought or "").rstrip()
+
+
+@pytest.mark.parametrize("value", ["maybe", -1, 1.5, True])
+def test_a_server_with_a_budget_that_is_none_does_not_start(value: Any) -> None:
+    with pytest.raises(UsageError, match="reasoning is"):
+        ServerOptions(reasoning=value)

@@ -1,6 +1,6 @@
 // One answer on the screen: its text, its figures, and what can be done with it.
 
-import { shown } from "./conversation.js";
+import { hasThought, shown } from "./conversation.js";
 import { element, iconButton } from "./dom.js";
 import { drafterName, numTokens, statsDetails, statsLine } from "./figures.js";
 import { StreamingMarkdown } from "./markdown.js";
@@ -52,7 +52,7 @@ export class AnswerView {
     const { activeElement } = document;
     const focused = this.#below.contains(activeElement) && activeElement.ariaLabel;
     if (answer !== this.#answer) this.#begin(answer);
-    if (answer.thought !== null) this.#showThought(answer);
+    if (hasThought(answer)) this.#showThought(answer);
     this.#renderer.show(this.#tokens ? answer : answer.text);
     if (answer.calls.length > 0) this.#showCalls(answer.calls);
     this.node.setAttribute("aria-busy", String(running));
@@ -65,7 +65,7 @@ export class AnswerView {
   #finish(focused) {
     const answer = shown(this.#message);
     const isEmpty = answer.text === "" && answer.calls.length === 0;
-    const note = (answer.thought && isEmpty ? IN_THOUGHT : NOTES)[answer.state];
+    const note = (hasThought(answer) && isEmpty ? IN_THOUGHT : NOTES)[answer.state];
     const parts = [
       note === undefined ? null : element("p", { class: "note" }, note),
       answer.error === null ? null : this.#error(answer.error),

@@ -48,14 +48,17 @@ export function addChunk(answer, chunk, elapsed_ms, took_ms) {
   const choice = chunk.choices?.[0];
   const ours = chunk.edge_spec;
   const delta = choice?.delta ?? {};
-  if (delta.reasoning_content) addThought(answer, delta.reasoning_content, took_ms);
-  else if (hasText(delta) && answer.thought) answer.thought.open = false;
+  const tokens = ours?.tokens ?? [];
+  const ofThought = tokens.filter(({ kind }) => kind === "reasoning"); // its tags, too
+  if (delta.reasoning_content || ofThought.length > 0) {
+    addThought(answer, delta.reasoning_content ?? "", ofThought, took_ms);
+  } else if (hasText(delta) && answer.thought) {
+    answer.thought.open = false;
+  }
   answer.text += delta.content ?? "";
   for (const call of delta.tool_calls ?? []) addCall(answer, call);
-  const [part, added] = delta.reasoning_content
-    ? [answer.thought, delta.reasoning_content]
-    : [answer, delta.content ?? ""];
-  addTokens(answer, part.marks, ours?.tokens ?? [], added);
+  const others = tokens.filter(({ kind }) => kind !== "reasoning");
+  addTokens(answer, answer.marks, others, delta.content ?? "");
   if (STATES.includes(choice?.finish_reason)) answer.state = choice.finish_reason;
   if (chunk.timings) answer.timings = cleanTimings(chunk.timings);
   if (!ours) return;
@@ -66,6 +69,11 @@ export function addChunk(answer, chunk, elapsed_ms, took_ms) {
 /** Whether a delta of the stream has anything of an answer; its first one has not. */
 export function hasText({ reasoning_content, content, tool_calls }) {
   return Boolean(reasoning_content || content || tool_calls?.length);
+}
+
+/** Whether the answer has a thought: an empty one is none. */
+export function hasThought({ thought }) {
+  return thought !== null && thought.text.trim() !== "";
 }
 
 /** Whether the model is thinking. */
@@ -90,21 +98,22 @@ export function serverMessages({ messages }, system, end) {
   return found;
 }
 
-function isAnswered({ text, thought, calls }) {
-  return text !== "" || thought !== null || calls.length > 0;
+function isAnswered(answer) {
+  return answer.text !== "" || hasThought(answer) || answer.calls.length > 0;
 }
 
-function answerMessages({ text, thought, calls }) {
-  const answer = { role: "assistant", content: text };
-  if (thought !== null) answer.reasoning_content = thought.text;
-  if (calls.length === 0) return [answer];
-  answer.tool_calls = calls.map(({ id, name, arguments: text }) => {
+function answerMessages(answer) {
+  const { calls } = answer;
+  const message = { role: "assistant", content: answer.text };
+  if (hasThought(answer)) message.reasoning_content = answer.thought.text;
+  if (calls.length === 0) return [message];
+  message.tool_calls = calls.map(({ id, name, arguments: text }) => {
     return { id, type: "function", function: { name, arguments: text } };
   });
   const results = calls.map(({ id }) => {
     return { role: "tool", tool_call_id: id, content: "not run: there is no such tool here" };
   });
-  return [answer, ...results];
+  return [message, ...results];
 }
 
 /** The first line of a message, shortened. */
@@ -191,11 +200,12 @@ function cleanCounts(value) {
   return Object.fromEntries(Object.entries(value ?? {}).filter(([, n]) => number(n) !== null));
 }
 
-function addThought(answer, text, took_ms) {
-  answer.thought ??= { text: "", ms: 0, open: true, marks: [] };
-  answer.thought.text += text;
-  answer.thought.ms += Math.round(took_ms);
-  answer.thought.open = true;
+function addThought(answer, text, tokens, took_ms) {
+  const thought = (answer.thought ??= { text: "", ms: 0, open: true, marks: [] });
+  thought.text += text;
+  thought.ms += Math.round(took_ms);
+  thought.open = true;
+  addTokens(answer, thought.marks, tokens, text);
 }
 
 // A call comes in pieces: its name with the first one, then its arguments.

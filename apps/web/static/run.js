@@ -39,7 +39,7 @@ export function requestBody(model, messages, drafter, settings, makers) {
   const body = { model: model || undefined, messages, speculative: { drafter, tokens: true } };
   const isGreedy = settings.temperature !== "" && Number(settings.temperature) === 0;
   if (!isGreedy) Object.assign(body, makers);
-  for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
+  for (const name of ["temperature", "top_p", "max_tokens", "reasoning_budget", "seed"]) {
     if (settings[name] !== "") body[name] = Number(settings[name]);
   }
   return body;

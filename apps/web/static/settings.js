@@ -3,7 +3,7 @@
 import { ServerError, fetchProps } from "./api.js";
 import { byId } from "./dom.js";
 
-const FIELDS = ["system", "temperature", "top_p", "max_tokens", "seed"];
+const FIELDS = ["system", "temperature", "top_p", "max_tokens", "reasoning_budget", "seed"];
 const SAMPLING = {
   // the names of /props, and those of requests
   temperature: "temperature",

@@ -445,6 +445,17 @@ def test_thoughts_are_kept_apart_saved_and_counted_as_the_template_shows_them(
     assert thinking.make_room("more") is None
 
 
+def test_how_long_may_be_thought_is_changed_between_answers(thinking: ChatConversation) -> None:
+    assert typed(thinking, "/reasoning") == "Reasoning: auto.\n"
+    assert typed(thinking, "/reasoning 4") == "Reasoning: 4.\n"
+    assert say(thinking, "<think>hm, so</think>Yes.").reasoning == "hm,"
+    for wrong in ("-1", "some", "1.5"):
+        with pytest.raises(UsageError, match=f"reasoning is '{wrong}'"):
+            typed(thinking, f"/reasoning {wrong}")
+    typed(thinking, "/reasoning auto")
+    assert say(thinking, "<think>hm, so</think>Yes.").reasoning == "hm, so"
+
+
 def test_a_comparison_shows_thoughts(thinking: ChatConversation) -> None:
     thinking.engine.set_drafter("suffix")
     shown = typed(thinking, "/compare <think>hm, so</think>Yes.")
