@@ -18,6 +18,7 @@ from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.infill import Infill
 from edge_spec.text.opened_template import OpenedTemplate
 from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.thoughts import prompt_for, thought_budget
 
@@ -100,7 +101,13 @@ class ChatFormat:
         form = AnswerForm(budget=thought_budget(options.get("reasoning")))
         # Where thoughts and text have headers, calls have, too: one reader knows them all.
         if tools or (thought is not None and thought.lead and self._marks_texts()):
-            form = replace(form, following=partial(self.tool_form().reader, tools))
+            calls = self.tool_form()
+            names = frozenset(tool["function"]["name"] for tool in tools)
+            form = replace(
+                form,
+                following=partial(calls.reader, tools),
+                calls=PossibleCalls(calls.markers if names else (), names),
+            )
         if thought is None:
             return form if tools else None
         form = replace(form, thought=thought.without_lead if tools else thought)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import PartKind
+from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.tools.forms import GENERIC
 from fixtures.echo_model import EOS, byte_tokenizer
 
 THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")
@@ -80,30 +83,87 @@ def test_a_thought_is_told_from_the_text(
         assert "".join(token.text for token in result.tokens if token.kind is kind) == whole
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CALLS = AnswerForm(
+    THINK,
+    is_opened=True,
+    following=GENERIC.reader,
+    calls=PossibleCalls(GENERIC.markers, frozenset(["f"])),
+)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "text", "num_calls"),
+    [
+        (f"so</think>\n\n{CALL}<eos>", "so", "", 1),
+        (f"so\n{CALL}<eos>", "so", "", 1),  # the thought was not ended before it
+        (f"so\n{CALL}\n{CALL}\n<eos>", "so", "", 2),
+        (f"so\n{CALL}\n</think>\n\n<eos>", "so", "", 1),
+        (f"so {CALL} or</think>Yes<eos>", f"so {CALL} or", "Yes", 0),
+        (f"so {CALL}</think>Yes<eos>", f"so {CALL}", "Yes", 0),
+        (f"so {CALL}</think>{CALL}<eos>", f"so {CALL}", "", 1),
+        ("so <tool_call> is<eos>", "so <tool_call> is", "", 0),
+        ("so <tool_call></think>Yes<eos>", "so <tool_call>", "Yes", 0),
+        (f"so {CALL[:-20]}", f"so {CALL[:-20]}", "", 0),
+        ("so " + CALL.replace('"f"', '"g"') + "<eos>", "so " + CALL.replace('"f"', '"g"'), "", 0),
+    ],
+)
+def test_a_call_within_a_thought_is_one_where_it_ends_the_answer(
+    answer: str, reasoning: str, text: str, num_calls: int, tokenizer: Tokenizer
+) -> None:
+    result, chunks = written(answer, CALLS, tokenizer=tokenizer)
+    assert (result.reasoning, result.text) == (reasoning, text)
+    assert [call["function"]["arguments"] for call in result.tool_calls] == ['{"a": 1}'] * num_calls
+    assert sum(chunk.call is not None for chunk in chunks) == num_calls
+
+
 PIECES = st.sampled_from(
-    ["<think>", "</think>", "[THINK]", "\n", " ", "so", "Yes", "<", "</", "think>", "\u00e9", "st"]
+    [
+        CALL,
+        "<tool_call>",
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "\n",
+        " ",
+        "so",
+        "Yes",
+        "<",
+        "</",
+        "think>",
+        "\u00e9",
+        "st",
+    ]
 )
 
 
 @given(
     answer=st.lists(PIECES, max_size=12).map("".join),
     is_opened=st.booleans(),
-    form=st.sampled_from([THINK, SPECIAL]),
+    form=st.sampled_from([AnswerForm(THINK), AnswerForm(SPECIAL), CALLS]),
     stops=st.lists(st.sampled_from(["st", "o\n", "<", "Yes<", "[THINK]"]), max_size=2),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     tokenizer=st.sampled_from(TOKENIZERS),
 )
 def test_parts_do_not_depend_on_rounds(
-    answer: str, is_opened: bool, form: ThoughtForm, stops: Any, sizes: Any, tokenizer: Any
+    answer: str, is_opened: bool, form: AnswerForm, stops: Any, sizes: Any, tokenizer: Any
 ) -> None:
-    expected, _ = written(answer, AnswerForm(form, is_opened), stops, tokenizer=tokenizer)
-    result, chunks = written(answer, AnswerForm(form, is_opened), stops, sizes, tokenizer)
-    assert result == expected
+    form = replace(form, is_opened=is_opened)
+    expected, _ = written(answer, form, stops, tokenizer=tokenizer)
+    result, chunks = written(answer, form, stops, sizes, tokenizer)
+    assert without_ids(result) == without_ids(expected)
     streamed = GenerationResult()
     for chunk in chunks:
         streamed.add(chunk)
     assert (streamed.text, streamed.reasoning) == (result.text, result.reasoning)
+    assert streamed.tool_calls == result.tool_calls
     assert [token.id for token in streamed.tokens] == [token.id for token in result.tokens]
+
+
+def without_ids(result: GenerationResult) -> GenerationResult:
+    """Those of calls are drawn."""
+    return replace(result, tool_calls=[call["function"] for call in result.tool_calls])
 
 
 def test_a_stop_string_ends_the_text_and_no_thought() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind
+from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind, SamplingParams
 from edge_spec.core.constraint import Constraint
+from edge_spec.testing import ScriptedModel
 from edge_spec.text.parts.answer_form import ThoughtForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 from fixtures.echo_model import EOS, byte_tokenizer, open_echo
@@ -251,3 +254,63 @@ def test_paths_and_single_tokens_are_allowed_alike(
     _, closing, after = written.partition(b"</think>")
     if has_inner and closing and path[-1] == EOS:
         assert after.removesuffix(b"<eos>").strip().isdigit()
+
+
+def thinker(seed: int) -> Engine:
+    """A model that writes at random, and tags more often than other tokens."""
+    tokenizer = byte_tokenizer((), ["<think>", "</think>"])
+    opened = open_echo(opening=UNOPENED, tokenizer=tokenizer)
+    size = len(tokenizer.vocabulary())
+    bias = np.zeros(size, np.float32)
+    bias[[*b"\n 12", EOS, *tokenizer.encode("<think></think>")]] = (5, 5, 5, 5, 4, 7, 5)
+
+    def next_logits(tokens: tuple[int, ...]) -> np.ndarray:
+        draws = np.random.default_rng([seed, *(token + 1 for token in tokens[-2:])])
+        logits = draws.normal(0, 2, size).astype(np.float32) + bias
+        if tokens[-1] == ord(":") and seed % 2:  # where the answer begins
+            logits[tokenizer.encode("<think>")] += 9
+        return logits
+
+    return Engine(replace(opened.parts, model=ScriptedModel(next_logits, size)))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=7)])
+@pytest.mark.parametrize("asked", [{}, {"grammar": Grammar.regex("[12]{2,9}")}], ids=str)
+@pytest.mark.parametrize("reasoning", ["auto", "off", 5])
+def test_drafting_changes_no_answer_with_a_thought(
+    sampling: SamplingParams, asked: Any, reasoning: Any
+) -> None:
+    kinds: set[PartKind] = set()
+    accepted = 0
+    for seed in range(5):
+        with thinker(seed) as engine:
+            options = {**asked, "reasoning": reasoning, "sampling": sampling, "max_tokens": 40}
+            plain = engine.chat("a", **options)
+            written = engine.parts.text.tokenizer.decode([token.id for token in plain.tokens])
+            engine.set_drafter("suffix,recycling")
+            drafted = engine.chat("a", prediction=written, **options)
+        assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
+        for name in ("text", "reasoning", "reasoning_n", "finish_reason"):
+            assert getattr(plain, name) == getattr(drafted, name)
+        kinds |= {token.kind for token in plain.tokens}
+        accepted += drafted.stats.draft_n_accepted
+        if asked and plain.finish_reason is FinishReason.STOP:
+            assert set(plain.text) <= set("12")
+        if reasoning == 5:
+            assert plain.reasoning_n <= 5 + len("<think>\n</think>\n\n")
+    assert accepted and PartKind.TEXT in kinds
+    assert reasoning == "off" or PartKind.REASONING in kinds
+
+
+def test_a_thought_that_is_cancelled_is_kept(engine: Engine, tmp_path: Path) -> None:
+    message = f"{OPENING}so it is{ENDING}yes"
+    generation = engine.stream(message, reasoning=50)
+    for chunk in generation:
+        if "i" in chunk.text:
+            generation.cancel()
+    result = generation.result
+    assert (result.reasoning, result.text) == ("so i", "")
+    assert result.finish_reason is FinishReason.CANCELLED
+    engine.snapshot(tmp_path / "a")
+    engine.restore(tmp_path / "a")
+    assert answer(engine, message).reasoning == "so it is"
