@@ -94,6 +94,7 @@ class Message(Body):
             "reasoning": "reasoning_content",
             "thinking": "reasoning_content",
             "partial": "prefix",
+            "tool_name": "name",
         },
         off={
             "function_call": Off((), "send tool_calls"),

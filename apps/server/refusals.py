@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from edge_spec.apps.server.body import Body
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.validation import fault_of, joined, place_of
+
+Read = TypeVar("Read", bound=Body)
 
 
 @cache
@@ -19,6 +23,15 @@ def _also() -> frozenset[tuple[str, str]]:
         kinds += kind.__subclasses__()
         pairs |= set(kind.other_names.also.items())
     return frozenset(pairs)
+
+
+def converted(kind: type[Read], body: dict[str, Any]) -> Read:
+    """Returns the request that another API's stands for. Raises ApiError."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise refused_body({**first, "loc": ("body", *first["loc"])}, body) from error
 
 
 def refused_body(error: Mapping[str, Any], body: Any) -> ApiError:

@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
-from fixtures.echo_model import open_echo
+from fixtures.echo_model import CLOSED, OPENED, SWITCHED, open_echo
 
 anthropic: Any = pytest.importorskip("anthropic")
 
-# As Qwen 3's template has it: thoughts are opened, or closed where they are switched off.
-OPENED, CLOSED = "<think>\n", "<think>\n\n</think>\n\n"
-OPENING = (
-    "{% if enable_thinking is not defined or enable_thinking %}"
-    f"{{{{ {OPENED!r} }}}}{{% else %}}{{{{ {CLOSED!r} }}}}{{% endif %}}"
-)
 THINKS = {"type": "adaptive"}
 FILES = {
     "type": "object",
@@ -36,7 +30,7 @@ TOOLS = [
 @pytest.fixture(scope="module")
 def user() -> Iterator[Any]:
     with (
-        open_echo(opening=OPENING) as engine,
+        open_echo(opening=SWITCHED) as engine,
         RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
         anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as opened,
     ):

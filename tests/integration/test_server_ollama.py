@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from edge_spec import Engine
+from edge_spec.apps.server import RunningServer, ServerOptions
+from fixtures.echo_model import CLOSED, OPENED, SWITCHED, open_echo
 from fixtures.server_requests import HELLO
 
 ollama: Any = pytest.importorskip("ollama")
@@ -98,3 +100,65 @@ def test_a_refusal_is_in_its_form(client: httpx.Client, asked: dict[str, Any], t
     assert response.status_code in (400, 404)
     assert list(response.json()) == ["error"]
     assert told in response.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Any]:
+    """A model that answers with the last message, and thinks unless it is told not to."""
+    with (
+        open_echo(opening=SWITCHED) as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
+        ollama.Client(host=running.url) as opened,
+    ):
+        yield opened
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("think", "before", "thought"),
+    [(None, OPENED, "so"), (True, OPENED, "so"), ("high", OPENED, "so"), (False, CLOSED, None)],
+)
+def test_a_thought_stands_beside_the_text(
+    thinker: Any, think: Any, before: str, thought: str | None
+) -> None:
+    text = f"{before}so\n</think>\n\nyes" if thought else f"{before}yes"
+    whole = thinker.chat("echo", said(text), think=think)
+    assert (whole.message.thinking, whole.message.content) == (thought, "yes")
+    streamed = list(thinker.chat("echo", said(text), think=think, stream=True))
+    assert "".join(each.message.thinking or "" for each in streamed) == (thought or "")
+    assert "".join(each.message.content for each in streamed) == "yes"
+    assert thinker.generate("echo", text, think=think).thinking == thought
+
+
+def test_calls_of_tools(thinker: Any) -> None:
+    def read(path: str, line: int) -> str:
+        """Reads a line of a file.
+
+        Args:
+            path: of the file
+            line: its number
+        """
+        return f"{path}:{line}"
+
+    arguments = {"path": "a", "line": 3}
+    written = json.dumps({"name": "read", "arguments": arguments})
+    messages = said(f"{CLOSED}<tool_call>\n{written}\n</tool_call>")
+    asked = {"messages": messages, "tools": [read], "think": False}
+    answer = thinker.chat("echo", **asked)
+    (call,) = answer.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("read", arguments)
+    streamed = list(thinker.chat("echo", **asked, stream=True))
+    assert [each.message.tool_calls for each in streamed if each.message.tool_calls] == [[call]]
+    assert not any(each.message.content for each in streamed)
+    cut = thinker.chat("echo", **asked, options={"num_predict": 30})
+    assert (cut.message.tool_calls, cut.done_reason) == (None, "length")
+    result = {"role": "tool", "tool_name": "read", "content": read(**call.function.arguments)}
+    again = [*messages, answer.message, result, *said(f"{CLOSED}done")]
+    assert thinker.chat("echo", again, think=False).message.content == "done"
+
+
+def test_what_a_model_can_do_is_shown(thinker: Any) -> None:
+    assert thinker.show("echo").capabilities == ["completion", "tools", "thinking"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.anthropic.blocks import Message, conversation
@@ -12,7 +12,7 @@ from edge_spec.apps.server.body import Body, Count, JsonObject
 from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, readable, refusal
 from edge_spec.apps.server.forms import Schema
 from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName
-from edge_spec.apps.server.refusals import refused_body
+from edge_spec.apps.server.refusals import converted
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest
 
 _OWN = OtherNames(keeps_others=True)
@@ -128,11 +128,7 @@ class CountRequest(AnswerRequest):
             "chat_template_kwargs": self.chat_template_kwargs,
             "continue_final_message": goes_on or None,
         }
-        try:
-            return ChatRequest.model_validate(asked)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise refused_body({**first, "loc": ("body", *first["loc"])}, asked) from error
+        return converted(ChatRequest, asked)
 
     def _thinks(self) -> dict[str, Any]:
         """Who does not ask for thoughts expects the first block to be a text. A budget and an

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,7 +14,7 @@ from edge_spec.apps.server.documents import Document, errors_as
 from edge_spec.apps.server.errors import OTHER_FORMS
 from edge_spec.apps.server.field_names import OtherNames
 from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.ollama.reply import OllamaReply, error_document
+from edge_spec.apps.server.ollama.reply import OllamaReply
 from edge_spec.apps.server.ollama.request import OllamaChatRequest, OllamaGenerateRequest
 from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.reply import Reply
@@ -25,7 +24,7 @@ from edge_spec.apps.server.work import Desk
 OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
 _LATEST = ":latest"  # which clients add to names
-OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, error_document))
+OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
 
 
 class FailureText(Document):
@@ -33,7 +32,7 @@ class FailureText(Document):
 
 
 _ERRORS = errors_as(FailureText)
-_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {OllamaReply.media_type: {}}}}
+_LINES = {200: {"content": {OllamaReply.media_type: {}}}, **_ERRORS}
 
 
 class ShowRequest(Body):
@@ -46,28 +45,27 @@ def add_ollama(app: FastAPI, running: Running) -> None:
 
     async def answer(request: OllamaChatRequest) -> Response:
         model = running.models.find(_plain_name(running.models, request.model) or None)
-        is_chat, continued = True, None
-        if isinstance(request, OllamaGenerateRequest):
-            is_chat, continued = False, request.continued
-        has_scores = request.num_logprobs is not None
-        if not request.messages:
+        is_chat = not isinstance(request, OllamaGenerateRequest)
+        reply = OllamaReply(
+            model.name, is_chat=is_chat, has_scores=request.num_logprobs is not None
+        )
+        continued = request.continued()
+        if not request.messages and continued is None:
             async with running.models.using(model):
-                opened = OllamaReply(model.name, is_chat=is_chat, has_scores=False)
-                return JSONResponse(opened.opened())
+                return JSONResponse(reply.opened())
 
         def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.chat(request) if continued is None else desk.completion(continued)
-            return work, OllamaReply(desk.model, is_chat=is_chat, has_scores=has_scores)
+            return desk.chat(request) if continued is None else desk.completion(continued), reply
 
         streamed = request.stream is not False
         return AnswerResponse(running, model.name, read, is_streamed=streamed)
 
-    @app.post("/api/chat", response_model=None, responses=_LINES | _ERRORS)
+    @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(request: OllamaChatRequest) -> Response:
         """The assistant's next message, in Ollama's form."""
         return await answer(request)
 
-    @app.post("/api/generate", response_model=None, responses=_LINES | _ERRORS)
+    @app.post("/api/generate", response_model=None, responses=_LINES)
     async def generate(request: OllamaGenerateRequest) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(request)
@@ -77,9 +75,8 @@ def _add_models(app: FastAPI, models: Models) -> None:
     since = datetime.now(UTC).isoformat()
 
     def entry(model: ServedModel) -> dict[str, Any]:
-        digest = sha256(model.name.encode()).hexdigest()
-        named = {"name": model.name, "model": model.name, "digest": digest, "size": 0}
-        return {**named, "modified_at": since, "details": {}}
+        named = {"name": model.name, "model": model.name}
+        return {**named, "digest": "", "size": 0, "modified_at": since, "details": {}}
 
     @app.get("/api/tags")
     async def tags() -> dict[str, Any]:
@@ -111,11 +108,9 @@ def _plain_name(models: Models, name: str | None) -> str | None:
 def _shown(opened: OpenModel) -> dict[str, Any]:
     engine = opened.desk.engine
     text, architecture = engine.parts.text, engine.parts.model.config.architecture
-    able = {
-        "completion": True,
-        "tools": text.chat_template is not None,
-        "thinking": text.chat_template is not None and text.answer_form(()) is not None,
-    }
+    able = ["completion", *(("tools",) if text.chat_template else ())]
+    if text.chat_template and text.answer_form(()) is not None:
+        able.append("thinking")
     return {
         "template": text.chat_template or "",
         "details": {"family": architecture, "families": [architecture]},
@@ -123,5 +118,5 @@ def _shown(opened: OpenModel) -> dict[str, Any]:
             "general.architecture": architecture,
             f"{architecture}.context_length": engine.context_length,
         },
-        "capabilities": [name for name, has in able.items() if has],
+        "capabilities": able,
     }

@@ -15,10 +15,6 @@ from edge_spec.apps.server.replies import reason_of
 from edge_spec.apps.server.reply import Reply, arguments_of
 
 
-def error_document(error: ApiError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
 class OllamaReply(Reply):
     """Calls of tools are told when all of them are complete."""
 
@@ -49,7 +45,7 @@ class OllamaReply(Reply):
         return ""
 
     def failure(self, error: ApiError) -> str:
-        return _line(error_document(error))
+        return _line({"error": error.message})
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
@@ -93,14 +89,8 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
 def _last(result: GenerationResult) -> dict[str, Any]:
     """Returns what ends an answer. Durations are in nanoseconds."""
     stats = result.stats
-    prompt_ns, predicted_ns = (round(ms * 1e6) for ms in (stats.prompt_ms, stats.predicted_ms))
-    return {
-        "done": True,
-        "done_reason": reason_of(result),
-        "total_duration": prompt_ns + predicted_ns,
-        "load_duration": 0,
-        "prompt_eval_count": stats.prompt_n,
-        "prompt_eval_duration": prompt_ns,
-        "eval_count": stats.predicted_n,
-        "eval_duration": predicted_ns,
-    }
+    durations = {"prompt_eval": stats.prompt_ms, "eval": stats.predicted_ms}
+    counts = {"prompt_eval_count": stats.prompt_n, "eval_count": stats.predicted_n}
+    told = {f"{name}_duration": round(ms * 1e6) for name, ms in durations.items()}
+    ended = {"done": True, "done_reason": reason_of(result)}
+    return {**ended, "total_duration": sum(told.values()), **counts, **told}

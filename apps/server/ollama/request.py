@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.field_names import OtherNames, refusal
 from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.refusals import converted
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest
-
-_TAKEN = ("system", "raw", "suffix", "prompt")
 
 
 class OllamaChatRequest(ChatRequest):
@@ -26,6 +25,10 @@ class OllamaChatRequest(ChatRequest):
     messages: list[Message] = Field(default_factory=list)
     n: Literal[1] | None = None
 
+    def continued(self) -> CompletionRequest | None:
+        """Returns what asks for a continuation, if it does. Raises ApiError."""
+        return None
+
     @model_validator(mode="before")
     @classmethod
     def _speaks_plainly(cls, given: Any) -> Any:
@@ -35,11 +38,6 @@ class OllamaChatRequest(ChatRequest):
 class OllamaGenerateRequest(OllamaChatRequest):
     """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO,
-        harmless=OllamaChatRequest.other_names.harmless,
-        off={name: off for name, off in others.CHAT_OFF.items() if name not in _TAKEN},
-    )
     prompt: str = ""
     system: str | None = None
     suffix: str | None = None
@@ -52,14 +50,11 @@ class OllamaGenerateRequest(OllamaChatRequest):
             self.messages = [Message(role=role, content=c) for role, c in said.items() if c]
         return self
 
-    @property
     def continued(self) -> CompletionRequest | None:
-        """Returns the request without a conversation, if it is one."""
-        if not (self.raw or self.suffix):
+        if not (self.suffix or (self.raw and self.prompt)):
             return None
-        return CompletionRequest.model_validate(
-            {**self.given(AnswerRequest), "prompt": self.prompt, "suffix": self.suffix}
-        )
+        own = {"prompt": self.prompt, "suffix": self.suffix, "logprobs": self.num_logprobs}
+        return converted(CompletionRequest, {**self.given(AnswerRequest), **own})
 
 
 def _plain(given: Any) -> Any:
@@ -79,12 +74,4 @@ def _plain(given: Any) -> Any:
         raise refusal("format", "is no form that is known here: send json or a JSON Schema")
     if isinstance(told.get("think"), str):
         told["reasoning_effort"] = told.pop("think")
-    if isinstance(messages := told.get("messages"), list):
-        told["messages"] = [_named(each) for each in messages]
     return {**options, **told}
-
-
-def _named(message: Any) -> Any:
-    """Returns a message with the name of its tool where others have it."""
-    named = isinstance(message, dict) and "tool_name" in message
-    return {**message, "name": message["tool_name"]} if named else message
