@@ -14,7 +14,8 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.harmony import HarmonyForm
 from edge_spec.text.tools.protocol import ToolForm
-from fixtures.echo_model import open_echo
+from fixtures.call_templates import CALLS, SPECIAL
+from fixtures.echo_model import byte_tokenizer, open_echo
 from fixtures.keyed_templates import HARMONY, TEMPLATES, echoing
 from fixtures.server_requests import CHAT, ask, events
 
@@ -37,7 +38,7 @@ TOOLS = [
     for name in ("weather", "look_up")
 ]
 FULL = {"city": 'Lima\n"<b>" \u00e9', "days": 3, "names": ["a", "b c"]}
-BARE = ("python-bare",)  # nothing but the whole answer may be a call
+BARE = ("python-bare", "bare")  # nothing but the whole answer may be a call
 
 
 class Caller:
@@ -87,18 +88,21 @@ def _joined(told: list[dict[str, Any]]) -> dict[str, Any]:
     return {"message": message, "finish_reason": told[-1]["finish_reason"]}
 
 
-SHORT = ("function-tag", "own-quotes", "python-bare", "harmony")
-FORMS = [
-    pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
-    for name in (*TEMPLATES, "harmony")
-]
+SOURCES = {**TEMPLATES, **CALLS, "harmony": HARMONY}
+SHORT = ("function-tag", "own-quotes", "python-bare", "harmony", "names and ids", "section")
+FORMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in SOURCES]
 
 
 @pytest.fixture(scope="module", params=FORMS)
 def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
-    source = {**TEMPLATES, "harmony": HARMONY}[request.param]
+    """Tags of forms whose arguments are JSON are special tokens, which no text shows."""
+    source = SOURCES[request.param]
+    special = SPECIAL if request.param in CALLS else ()
+    tokenizer = byte_tokenizer(special)
     with (
-        open_echo(template=echoing(source)) as engine,
+        open_echo(
+            template=echoing(source), tokenizer=tokenizer, parse_special=bool(special)
+        ) as engine,
         RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
         httpx.Client(base_url=running.url, timeout=30) as client,
     ):
@@ -135,7 +139,8 @@ def test_text_comes_before_calls(caller: Caller) -> None:
 
 def test_a_call_that_is_cut_off_is_none(caller: Caller) -> None:
     written = caller.form.written([call("weather", city="Lima in Peru")])
-    length = len(written[: written.index("Lima") + 4].encode())
+    begun = written[: written.index("Lima") + 4]
+    length = len(ask(caller.client, "/tokenize", content=begun)["tokens"])
     answer = caller.answer(written, tools=TOOLS, max_tokens=length)
     assert (answer["text"], answer["reason"]) == ("", "length")
 
@@ -168,6 +173,6 @@ def test_results_go_on_with_the_conversation(caller: Caller) -> None:
         {"role": "tool", "tool_call_id": "a", "content": "sunny"},
     ]
     prompt = ask(caller.client, "/apply-template", messages=messages, tools=TOOLS)["prompt"]
-    written, _, _ = caller.form.written([call("weather", city="Lima")]).partition("<|call|>")
-    assert written.strip() in prompt
+    written, _, _ = caller.form.written([{**calls[0], "id": "a"}]).partition("<|call|>")
+    assert "".join(written.split()) in "".join(prompt.split())
     assert "sunny" in prompt and ("I look." in prompt or isinstance(caller.form, HarmonyForm))

@@ -151,7 +151,7 @@ class JsonForm:
         literal = ""
         slots = {
             Slot.ARGUMENTS: f"arguments{index}",
-            Slot.ID: "/[a-zA-Z0-9]{9}/",
+            Slot.ID: "/[a-zA-Z0-9]{9}/" if self.ids is IdStyle.NINE else "/[a-zA-Z0-9_-]{1,32}/",
             Slot.INDEX: "/[0-9]{1,2}/",
         }
         for piece in self.call:
