@@ -75,13 +75,13 @@ class JsonReader:
 
     def finish(self) -> list[Part]:
         read = self._read
-        is_head = read == self._read_head and self._held.strip() not in self._markers
-        is_begun = read == self._read_object and not self._is_known
-        self.is_cut = is_head or read in (self._read_object, self._read_arguments)
-        if is_begun and self._form.is_bare and not self.num_calls:
+        self.is_cut = read in (self._read_head, self._read_object, self._read_arguments)
+        is_unknown = read == self._read_object and not self._is_known
+        is_first = self._form.is_bare and not self.num_calls
+        if is_first and is_unknown and self._object.name not in self._names:
             self.is_cut = False
             self._parts.add_text(self._begun)
-        elif not self.is_cut and read != self._read_end:
+        elif read in (self._read_first, self._read_text):
             self._parts.add_text(self._held)
         self._held = ""
         return self._parts.taken()
@@ -122,7 +122,7 @@ class JsonReader:
                     if not (rest := self._held[found.end :].lstrip()):
                         return False
                     if rest[0] == "{":
-                        self._begun, self._held = self._held[: found.end], rest
+                        self._begun, self._held = self._held[: -len(rest)], rest
                         return self._begin_object()
                 elif (begun := self._begin_arguments(found)) is not None:
                     return begun
@@ -247,7 +247,7 @@ class JsonReader:
             return False
         if rest[0] != "{":
             return None
-        self._begun, self._held = self._held[: found.end], rest
+        self._begun, self._held = self._held[: -len(rest)], rest
         return self._begin_object()
 
 

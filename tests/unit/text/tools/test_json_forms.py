@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import Grammar, GrammarCompiler
@@ -43,6 +47,7 @@ SCHEMAS = {
 GIVEN = {"word": 'a "b" } ]\\ <c> \u00fc\n', "where": {"page": 3}}
 
 
+@cache
 def form_of(source: str) -> JsonForm:
     native = TemplateTraits(ChatTemplate(source).render).native_tools
     assert native is not None and isinstance(native.form, JsonForm)
@@ -72,7 +77,7 @@ def test_calls_in_a_rendered_answer_are_those_that_were_given(source: str) -> No
     for text in (answer, form.written(calls)):
         found = read(form, text, range(0, 400, 7), TOOLS)
         assert found.text == "" and not found.is_cut
-        assert [(name, json.loads(given)) for name, given in found.calls] == [
+        assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [
             ("look_up", GIVEN),
             ("now", {}),
             ("look_up", {}),
@@ -94,9 +99,9 @@ def test_what_a_grammar_allows_is_read_as_calls_that_fit(
         found = read(form, markup, range(0, 999, 11), TOOLS)
         assert found.text == "" and not found.is_cut and found.calls, markup
         assert len(set(found.ids)) == len(found.calls)
-        for name, given in found.calls:
+        for name, arguments in found.calls:
             schema = Grammar.json_schema(SCHEMAS[name])
-            assert form_walks.fits(schema, given), markup
+            assert form_walks.fits(schema, arguments), markup
         num_calls += len(found.calls)
     assert num_calls > 2
 
@@ -125,3 +130,37 @@ def walked(
         constraint.observe([token])
         tokens.append(token)
     return None
+
+
+@pytest.mark.parametrize("source", CALLS.values(), ids=CALLS)
+def test_nothing_of_a_call_that_is_cut_off_is_shown(source: str) -> None:
+    form = form_of(source)
+    calls = [
+        {"id": form.ids.made("look_up", n), "function": {"name": "look_up", "arguments": GIVEN}}
+        for n in range(2)
+    ]
+    written = form.written(calls)
+    arguments = json.dumps(GIVEN, ensure_ascii=False)
+    ends = [found.end() for found in re.finditer(re.escape(arguments), written)]
+    assert len(ends) == 2
+    first = written.index('look_up"') + len('look_up"') if form.is_bare else len(form.marker)
+    for length in range(first, len(written)):
+        found = read(form, written[:length], range(0, 400, 7), TOOLS)
+        assert found.text == "", written[:length]
+        told = [text for _, text in found.calls]
+        num_whole = sum(length >= end for end in ends)
+        assert told[:num_whole] == [arguments] * num_whole
+        assert all(arguments.startswith(text) for text in told[num_whole:])
+        assert found.is_cut or len(told) == num_whole, written[:length]
+
+
+@pytest.mark.parametrize("source", CALLS.values(), ids=CALLS)
+@given(
+    text=st.text(st.sampled_from('<|>[]{}", \nab_/:'), max_size=50),
+    cuts=st.lists(st.integers(0, 60), max_size=5),
+)
+def test_text_that_has_no_call_stays_as_it_is(source: str, text: str, cuts: list[int]) -> None:
+    form = form_of(source)
+    for said in (text, f"Write {form.marker} to call, {text}", f"look_up(x) {form.marker}, or"):
+        found = read(form, said, cuts, TOOLS)
+        assert (found.text, found.calls) == (said, [])
