@@ -14,7 +14,7 @@ from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import arguments_schema, in_style
 from edge_spec.text.tools.json_form import MAX_CALLS
 from edge_spec.text.tools.literals import TAG_PATTERN
-from edge_spec.text.tools.value_rules import ANYTHING, ValueRules, literal
+from edge_spec.text.tools.value_rules import ANYTHING, ValueRules, literal, regex_of
 from edge_spec.text.tools.value_style import ValueStyle, types_of
 
 if TYPE_CHECKING:
@@ -110,13 +110,23 @@ class KeyedForm:
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
         elif self.marker:
-            rules += ["start: TEXT | opened rest", f"TEXT: {ANYTHING}"]
-            rules += [f"opened[lazy]: {ANYTHING} {literal(self.marker)}"]
+            rules += ["start: SAID | opened rest", f"SAID: {self._said(tools)}"]
+            rules += [f"opened[lazy]: SAID {literal(self.marker)}"]
         else:
-            names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
-            begun = f"{re.escape(self.opening)}({names}){re.escape(self.head)}".replace("/", "\\/")
+            begun = self._begun(self.opening, tools)
             rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
         return Grammar.lark("\n".join(rules))
+
+    def _said(self, tools: Tools) -> str:
+        """Text has no calls in it whose outer tag the model has left out."""
+        if not self.inner_marker:
+            return ANYTHING
+        return f"{ANYTHING} & ~/(.|\\n)*{self._begun(self.inner_marker, tools)}(.|\\n)*/"
+
+    def _begun(self, opening: str, tools: Tools) -> str:
+        """Returns a regular expression of what begins a call."""
+        names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
+        return f"{regex_of(opening)}({names}){regex_of(self.head.rstrip())}"
 
     def _calls(self, tools: Tools, several: bool) -> list[str]:
         again = ""

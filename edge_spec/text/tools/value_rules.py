@@ -117,7 +117,7 @@ class ValueRules:
         name = self._new()
         allowed = " & ".join(f"/{each}/" for each in patterns) or ANYTHING
         terminal = name.upper()
-        escaped = _regex(core)
+        escaped = regex_of(core)
         self.rules.append(f"{terminal}: {allowed} & ~/(.|\\n)*{escaped}(.|\\n)*/")
         self.rules.append(f"{name}[lazy]: {terminal} {literal(closing)}")
         return name
@@ -276,5 +276,5 @@ def _whole(pattern: str) -> str | None:
     return f"{start}(?:{escaped}){end}"
 
 
-def _regex(text: str) -> str:
+def regex_of(text: str) -> str:
     return re.escape(text).replace("/", r"\/")

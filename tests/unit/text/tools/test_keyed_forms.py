@@ -394,6 +394,7 @@ def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_sp
     fits = [
         "",
         "text with < and <tool",
+        "<function=other>, <function=weather and weather>",
         f"So.\n{in_function_tag(('city', 'a'), ('days', '3'), ('wide', 'True'))}",
         in_function_tag(("city", "a"), ("wide", "true"), ("unit", "null"), ("kind", "short")),
     ]
@@ -404,6 +405,7 @@ def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_sp
         in_function_tag(("city", "a"), ("other", "b")),
         in_function_tag(("city", "a"), name="other"),
         f"{in_function_tag(('city', 'a'))} so",
+        in_function_tag(("city", "a")).removeprefix("<tool_call>\n"),
         f"{in_function_tag(('city', 'a'))}{in_function_tag(('city', 'a'))}",
     ]
     for text in fits + not_fits:
