@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
+from edge_spec.text.parts.answer_length import answer_tokens
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, Chunk, Engine, Generation, GenerationResult
@@ -138,7 +139,11 @@ class ChatConversation:
     @property
     def answering(self) -> ChatOptions:
         """Returns how the model that is open answers."""
-        return {**self._answering, "sampling": self._sampling}
+        limit = self._answering.get("max_tokens")
+        if limit is None:
+            form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
+            limit = answer_tokens(form)
+        return {**self._answering, "max_tokens": limit, "sampling": self._sampling}
 
     @property
     def reasoning(self) -> Reasoning:
@@ -169,7 +174,7 @@ class ChatConversation:
             [*self._opening, *said[self.left_out :]],
             lambda messages: len(engine.chat_prompt(messages, reasoning=self.reasoning)),
             engine.context_length,
-            self.answering.get("max_tokens") or engine.context_length,
+            self.answering["max_tokens"] or engine.context_length,
         )
         if not more:
             return None

@@ -11,6 +11,7 @@ from edge_spec import SamplingParams
 from edge_spec.apps.server.addresses import host_name, origin_pattern
 from edge_spec.errors import UsageError
 from edge_spec.models.option_values import require_type
+from edge_spec.text.parts.answer_length import TEXT_TOKENS, THOUGHT_TOKENS
 from edge_spec.text.thoughts import Reasoning, thought_budget
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
@@ -26,9 +27,10 @@ class ServerOptions:
     parallel: answers of a model at once, each with a cache of its own. queue: requests that may
     wait for one. max_models: that are open at the same time; None: as many as memory holds.
     load_timeout_s: that a request may wait for its model to be opened.
-    sampling, max_tokens, reasoning: of requests that do not say. asked_sampling: by the names of
-    SamplingParams, what goes before how the model's makers mean its answers to be drawn, which is
-    how the page has them drawn. plan: as `edge-spec plan --json` prints it.
+    sampling, max_tokens, reasoning: of requests that do not say. thought_tokens: beside max_tokens,
+    those of a thought that has no budget; 0: a thought has no room of its own. asked_sampling: by
+    the names of SamplingParams, what goes before how the model's makers mean its answers to be
+    drawn, which is how the page has them drawn. plan: as `edge-spec plan --json` prints it.
     """
 
     host: str = "127.0.0.1"
@@ -45,7 +47,8 @@ class ServerOptions:
     client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
     grace_s: float = 30.0  # that running answers have to end when the server is told to
     max_body_bytes: int = 2 << 20
-    max_tokens: int | None = 512  # None: to the end of the context
+    max_tokens: int | None = TEXT_TOKENS  # None: to the end of the context
+    thought_tokens: int = THOUGHT_TOKENS
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reasoning: Reasoning = "auto"
     asked_sampling: Mapping[str, float] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class ServerOptions:
             ("grace_s", self.grace_s >= 0, "0 or more"),
             ("max_body_bytes", self.max_body_bytes >= 1, "1 or more"),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
+            ("thought_tokens", self.thought_tokens >= 0, "0 or more"),
         ):
             if not valid:
                 raise UsageError(

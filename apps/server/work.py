@@ -16,6 +16,7 @@ from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.answer_length import answer_tokens
 
 _SAMPLING = (
     "temperature",
@@ -157,6 +158,12 @@ class Desk:
             return [prompt]
         return [encode(each) if isinstance(each, str) else each for each in prompt]
 
+    def _usual_limit(self, form: AnswerForm | None) -> int | None:
+        options = self._options
+        if options.max_tokens is None:
+            return None
+        return answer_tokens(form, options.max_tokens, options.thought_tokens)
+
     def _work(
         self,
         request: AnswerRequest,
@@ -170,7 +177,7 @@ class Desk:
                 "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
                 param="ignore_eos",
             )
-        limit = request.limit or self._options.max_tokens
+        limit = request.limit or self._usual_limit(form)
         asked: dict[str, Any] = {
             "max_tokens": None if limit == NO_LIMIT else limit,
             "stop": request.stops,

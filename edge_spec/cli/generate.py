@@ -56,6 +56,7 @@ def generate(
 ) -> None:
     """Answer one prompt."""
     from edge_spec.cli.opening import open_engine
+    from edge_spec.text.parts.answer_length import TEXT_TOKENS, answer_tokens
     from edge_spec.text.thoughts import read_reasoning
 
     if model is None:
@@ -65,12 +66,15 @@ def generate(
     params = sampling.params()
     grammar = None if schema is None else _grammar(schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    between = None if suffix is None else _Between(suffix, sampling.max_tokens)
+    limit = sampling.max_tokens
+    between = None
+    if suffix is not None:
+        between = _Between(suffix, TEXT_TOKENS if limit is None else limit)
     asked = _Asked(text, raw, between, read_reasoning(sampling.reasoning))
     with open_engine(model, loading, screen=asked.encode) as engine:
         generation = engine.generate(
             asked.tokens,
-            max_tokens=sampling.max_tokens,
+            max_tokens=answer_tokens(asked.form) if limit is None else limit,
             stop=stop or (),
             sampling=params,
             grammar=grammar,

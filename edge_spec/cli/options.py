@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 _SAMPLING = "Sampling"
 _HELP = {
-    # Small models repeat themselves; an answer without a limit may fill the whole context.
-    "max_tokens": "Most tokens of an answer.",
+    "max_tokens": "Most tokens of an answer.  [default: 512, and 3584 for a thought]",
     "temperature": "How freely tokens are drawn; 0 takes the likeliest one.",
     "top_k": "Draw among this many likeliest tokens; 0 keeps all.",
     "top_p": "Draw among the likeliest tokens that have this share together; 1 keeps all.",
@@ -61,7 +60,7 @@ _OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a tok
 class SamplingOptions:
     """Says how the next token is chosen, and how long an answer may be."""
 
-    max_tokens: Annotated[int, _option("max_tokens")] = 512
+    max_tokens: Annotated[int | None, _option("max_tokens")] = None
     temperature: Annotated[float, _option("temperature")] = 0.0
     top_k: Annotated[int, _option("top_k")] = 0
     top_p: Annotated[float, _option("top_p")] = 1.0
@@ -83,7 +82,7 @@ class ChatSamplingOptions:
     """Says how the next token of a conversation is chosen, and how long an answer may be. None: as
     the model's makers state, else as edge-spec does."""
 
-    max_tokens: Annotated[int, _option("max_tokens")] = 512
+    max_tokens: Annotated[int | None, _option("max_tokens")] = None
     temperature: Annotated[float | None, _of_makers("temperature")] = None
     top_k: Annotated[int | None, _of_makers("top_k")] = None
     top_p: Annotated[float | None, _of_makers("top_p")] = None
@@ -97,6 +96,13 @@ class ChatSamplingOptions:
         """Returns what was given, by the names of SamplingParams."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
+
+    @property
+    def length(self) -> dict[str, Any]:
+        """Returns how long an answer may be, by the names of ServerOptions."""
+        return (
+            {} if self.max_tokens is None else {"max_tokens": self.max_tokens, "thought_tokens": 0}
+        )
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]

@@ -162,3 +162,29 @@ def test_the_servers_own_budget_is_of_requests_that_do_not_say(
 def test_a_server_with_a_budget_that_is_none_does_not_start(value: Any) -> None:
     with pytest.raises(UsageError, match="reasoning is"):
         ServerOptions(reasoning=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "reason"),
+    [
+        ({"max_tokens": 5, "thought_tokens": 300}, {}, "stop"),
+        ({"max_tokens": 5, "thought_tokens": 0}, {}, "length"),
+        ({"max_tokens": 5, "thought_tokens": 300}, {"max_tokens": 5}, "length"),
+        ({"max_tokens": 5}, {"reasoning_budget": 7}, "length"),  # and 13 of its end
+        ({"max_tokens": 19}, {"reasoning_budget": 7}, "stop"),
+        ({"max_tokens": None}, {}, "stop"),
+    ],
+    ids=str,
+)
+def test_a_thought_has_room_beside_the_text_where_nobody_says_how_long_an_answer_may_be(
+    options: dict[str, Any], body: dict[str, Any], reason: str
+) -> None:
+    with (
+        open_echo(opening="{{ '<think>\\n' }}") as engine,
+        RunningServer(engine, ServerOptions(port=0, parallel=1, **options)) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        message = {"role": "user", "content": f"{OPENING}{THOUGHT}{ENDING}yes"}
+        choice = ask(client, CHAT, messages=[message], **body)["choices"][0]
+    assert choice["finish_reason"] == reason
+    assert (choice["message"]["content"] == "yes") == (reason == "stop")
