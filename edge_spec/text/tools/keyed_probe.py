@@ -46,8 +46,11 @@ def keyed_form(render: RenderCalls) -> KeyedForm | None:
     key_opening = "" if quote else texts.middle.removeprefix(value_closing)
     if not texts.opening.strip() or _CALLS[0] in texts.head:
         return None
-    if not (quote or value_closing.strip()) or not texts.head.endswith(key_opening):
+    if not (quote or value_closing.strip()):
         return None
+    comma = texts.middle.removeprefix(quote) if quote else ""
+    if not texts.head.endswith(key_opening):
+        comma, key_opening = key_opening, ""
     closing = texts.rest.removeprefix(quote or value_closing)
     is_told = numbers.key_closing != texts.key_closing.removesuffix(quote)
     return KeyedForm(
@@ -58,7 +61,7 @@ def keyed_form(render: RenderCalls) -> KeyedForm | None:
         value_closing=value_closing,
         closing=closing,
         between=_between(render, closing),
-        comma=texts.middle.removeprefix(quote) if quote else "",
+        comma=comma,
         plain_key_closing=numbers.key_closing if is_told else None,
         style=_style(render, quote, texts),
         is_sorted=texts.order != _KEYS,

@@ -323,6 +323,19 @@ BROKEN = [  # form, text, text that is shown, arguments of the calls
     ("key-and-value", "<tool_call>weather</tool_call>", "", ["{}"]),
     (
         "key-and-value",
+        "<tool_call>weather<arg_key>days</arg_key>3</arg_value></tool_call>",
+        "",
+        ['{"days": 3}'],
+    ),
+    ("function-tag", in_function_tag(("days", "3")).replace("<", "  <"), "  ", ['{"days": 3}']),
+    (
+        "function-tag",
+        in_function_tag(("days", "3")).replace("</function>", "</parameter></function>"),
+        "",
+        ['{"days": 3}'],
+    ),
+    (
+        "key-and-value",
         "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
         "",
         ['{"days": 3}'],
