@@ -34,3 +34,11 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+class TestChatOpenAIResponses(TestChatOpenAI):
+    """The same over OpenAI's newer API."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "use_responses_api": True}

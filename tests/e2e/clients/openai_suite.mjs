@@ -154,3 +154,28 @@ test("raises errors of its own kinds", async () => {
   });
   await assert.rejects(client.embeddings.create({ model: "smollm2", input: "a" }), NotFoundError);
 });
+
+test("a response streams the text that it has whole", async () => {
+  const input = messages[0].content;
+  const body = { model: "smollm2", input, temperature: 0, max_output_tokens: 24 };
+  const whole = await client.responses.create(body);
+  const stream = client.responses.stream(body);
+  let text = "";
+  stream.on("response.output_text.delta", (event) => (text += event.delta));
+  const last = await stream.finalResponse();
+  assert.equal(text, whole.output_text);
+  assert.equal(last.output_text, whole.output_text);
+});
+
+test("a response calls a tool and goes on with its output", async () => {
+  const tools = [{ type: "function", ...weather.function, strict: true }];
+  const input = [{ role: "user", content: "What is the weather in Oslo?" }];
+  const asked = { model: "smollm2", tools, temperature: 0, max_output_tokens: 64 };
+  const called = await client.responses.create({ ...asked, input, tool_choice: "required" });
+  const [call] = called.output;
+  assert.equal(call.type, "function_call");
+  assert.ok(["Oslo", "Rome"].includes(JSON.parse(call.arguments).city));
+  const output = { type: "function_call_output", call_id: call.call_id, output: "sunny" };
+  const answer = await client.responses.create({ ...asked, input: [...input, call, output] });
+  assert.ok(answer.output.length);
+});
