@@ -194,7 +194,11 @@ def test_a_request_of_codex(url: str) -> None:
                 "content": [{"type": "input_text", "text": step(0)}],
             },
         ],
-        "tools": [TOOL | {"strict": False}, {**TOOL, "name": "plan", "strict": False}],
+        "tools": [
+            TOOL | {"strict": False},
+            {"type": "namespace", "name": "agents", "tools": [TOOL | {"name": "spawn"}]},
+            {"type": "web_search", "external_web_access": False},
+        ],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
         "reasoning": None,
@@ -216,7 +220,10 @@ def test_a_request_of_codex(url: str) -> None:
             output = {"type": "function_call_output", "call_id": made["call_id"]}
             turn["input"] += [kept | {"content": None}, sent, output | {"output": step(n + 1)}]
             assert events[-1]["type"] == "response.completed"
-            assert events[-1]["response"]["id"].startswith("resp_")
+            assert events[-1]["response"]["tools"] == turn["tools"][:2]
+        turn["input"].append({"role": "user", "content": call("agents__spawn", n=1)})
+        (made,) = client.post(f"{url}/responses", json={**turn, "stream": False}).json()["output"]
+        assert (made["namespace"], made["name"]) == ("agents", "spawn")
 
 
 @pytest.mark.slow  # its import takes seconds

@@ -42,6 +42,7 @@ class OutputThought(_Item):
 class OutputCall(_Item):
     type: Literal["function_call"]
     call_id: str
+    namespace: str = ""
     name: str
     arguments: str
 

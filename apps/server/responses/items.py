@@ -17,6 +17,7 @@ from edge_spec.apps.server.messages import (
     ToolCall,
     joined,
 )
+from edge_spec.apps.server.responses.tools import qualified
 from edge_spec.apps.server.sealed_thoughts import unsealed
 from edge_spec.apps.validation import by_kind
 
@@ -35,6 +36,7 @@ class CallItem(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Arguments | None = None
 
 
@@ -147,7 +149,8 @@ def _goes_on(answer: Message, item: Item) -> bool:
 
 def _add(item: Item, answer: Message) -> None:
     if isinstance(item, CallItem):
-        function = FunctionCall(name=item.name, arguments=item.arguments)
+        name = qualified(item.namespace, item.name)
+        function = FunctionCall(name=name, arguments=item.arguments)
         call = ToolCall(id=item.call_id, function=function)
         answer.tool_calls = [*(answer.tool_calls or ()), call]
     elif isinstance(item, ThoughtItem):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from edge_spec import Chunk
 from edge_spec.apps.server.sealed_thoughts import sealed
-from edge_spec.text.parts.part import CallHead, PartKind
+from edge_spec.text.parts.part import PartKind
 
 Fields = dict[str, Any]
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
@@ -142,17 +142,20 @@ class ThoughtOutput(OutputItem):
 class CallOutput(OutputItem):
     kind = PartKind.CALL
 
-    def __init__(self, index: int, head: CallHead) -> None:
+    def __init__(self, index: int, call_id: str, namespace: str | None, name: str) -> None:
         super().__init__(index)
-        self._head = head
+        self._call_id = call_id
+        self._name = name
+        self._space = {"namespace": namespace} if namespace else {}
 
     def document(self) -> Fields:
         return {
             "id": self.id,
             "type": "function_call",
             "status": self.status,
-            "call_id": self._head.id,
-            "name": self._head.name,
+            "call_id": self._call_id,
+            **self._space,
+            "name": self._name,
             "arguments": self.text,
         }
 
@@ -164,7 +167,7 @@ class CallOutput(OutputItem):
         yield self._inner("function_call_arguments.delta", delta=text)
 
     def closing(self) -> Iterator[Fields]:
-        told = {"name": self._head.name, "arguments": self.text}
+        told = {"name": self._name, "arguments": self.text}
         yield self._inner("function_call_arguments.done", **told)
 
 
@@ -172,7 +175,16 @@ class Output:
     """The items of one answer, in the order in which they are written. What is told of them does
     not depend on whether anybody hears the events."""
 
-    def __init__(self, *, tells_thoughts: bool, summarizes: bool, seals_thoughts: bool) -> None:
+    def __init__(
+        self,
+        called: Callable[[str], tuple[str | None, str]],
+        *,
+        tells_thoughts: bool,
+        summarizes: bool,
+        seals_thoughts: bool,
+    ) -> None:
+        """called: the namespace and the own name of a function that the model calls."""
+        self._called = called
         self._tells_thoughts = tells_thoughts
         self._summarizes = summarizes
         self._seals_thoughts = seals_thoughts
@@ -185,7 +197,8 @@ class Output:
     def push(self, chunk: Chunk, scores: list[Any]) -> Iterator[Fields]:
         """scores: of the tokens of a text, where they are asked for."""
         if chunk.call is not None:
-            yield from self._begin(CallOutput(len(self._items), chunk.call))
+            space, name = self._called(chunk.call.name)
+            yield from self._begin(CallOutput(len(self._items), chunk.call.id, space, name))
         is_hidden = chunk.kind is PartKind.REASONING and not self._tells_thoughts
         if is_hidden or not (chunk.text or scores):
             return

@@ -44,6 +44,7 @@ class ResponsesReply(Reply):
         self._has_scores = request.num_logprobs is not None
         self._has_origins = request.speculative is not None and request.speculative.tokens
         self._output = Output(
+            request.called,
             tells_thoughts=request.tells_thoughts,
             summarizes=request.summarizes,
             seals_thoughts=request.seals_thoughts,

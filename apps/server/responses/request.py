@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -12,9 +12,10 @@ from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.body import Body, JsonObject
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.apps.server.forms import AskedForm, ResponseFormat, asked_format
-from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.messages import MAX_TOOLS, Message
 from edge_spec.apps.server.reasoning import Reasoning
 from edge_spec.apps.server.responses.items import Input, messages_of
+from edge_spec.apps.server.responses.tools import LEFT_OUT, Offered, functions_of
 from edge_spec.apps.server.schema import ChatRequest
 
 SCORES = "message.output_text.logprobs"
@@ -67,6 +68,8 @@ class ResponsesRequest(ChatRequest):
     input: Input
     instructions: str | None = None
     text: TextOptions | None = None
+    # Functions alone when the request has been read, under the names that the model knows.
+    tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
     reasoning: ReasoningOptions | None = None
     include: (
         list[
@@ -88,6 +91,7 @@ class ResponsesRequest(ChatRequest):
     truncation: Literal["auto", "disabled"] | None = None
     n: Literal[1] | None = None
     _given: JsonObject = PrivateAttr(default_factory=dict)
+    _names: dict[str, tuple[str | None, str]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -103,7 +107,24 @@ class ResponsesRequest(ChatRequest):
         request = read({**given, "logprobs": True} if scores else given)
         request._given = given
         request.messages = messages_of(request.instructions, request.input)
+        request._take_functions()
         return request
+
+    def _take_functions(self) -> None:
+        if self.tools is None:
+            return
+        functions = list(functions_of(self.tools))
+        if self.tools and not functions:
+            raise refusal(
+                "tools",
+                "has no function: this server runs no tools of its own, and leaves these out",
+            )
+        self._names = {tool.function.name: (space, name) for space, name, tool in functions}
+        self.tools = [tool for _, _, tool in functions]
+
+    def called(self, name: str) -> tuple[str | None, str]:
+        """Returns the namespace and the own name of a function that the model calls."""
+        return self._names.get(name, (None, name))
 
     @property
     def seals_thoughts(self) -> bool:
@@ -115,8 +136,10 @@ class ResponsesRequest(ChatRequest):
         return self.reasoning is not None and self.reasoning.summary is not None
 
     def as_sent(self, name: str, otherwise: Any = None) -> Any:
-        """Returns a field as it came."""
+        """Returns a field as it came, and of the tools those that the model is told of."""
         value = self._given.get(name)
+        if name == "tools" and value is not None:
+            return [tool for tool in value if tool.get("type") not in LEFT_OUT]
         return otherwise if value is None else value
 
     def _forms(self) -> Iterator[AskedForm]:

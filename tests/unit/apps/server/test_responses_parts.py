@@ -38,11 +38,9 @@ THOUGHT = {
 }
 
 
-def called(*ids: str) -> dict[str, Any]:
-    calls = [
-        {"id": id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-        for id in ids
-    ]
+def called(*ids: str, name: str = "f") -> dict[str, Any]:
+    function = {"name": name, "arguments": {"a": 1}}
+    calls = [{"id": id, "type": "function", "function": function} for id in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -65,6 +63,7 @@ TOOL = {"role": "tool", "tool_call_id": "c1", "content": "7"}
         ),
         ([CALL, RESULT], [called("c1"), TOOL]),
         ([CALL, OTHER, RESULT], [called("c1", "c2"), TOOL]),
+        ([CALL | {"namespace": "s"}], [called("c1", name="s__f")]),
         ([CALL, RESULT, OTHER], [called("c1"), TOOL, called("c2")]),
         ([SAID, CALL, RESULT], [called("c1") | {"content": "yes"}, TOOL]),
         ([CALL, SAID, OTHER], [called("c1", "c2") | {"content": "yes"}]),
@@ -121,9 +120,8 @@ def told(
     chunks: Sequence[Chunk], is_complete: bool = True, is_cut: bool = False, **options: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the events, each of which OpenAI's package knows, and the output."""
-    output = Output(
-        **{"tells_thoughts": True, "summarizes": False, "seals_thoughts": False} | options
-    )
+    options = {"tells_thoughts": True, "summarizes": False, "seals_thoughts": False} | options
+    output = Output(lambda name: (None, name), **options)
     events = [event for chunk in chunks for event in output.push(chunk, [])]
     events += output.finish(is_complete=is_complete, is_cut=is_cut)
     for number, event in enumerate(events):
