@@ -16,6 +16,8 @@ from edge_spec.text.tools.value_style import ANY
 if TYPE_CHECKING:
     from edge_spec.text.tools.keyed_form import KeyedForm
 
+_PYTHON = ("<|python_start|>", "<|python_tag|>")  # before calls of Llama that would be bare without
+
 
 class KeyedReader:
     """Splits an answer into text and calls. Texts are told while they are written, other values
@@ -59,7 +61,10 @@ class KeyedReader:
 
     def _read_first(self) -> bool:
         """The answer begins with a call, or has none."""
-        begun = self._begun(self._form.opening)
+        if any(each.startswith(self._held.lstrip()) for each in _PYTHON):
+            return False
+        tag = next((each for each in _PYTHON if self._held.lstrip().startswith(each)), "")
+        begun = self._begun(tag + self._form.opening)
         if begun is None:
             self._read = self._read_rest
             return True
@@ -113,7 +118,8 @@ class KeyedReader:
         if (is_known or form.is_bare) and name not in self._tools:
             return None
         if not form.head.strip():  # then what follows has to tell a call
-            follows = [matched([each], rest) for each in (form.key_opening, form.closing)]
+            ends = [form.closing] if not self._tools or name in self._tools else []
+            follows = [matched([each], rest) for each in (form.key_opening, *ends)]
             if not any(isinstance(each, Found) for each in follows):
                 return False if PARTIAL in follows else None
         self._parts.begin_call(name)

@@ -249,6 +249,8 @@ def test_python_arguments_are_read(written: str, meant: Any) -> None:
         ("function-tag", "<function=nothing>\n</function>", "<function=nothing>\n</function>"),
         ("function-tag", "a < b <tool", "a < b <tool"),
         ("key-and-value", "<tool_call>is a tag", "<tool_call>is a tag"),
+        ("key-and-value", "<tool_call>x</tool_call>", "<tool_call>x</tool_call>"),
+        ("python-bare", "<|python_start|>x", "<|python_start|>x"),
         ("key-and-value", "<arg_key>a</arg_key>", "<arg_key>a</arg_key>"),
         ("invoke", '<invoke name="other">', '<invoke name="other">'),
         ("own-quotes", "<|tool_call>not: a call", "<|tool_call>not: a call"),
@@ -366,6 +368,7 @@ BROKEN = [  # form, text, text that is shown, arguments of the calls
         ['{"days": 3}'],
     ),
     ("python-bare", "[weather(days=3), weather(days=4)]", "", ['{"days": 3}', '{"days": 4}']),
+    ("python-bare", "<|python_start|>[weather()]", "", ["{}"]),
 ]
 
 
