@@ -159,6 +159,33 @@ def test_a_thought_is_told_where_the_client_looks_for_it(
     assert ("response.reasoning_text.delta" in kinds) == (not summary)
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds", "statuses"),
+    [
+        ("<think>\non and on", ["reasoning"], ["incomplete"]),
+        (
+            "<think>\nso\n</think>\n\non and on",
+            ["reasoning", "message"],
+            ["completed", "incomplete"],
+        ),
+    ],
+)
+def test_what_a_limit_cuts_is_told(
+    client: openai.OpenAI, text: str, kinds: list[str], statuses: list[str]
+) -> None:
+    response = client.responses.create(model="echo", input=text, max_output_tokens=len(text) - 4)
+    assert [item.type for item in response.output] == kinds
+    assert [item.status for item in response.output] == statuses
+    assert response.status == "incomplete"
+
+
+def test_a_thought_without_a_text_is_followed_by_an_empty_message(client: openai.OpenAI) -> None:
+    """Agents wait for a message or a call."""
+    response = client.responses.create(model="echo", input="<think>\nso\n</think>")
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert (response.output_text, response.status) == ("", "completed")
+
+
 def test_a_form_after_a_thought_is_parsed(client: openai.OpenAI) -> None:
     class Step(BaseModel):
         n: int

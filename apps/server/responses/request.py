@@ -22,7 +22,7 @@ SCORES = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
 _WHOLE = "nothing is stored here, so send the whole conversation as input"
 _OFF = {
-    **others.CHAT_OFF,
+    **ChatRequest.other_names.off,
     "previous_response_id": Off((), _WHOLE),
     "conversation": Off((), _WHOLE),
     "prompt": Off((), "nothing is stored here, so send instructions and input"),
@@ -31,7 +31,7 @@ _OFF = {
     "moderation": Off(),
 }
 del _OFF["input"], _OFF["instructions"]
-_HARMLESS = others.ANSWER_HARMLESS | {
+_HARMLESS = ChatRequest.other_names.harmless | {
     # of tools that OpenAI runs, of its caches, and what Codex says about itself
     *("max_tool_calls", "prompt_cache_options", "client_metadata", "image"),
 }
@@ -62,7 +62,7 @@ class ResponsesRequest(ChatRequest):
     """Asks for the next items of a conversation. It is read as the chat request that it stands for,
     so that all fields of such a request may be sent, too."""
 
-    other_names = OtherNames(also=others.ANSWER_ALSO, harmless=_HARMLESS, off=_OFF)
+    other_names = OtherNames(ChatRequest.other_names.also, _HARMLESS, _OFF)
     shown_as: ClassVar = {"messages": "input"}
     messages: SkipJsonSchema[list[Message]] = Field(default_factory=list)
     input: Input
