@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from edge_spec.apps.server.body import MAX_INT, Body, JsonObject, Whole
+from edge_spec.text.parts.thought_forms import SWITCHES
 
-_NAMES = frozenset(("enable_thinking", "thinking", "reasoning_effort"))  # in chat templates
+_NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
 _IN_TEXT = ("none", "raw")  # formats that leave thoughts where the model wrote them
 
 
@@ -52,7 +53,7 @@ class ReasoningRequest(Body):
         reasoning, switches = self.reasoning or Reasoning(), self.template_kwargs
         budget = reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget
         effort = self.reasoning_effort or reasoning.effort
-        on = [switches.get(name) for name in ("enable_thinking", "thinking")]
+        on = [switches.get(name) for name in SWITCHES]
         if effort == "none" or budget == 0 or any(each is False for each in on):
             return "off"
         if budget not in (None, -1):
@@ -81,7 +82,10 @@ class ReasoningRequest(Body):
         else:
             named["reasoning_effort"] = effort
         given = {name: value for name, value in named.items() if value is not None}
-        return {**(self.chat_template_kwargs or {}), **given}
+        # Some templates know the switch by another name, and some think when they are asked alone.
+        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
+        return {**on, **(self.chat_template_kwargs or {}), **given}
 
     @property
     def required_kwargs(self) -> set[str]:

@@ -114,7 +114,9 @@ class ChatFormat:
         if options.get("continue_final_message"):
             _, opening, begun = self._markup(self._last_turn(prompt)).rpartition(thought.opening)
             is_opened = bool(opening) and thought.closing not in begun
-            return replace(form, is_opened=is_opened, thought=form.thought if is_opened else None)
+            held = form.thought if is_opened else None
+            is_begun = is_opened and bool(begun.strip())
+            return replace(form, is_opened=is_opened, is_begun=is_begun, thought=held)
         begun = self._markup(prompt[-_TAIL_TOKENS:])
         return replace(
             form,

@@ -9,9 +9,11 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server.schema import ChatRequest
+from edge_spec.apps.server.work import Desk
 from edge_spec.errors import UsageError
-from fixtures.echo_model import open_echo
-from fixtures.server_requests import CHAT, ask, events
+from fixtures.echo_model import THINKING_TEMPLATE, open_echo
+from fixtures.server_requests import CHAT, HELLO, ask, events
 
 OPENING, THOUGHT, ENDING = "<think>\n", "so it is", "\n</think>\n\n"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -123,6 +125,49 @@ def test_an_answer_that_ends_within_a_thought_is_cut(thinker: httpx.Client) -> N
 def test_thoughts_are_off(thinker: httpx.Client, body: Any) -> None:
     choice = answer(thinker, "yes", **body)
     assert "reasoning_content" not in choice["message"]
+
+
+SWITCHED = "{% if thinking %}{{ '<think>\\n' }}{% else %}</think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_on"),
+    [
+        ({}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning": {"effort": "low"}}, True),
+        ({"reasoning_effort": "minimal"}, False),
+        ({"enable_thinking": True}, True),
+        ({"thinking_budget": 9}, True),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}}, False),
+        ({"reasoning_effort": "none"}, False),
+    ],
+    ids=str,
+)
+def test_who_asks_for_thoughts_turns_them_on(body: Any, is_on: bool) -> None:
+    """The model's template opens one only where it is asked for."""
+    with open_echo(opening=SWITCHED) as engine:
+        request = ChatRequest.model_validate({"messages": HELLO, **body})
+        work = Desk("echo", engine, ServerOptions()).chat(request)
+        prompt = engine.parts.text.tokenizer.decode(work.prompts[0])
+    assert prompt.endswith("a:<think>\n" if is_on else "a:</think>")
+
+
+@pytest.mark.parametrize("begun", ["<think>\nso", "<think>\nso</think>\n\nye"])
+def test_an_answer_goes_on_within_its_thought_or_after_it(begun: str) -> None:
+    echoed = f"{OPENING}so it is{ENDING}yes"
+    goes_on = {"role": "assistant", "prefix": True, "content": begun}
+    options = ServerOptions(port=0, parallel=1)
+    with (
+        open_echo(template=THINKING_TEMPLATE) as engine,
+        RunningServer(engine, options) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        messages = [{"role": "user", "content": echoed}, goes_on]
+        choice = ask(client, CHAT, messages=messages, max_tokens=300)["choices"][0]
+    is_within = "</think>" not in begun
+    assert choice["message"].get("reasoning_content") == (" it is" if is_within else None)
+    assert choice["message"]["content"].endswith("yes" if is_within else "s")
 
 
 def test_thoughts_are_among_the_scored_tokens(thinker: httpx.Client) -> None:

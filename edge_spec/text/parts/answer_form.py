@@ -54,16 +54,18 @@ class ThoughtForm:
 class AnswerForm:
     """What may stand in an answer: at most one thought, at its beginning, and what follows it.
 
-    thought: None where the model has none. is_opened: the prompt has opened it already. is_closed:
-    the prompt says that there is none, though the model may write one all the same. budget:
-    tokens of the thought, after which it is ended; None: as many as the model wants. tells_thought:
-    it is a part of its own, else of the text, as the model writes it. text_opening: what opens the
-    text of an answer without a thought. following: makes the reader of what follows the thought,
-    such as text and calls of tools. calls: those that it may have.
+    thought: None where the model has none. is_opened: the prompt has opened it already. is_begun:
+    the prompt has some of it, which the answer goes on with. is_closed: the prompt says that there
+    is none, though the model may write one all the same. budget: tokens of the thought, after which
+    it is ended; None: as many as the model wants. tells_thought: it is a part of its own, else of
+    the text, as the model writes it. text_opening: what opens the text of an answer without a
+    thought. following: makes the reader of what follows the thought, such as text and calls of
+    tools. calls: those that it may have.
     """
 
     thought: ThoughtForm | None = None
     is_opened: bool = False
+    is_begun: bool = False
     is_closed: bool = False
     budget: int | None = None
     tells_thought: bool = True
@@ -79,6 +81,7 @@ class AnswerForm:
             self.thought.closing,
             self.following,
             is_opened=self.is_opened,
+            is_begun=self.is_begun,
             openings=(self.text_opening, self.thought.lead),
             calls=self.calls,
         )

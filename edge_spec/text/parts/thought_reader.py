@@ -81,6 +81,7 @@ class ThoughtReader:
         following: Callable[[], PartReader],
         *,
         is_opened: bool,
+        is_begun: bool,
         openings: tuple[str, str],
         calls: PossibleCalls,
     ) -> None:
@@ -97,6 +98,8 @@ class ThoughtReader:
         self._last_calls: LastCalls | None = None
         self._parts: list[Part] = []
         self._read = self._read_first_space if is_opened else self._read_opening
+        if is_begun:
+            self._read = self._read_thought
 
     @property
     def is_cut(self) -> bool:
@@ -117,7 +120,7 @@ class ThoughtReader:
         held, self._held = self._held, ""
         if self._read == self._read_thought:
             self._tell(held)
-        elif self._read in (self._read_opening, self._read_lead):
+        elif self._read in (self._read_opening, self._read_last_space, self._read_lead):
             self._parts += self._following.push(held)
         self._parts += self._following.finish()
         return self._told()
@@ -195,9 +198,15 @@ class ThoughtReader:
         self._read = self._read_thought
 
     def _read_last_space(self) -> bool:
+        """A thought that was ended for the model may be ended by it, too."""
         self._held = self._held.lstrip()
-        self._read = self._read_lead if self._held else self._read_last_space
-        return bool(self._held)
+        if self._closing.startswith(self._held) and self._held != self._closing:
+            return False
+        if self._held.startswith(self._closing):
+            self._held = self._held.removeprefix(self._closing)
+            return True
+        self._read = self._read_lead
+        return True
 
     def _read_lead(self) -> bool:
         lead = self._lead

@@ -66,6 +66,8 @@ def written(
         ("<think></think>Yes.<eos>", AnswerForm(THINK), "", "Yes."),
         ("</think>Yes.<eos>", AnswerForm(THINK, is_opened=True), "", "Yes."),
         ("<eos>", AnswerForm(THINK, is_opened=True), "", ""),
+        ("<think>so</think>\n</think>\nYes.<eos>", AnswerForm(THINK), "so", "Yes."),
+        ("<think>so</think> </thin", AnswerForm(THINK), "so", "</thin"),
         ("<c>aim<m>so<end><a><c>say<m>Yes.<eos>", CHANNELS, "so", "Yes."),
         ("<c>aim<m>so<end>Yes.<eos>", CHANNELS, "so", "Yes."),
         ("<c>aim<m>so<end><a><c>s", CHANNELS, "so", "<a><c>s"),

@@ -140,8 +140,11 @@ def test_reasoning_is_a_switch_or_a_budget(reasoning: Any, prompt: str, budget: 
     tokens = text.chat_prompt(HELLO, reasoning=reasoning)
     assert text.tokenizer.decode(tokens).endswith(f"<assistant>{prompt}")
     form = text.answer_form(tokens, reasoning=reasoning)
-    is_opened = prompt == "<think>\n"
-    assert form == AnswerForm(ThoughtForm(*THINK), is_opened, not is_opened, budget)
+    opened = prompt == "<think>\n"
+    expected = AnswerForm(
+        ThoughtForm(*THINK), is_opened=opened, is_closed=not opened, budget=budget
+    )
+    assert form == expected
 
 
 def test_a_model_without_a_switch_is_held_to_no_thought() -> None:
