@@ -66,7 +66,9 @@ class LlamaCppReply(Reply):
         text = "" if is_silent else result.text
         written = [] if is_silent else [token.id for token in result.tokens if not token.ends]
         figures = timings([result])
-        scores = chat_logprobs(result.tokens)["content"] if request.n_probs else None
+        scores = (
+            chat_logprobs(result.tokens)["content"] if request.num_logprobs is not None else None
+        )
         return {
             "index": 0,
             "content": text,

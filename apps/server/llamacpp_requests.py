@@ -66,10 +66,6 @@ class LlamaCppRequest(AnswerRequest):
         """Says whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.n_probs or None
-
 
 class InfillFile(Body):
     """Another file, or a part of one."""

@@ -162,6 +162,11 @@ class AnswerRequest(FormRequest):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
+        return self.n_probs or None
+
+    @property
     def stops(self) -> tuple[str, ...]:
         given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return tuple(stop for stop in given if stop)
@@ -210,7 +215,6 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
         num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
         return num_asked if self.logprobs or num_asked else None
 
@@ -249,7 +253,6 @@ class CompletionRequest(AnswerRequest):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
         if self.logprobs is None:
             return self.n_probs or None
         return max(self.logprobs, self.n_probs or 0)

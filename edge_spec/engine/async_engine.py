@@ -83,8 +83,9 @@ class AsyncEngine:
         **options: Unpack[AnswerOptions],
     ) -> GenerationResult:
         """Answers as `Engine.infill` does."""
-        start = partial(self._engine.infill, prefix, suffix, files=files, stream=True, **options)
-        return await self._answer(start)
+        return await self._answer(
+            lambda: self._engine.infill(prefix, suffix, files=files, stream=True, **options)
+        )
 
     def stream(
         self, messages: str | Sequence[Message], **options: Unpack[ChatOptions]
