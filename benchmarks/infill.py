@@ -3,8 +3,9 @@
     python benchmarks/infill.py places --model FILE --peer "llama-server -m {model} --port {port}"
     python benchmarks/infill.py keystrokes --model FILE --peer "llama-server ..."
 
-The peer is asked for the same texts by its /infill. Its limits of a prompt grow with its batch:
-give it `-b 8192 -np 1`, and as many threads as ours has. All is greedy, and the sides take turns.
+The peer is asked for the same texts by its /infill. It cuts a prompt to its batch, and other files
+to what its context has beside it: give it `-c 8192 -b 4096 -np 1`, and as many threads as ours has.
+All is greedy, and the sides take turns.
 
 `places`: files are cut at places that a seed draws, of three kinds: `line`, the end of a line;
 `middle`, within one; `body`, a function without its body. Prints by kind the time of the whole
@@ -14,7 +15,9 @@ tokens that were accepted, and how many texts are equal. Our server drafts (`aut
 
 `keystrokes`: a line is typed, a few letters a request, as editors ask: tokens that each request
 reads, and its time, for either order of the texts. A prompt that ends with the suffix has all of it
-read again with each letter; one that ends with the prefix only the letters.
+read again with each letter; one that ends with the prefix only the letters. The side `remember`
+drafts from what earlier requests wrote, too, which stays in the cache until `edge-spec learn
+forget`.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from serve_clients import Server, own_server, peer_server
 
 ROOT = Path(__file__).parent.parent
 KINDS = ("line", "middle", "body")
+OURS = {"auto": [], "plain": ["--drafter", "none"], "remember": ["--remember"]}
 _LEAST_LINES = 60  # of a file that is cut
 _TIMEOUT_S = 600.0
 
@@ -147,11 +151,9 @@ def open_sides(arguments: argparse.Namespace, stack: ExitStack) -> dict[str, Ser
     options = ["--parallel", "1", "--context", str(arguments.context)]
     if arguments.threads:
         options += ["--threads", str(arguments.threads)]
-    drafters = {"auto": "auto", "plain": "none"}
     sides = {
-        side: stack.enter_context(own_server(model, [*options, "--drafter", drafters[side]]))
+        side: stack.enter_context(own_server(model, [*options, *OURS[side]]))
         for side in arguments.sides.split(",")
-        if side in drafters
     }
     if arguments.peer:
         sides["peer"] = stack.enter_context(peer_server(arguments.peer.replace("{model}", model)))
@@ -181,6 +183,8 @@ def measure_places(arguments: argparse.Namespace) -> dict[str, Any]:
                 {"kind": place.kind, "file": str(place.path.relative_to(ROOT)), "sides": told}
             )
             _print_row(rows[-1])
+            if len({each["prompt_n"] for each in told.values()}) > 1:
+                print("the sides had other prompts: give the peer a larger batch or context")
     print(markdown(rows))
     return {"places": rows}
 
@@ -238,10 +242,10 @@ def typed(place: Place, step: int) -> Iterator[tuple[str, str, str]]:
 
 def measure_keystrokes(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = [place for place in places(arguments.count, arguments.seed) if place.kind == "line"]
-    asks: dict[str, list[tuple[int, int, float]]] = {}
+    asks: dict[str, list[list[float]]] = {}
     with ExitStack() as stack:
         sides = open_sides(arguments, stack)
-        arms = [(side, False) for side in sides] + [(s, True) for s in sides if s != "peer"]
+        arms = [*((side, False) for side in sides), *([("auto", True)] if "auto" in sides else [])]
         for side, first in arms:
             found = asks.setdefault(f"{side}, {'suffix' if first else 'prefix'} first", [])
             for place in chosen:
@@ -251,13 +255,24 @@ def measure_keystrokes(arguments: argparse.Namespace) -> dict[str, Any]:
                     answer, took_ms = ask(sides[side], body)
                     if number:
                         timings = answer["timings"]
-                        found.append((timings["prompt_n"], answer["tokens_evaluated"], took_ms))
-    print(
-        "| side | requests | tokens of a prompt | tokens read | ms a request |\n" + "|---" * 5 + "|"
-    )
+                        figures = [timings["prompt_n"], answer["tokens_evaluated"], took_ms]
+                        figures += [timings["predicted_ms"], timings.get("draft_n_accepted", 0)]
+                        found.append(figures)
+    head = [
+        "side",
+        "requests",
+        "tokens of a prompt",
+        "tokens read",
+        "ms a request",
+        "ms of writing",
+    ]
+    print("| " + " | ".join([*head, "accepted draft tokens"]) + " |\n" + "|---" * 7 + "|")
     for arm, found in asks.items():
-        read, whole, took = (median(each) for each in zip(*found, strict=True))
-        print(f"| {arm} | {len(found)} | {whole:.0f} | {read:.0f} | {took:.0f} |")
+        read, whole, took, written, accepted = (median(each) for each in zip(*found, strict=True))
+        print(
+            f"| {arm} | {len(found)} | {whole:.0f} | {read:.0f} | {took:.0f} | {written:.0f} "
+            f"| {accepted:.0f} |"
+        )
     return {"keystrokes": asks}
 
 
@@ -273,7 +288,7 @@ def main() -> None:
         command = commands.add_parser(name)
         command.add_argument("--model", required=True)
         command.add_argument("--peer", help="a command with {port} and {model}")
-        command.add_argument("--sides", default="auto,plain", help="of ours: auto, plain")
+        command.add_argument("--sides", default="auto,plain", help="of ours: auto, plain, remember")
         command.add_argument("--threads", type=int)
         command.add_argument("--context", type=int, default=8192)
         command.add_argument("--count", type=int, default=count, help="places of each kind")

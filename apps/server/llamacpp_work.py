@@ -19,7 +19,7 @@ from edge_spec.apps.server.llamacpp_requests import (
 )
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
-from edge_spec.core.text_codec import PiecewiseCodec
+from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.plain_text import PlainText
 
 
@@ -107,7 +107,7 @@ def _check_tokens(desk: Desk, field: str, ids: list[int]) -> None:
         raise ApiError(400, f"{field} has {wrong}: tokens are 0 to {size - 1}.", param=field)
 
 
-def _piece(codec: Any, token: int) -> str | list[int]:
+def _piece(codec: TextCodec, token: int) -> str | list[int]:
     special = codec.special_text(token)
     if special or not isinstance(codec, PiecewiseCodec):
         return special or codec.decode([token])

@@ -86,7 +86,7 @@ def learnt_of(model: str | None) -> list[Learnt]:
         return found
     named = [each for each in found if model in (each.name, each.folder.path.name)]
     if not named and not remembered_of(model):
-        names = {each.name for each in (*found, *remembered_of(None))}
+        names = {each.name for each in found} | {each.name for each in remembered_of(None)}
         kept = ", ".join(sorted(names)) or "nothing"
         raise UsageError(
             f"nothing was learnt from answers of {model}", remedy=f"What is kept: {kept}."
