@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from edge_spec import AsyncEngine, Engine, SamplingParams
 from edge_spec.cli.main import app
+from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -49,6 +51,18 @@ def test_drafts_change_no_text(model: Path, files: dict[str, str] | None) -> Non
         assert drafted.stats.draft_n > 0 == expected.stats.draft_n
         streamed = engine.infill(BEFORE, AFTER, stream=True, **options)
         assert "".join(chunk.text for chunk in streamed) == expected.text
+
+
+def test_what_other_files_say_is_drafted(model: Path) -> None:
+    """A text that begins like one of them goes on like it."""
+    with load(model) as engine:
+        quoted = engine.encode("alpha beta gamma delta")
+        files = [("a.py", "one = 1\nalpha beta gamma delta\n")]
+        prompt = engine.infill_prompt("x", "y", files)
+        drafter = SuffixDrafter()
+        drafter.begin([*prompt, *quoted[:8]])
+        tree = drafter.propose(quoted[7], Budget(6, 8, branches=False))
+        assert tree.tokens.tolist() == quoted[7 : 7 + len(tree)] and len(tree) > 3
 
 
 def test_the_tokens_of_the_form_end_a_text(model: Path) -> None:

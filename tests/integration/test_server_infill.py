@@ -74,6 +74,19 @@ def test_an_answer_is_the_engines_between_the_same_texts(
         assert last[name] == told[name]
 
 
+@pytest.mark.parametrize("indent", [1, 4])
+def test_a_text_that_ends_at_a_line_is_the_same_streamed(editor: httpx.Client, indent: int) -> None:
+    """Each fourth letter of the answer is a line break, by its form."""
+    asked = {**AROUND, "grammar": 'root ::= ([a-z] [a-z] "\\n" " "?)*', "n_indent": indent}
+    told = ask(editor, "/infill", **asked)
+    *pieces, last = streamed(editor, **asked)
+    assert "".join(each["content"] for each in pieces) == told["content"]
+    assert told["stop_type"] == last["stop_type"] == "limit"
+    lines = told["content"].split("\n")
+    assert len(lines) > 1 and all(line.startswith(" " * indent) for line in lines[1:-1])
+    assert len(lines[-1].strip()) == 0 or lines[-1].startswith(" " * indent)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
