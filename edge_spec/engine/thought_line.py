@@ -15,15 +15,17 @@ def thought_line(result: GenerationResult) -> str:
 
 
 def cut_thought(result: GenerationResult) -> str | None:
-    """Says why an answer has no text, where the limit of tokens came within its thought."""
-    if result.finish_reason is not FinishReason.LENGTH or result.text.strip():
+    """Says why an answer has no text, where it ended within its thought."""
+    if result.text.strip() or not result.reasoning or result.tool_calls:
         return None
-    if not result.reasoning or result.tool_calls:
-        return None
-    return (
-        f"the limit of {len(result.tokens)} tokens was reached within the thought: "
-        "--max-tokens raises it, --reasoning N ends a thought after N tokens"
-    )
+    if result.finish_reason is FinishReason.LENGTH:
+        return (
+            f"the limit of {len(result.tokens)} tokens was reached within the thought: "
+            "--max-tokens raises it, --reasoning N ends a thought after N tokens"
+        )
+    if result.finish_reason is FinishReason.STOP:
+        return "the model ended its answer within the thought: --reasoning off asks for none"
+    return None
 
 
 def told_time(seconds: float) -> str:

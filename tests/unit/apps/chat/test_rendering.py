@@ -21,8 +21,8 @@ from edge_spec.apps.chat.footer import Meter, footer
 from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail, finished_length, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
-from edge_spec.engine.results import GenerationResult, Origin, Token
-from edge_spec.engine.thought_line import thought_line
+from edge_spec.engine.results import FinishReason, GenerationResult, Origin, Token
+from edge_spec.engine.thought_line import cut_thought, thought_line
 from edge_spec.text.parts.part import CallHead, PartKind
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")
@@ -180,6 +180,24 @@ def test_a_thought_is_told_in_one_line(milliseconds: float, tokens: int, line: s
     thought = [Token(1, "", Origin.PLAIN, kind=PartKind.REASONING)] * tokens
     result = GenerationResult(reasoning="so", reasoning_ms=milliseconds, tokens=thought)
     assert thought_line(result) == line
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "told"),
+    [
+        ("length", "", "the limit of 1 tokens was reached within the thought: --max-tokens"),
+        ("stop", " ", "the model ended its answer within the thought: --reasoning off"),
+        ("cancelled", "", None),
+        ("length", "So", None),
+    ],
+)
+def test_an_answer_without_text_says_why(reason: str, text: str, told: str | None) -> None:
+    thought = Token(1, "", Origin.PLAIN, kind=PartKind.REASONING)
+    result = GenerationResult(text, "so", tokens=[thought], finish_reason=FinishReason(reason))
+    found = cut_thought(result)
+    assert found is told if told is None else found is not None and found.startswith(told)
+    result.reasoning = ""
+    assert cut_thought(result) is None
 
 
 def test_a_block_is_finished_when_another_begins() -> None:
