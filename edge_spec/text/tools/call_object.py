@@ -73,7 +73,8 @@ class CallObject:
         self, roles: Mapping[str, Role], is_keyed: bool = False, *, is_strict: bool = False
     ) -> None:
         """roles: of members by their names. is_keyed: the only member is named as the function,
-        its value is the arguments. is_strict: another member tells that this is no call."""
+        its value is the arguments. is_strict: another member, or arguments before the name, tell
+        that this is no call."""
         self.name: str | None = None
         self.id: str | None = None
         self.arguments = ""
@@ -141,7 +142,8 @@ class CallObject:
             self.name = self.name or key
         else:
             self._role = self._roles.get(key)
-            if self._role is None and self._is_strict:
+            is_early = self._role is Role.ARGUMENTS and self.name is None
+            if self._is_strict and (self._role is None or is_early):
                 self._at = _At.BROKEN
 
     def _begin_value(self, character: str) -> None:

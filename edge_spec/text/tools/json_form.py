@@ -24,6 +24,13 @@ TAG, END_TAG = "<tool_call>", "</tool_call>"
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 _ANYTHING = "/(.|\\n)*/"
 _ROLES = {Slot.NAME: Role.NAME, Slot.ARGUMENTS: Role.ARGUMENTS, Slot.ID: Role.ID}
+# A call that is the whole answer. More space could become an answer of nothing else.
+_SPACE = r"[ \t\r\n]{0,12}"
+_BARE_HEAD = r'S(```(json)?S|<tools>S)?(\[S)?\{S("type"S:S"function"S,S)?"name"S:S"'.replace(
+    "S", _SPACE
+)
+_BARE_ARGUMENTS = r'"S,S"(arguments|parameters)"S:S'.replace("S", _SPACE)
+_BARE_END = r"S\}(S\])?(S(```|<\/tools>))?".replace("S", _SPACE)
 _KEY = re.compile(r'"(\w+)"\s*:\s*"?$')  # before the value of a member
 
 
@@ -66,6 +73,12 @@ class JsonForm:
             if key is not None and isinstance(slot, Slot) and slot in _ROLES:
                 found[key[1]] = _ROLES[slot]
         return found
+
+    @property
+    def is_named(self) -> bool:
+        """Says whether a call is an object that has the name and the arguments by these names."""
+        roles = self.roles if self.is_object else {}
+        return Role.NAME in roles.values() and Role.ARGUMENTS in roles.values()
 
     @property
     def is_keyed(self) -> bool:
@@ -122,13 +135,27 @@ class JsonForm:
             rules += ["start: calls"]
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
-        elif not self.is_bare:
-            rules += ["start: TEXT | opened rest", f"TEXT: {_ANYTHING}"]
-            rules += [f"opened[lazy]: {_ANYTHING} @{quoted(self.marker)}"]
         else:
-            begun = re.escape(self.marker).replace("/", r"\/")
-            rules += ["start: TEXT | calls", f"TEXT: {_ANYTHING} & ~/{begun}(.|\\n)*/"]
+            rules += self._answers([tool["function"]["name"] for tool in tools])
         return Grammar.lark("\n".join(rules))
+
+    def _answers(self, names: Sequence[str]) -> list[str]:
+        """Returns rules of text, or of text and then calls, or of a call as it is read where its
+        tags are missing."""
+        kinds = ["TEXT", "calls" if self.is_bare else "opened rest"]
+        rules = [] if self.is_bare else [f"opened[lazy]: TEXT @{quoted(self.marker)}"]
+        text = f"TEXT: {_ANYTHING}"
+        if self.is_named:
+            listed = "|".join(_in_pattern(name) for name in names)
+            text += f' & ~/{_BARE_HEAD}({listed})"(.|\\n)*/'
+            kinds.append("bare END")
+            rules.append("bare: " + " | ".join(f"bare{index}" for index in range(len(names))))
+            rules += [
+                f"bare{index}: /{_BARE_HEAD}{_in_pattern(name)}{_BARE_ARGUMENTS}/ arguments{index}"
+                for index, name in enumerate(names)
+            ]
+            rules.append(f"END: /{_BARE_END}/")
+        return [f"start: {' | '.join(kinds)}", text, *rules]
 
     def _calls(self, several: bool) -> list[str]:
         marker = "" if self.is_bare else self.marker
@@ -164,6 +191,10 @@ class JsonForm:
             literal = ""
             yield slots[piece]
         yield _literal(literal)
+
+
+def _in_pattern(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
 
 
 def _literal(text: str) -> str:

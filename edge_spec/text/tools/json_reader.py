@@ -30,21 +30,25 @@ _ROLES = {
     "arguments": Role.ARGUMENTS,
     "parameters": Role.ARGUMENTS,
 }
-_BARE_ROLES = {**_ROLES, "type": Role.OTHER, "id": Role.OTHER}
+_BARE_ROLES = {**_ROLES, "type": Role.OTHER}
 _FUNCTION = re.compile(Slot.NAME.value)
-# What may stand before a call that is the whole answer.
+# What may stand before a call that is the whole answer, and after it.
 _BARE = [
     f"{before}{bracket}{{"
-    for before in ("", "<|python_tag|>", "```", "```json")
+    for before in ("", "<|python_tag|>", "```", "```json", "<tools>")
     for bracket in ("", "[")
 ]
+_BARE_ENDS = ("```", "</tools>")
 _LEFT = "}],;)"  # what a model may write too much of after a call
-_FENCE = "```"
 
 
 class JsonReader:
     """Splits an answer into text and calls of a form. What looks like a call and has no name stays
-    text, so nothing that the model wrote is lost."""
+    text, so nothing that the model wrote is lost.
+
+    Many a small model leaves the tags out: an answer that is an object with the name and the
+    arguments of a function that may be called is a call all the same.
+    """
 
     def __init__(self, form: JsonForm, names: Collection[str]) -> None:
         """names: of the functions that may be called; empty where they are not known."""
@@ -54,9 +58,10 @@ class JsonReader:
         self._parts = PartList(form.ids)
         self._openings = _openings(form)
         self._markers = [form.marker_of(opening) for opening in self._openings]
-        strays = [_FENCE] if form.is_bare else tags_of(form.closing)
-        self._strays = set(strays).difference(self._markers)  # left out after a call
-        self._read: Callable[[], bool] = self._read_first if form.is_bare else self._read_text
+        strays = {*tags_of(form.closing), *_BARE_ENDS}
+        self._strays = strays.difference(self._markers)  # left out after a call
+        self._is_bare = form.is_bare or (form.is_named and bool(names))
+        self._read: Callable[[], bool] = self._read_first if self._is_bare else self._read_text
         self._held = ""
         self._begun = ""  # of a call whose name is not known
         self._object = CallObject({})
@@ -77,7 +82,7 @@ class JsonReader:
         read = self._read
         self.is_cut = read in (self._read_head, self._read_object, self._read_arguments)
         is_unknown = read == self._read_object and not self._is_known
-        is_first = self._form.is_bare and not self.num_calls
+        is_first = self._is_bare and not self.num_calls
         if is_first and is_unknown and self._object.name not in self._names:
             self.is_cut = False
             self._parts.add_text(self._begun)
@@ -97,8 +102,11 @@ class JsonReader:
             return self._begin_object()
         if PARTIAL in found:
             return False
-        self._read = self._read_text
+        self._go_on_with_text()
         return True
+
+    def _go_on_with_text(self) -> None:
+        self._is_bare, self._read = self._form.is_bare, self._read_text
 
     def _read_text(self) -> bool:
         strays = self._strays if self.num_calls else ()
@@ -151,8 +159,8 @@ class JsonReader:
         return True
 
     def _begin_object(self) -> bool:
-        roles = _BARE_ROLES if self._form.is_bare else _ROLES | self._form.roles
-        self._object = CallObject(roles, self._form.is_keyed, is_strict=self._form.is_bare)
+        roles = _BARE_ROLES if self._is_bare else _ROLES | self._form.roles
+        self._object = CallObject(roles, self._form.is_keyed, is_strict=self._is_bare)
         self._is_known, self._read = False, self._read_object
         return True
 
@@ -168,7 +176,7 @@ class JsonReader:
             call.arguments = ""
         elif call.is_complete or call.is_broken:
             self._parts.add_text(self._begun)
-            self._read = self._read_text
+            self._go_on_with_text()
             return True
         if call.is_complete or call.is_broken:
             if not call.has_arguments:
@@ -184,9 +192,9 @@ class JsonReader:
             return False
         if not (call.has_arguments or call.is_complete):
             return False
-        if self._form.is_bare and self._names and call.name not in self._names:
+        if self._is_bare and self._names and call.name not in self._names:
             return False
-        if self._form.is_bare and not call.has_arguments and not self._names:
+        if self._is_bare and not call.has_arguments and not self._names:
             return False
         if call.is_broken and not call.has_arguments:
             return False
@@ -226,7 +234,7 @@ class JsonReader:
     def _next_call(self) -> bool | None:
         """Begins the call that follows, if one does; None if none may."""
         form = self._form
-        if form.is_bare:
+        if self._is_bare:
             rest = self._held.lstrip("; \n")
             if not rest:
                 return False

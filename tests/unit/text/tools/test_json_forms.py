@@ -85,15 +85,19 @@ def test_calls_in_a_rendered_answer_are_those_that_were_given(source: str) -> No
 
 
 @pytest.mark.parametrize("source", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("begun", ["", "marker", '{"name": "look_up"', '```json\n[{"name":"now",'])
 def test_what_a_grammar_allows_is_read_as_calls_that_fit(
-    source: str, required: bool, codec: Tokenizer, compiler: GrammarCompiler
+    source: str, begun: str, codec: Tokenizer, compiler: GrammarCompiler
 ) -> None:
     form = form_of(source)
-    grammar = form.grammar(TOOLS, required=required, several=True)
+    if begun == "marker":
+        begun = "" if form.is_bare else form.marker
+    if begun.endswith(('"', ",")) and not form.is_named:
+        return
+    grammar = form.grammar(TOOLS, required=not begun, several=True)
     num_calls = 0
     for seed in range(6):
-        markup = walked(codec, compiler, grammar, seed, "" if required else form.marker)
+        markup = walked(codec, compiler, grammar, seed, begun)
         if markup is None:
             continue
         found = read(form, markup, range(0, 999, 11), TOOLS)

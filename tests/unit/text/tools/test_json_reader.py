@@ -99,6 +99,29 @@ def test_an_answer_without_tags_is_a_call_or_none(
     assert read(BARE, text, cuts, tools)[:2] == (shown, expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown", "calls"),
+    [
+        ('{"name": "f", "arguments": {"a": [1, "ü"]}}', "", [F]),
+        ('```json\n{\n  "name": "f",\n  "arguments": {"a": [1, "ü"]}\n}\n```', "", [F]),
+        ('```\n[{"name": "f", "arguments": {"a": [1, "ü"]}}]\n```\nSo.', "\n\nSo.", [F]),
+        ('<tools>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tools>', "", [F]),
+        ('{"name": "f", "arguments": {"a": [1, "ü"]}}\n' + CALL_G, "", [F, G]),
+        ('{"name": "x", "arguments": {}}', '{"name": "x", "arguments": {}}', []),
+        ('```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', []),
+        ('{"a": 1}\n' + CALL, '{"a": 1}\n', [F]),
+        ("```python\nf()\n```" + CALL, "```python\nf()\n```", [F]),
+        ('I say {"name": "f", "arguments": {}}', 'I say {"name": "f", "arguments": {}}', []),
+    ],
+)
+@pieces
+def test_an_answer_that_is_a_call_of_a_known_function_needs_no_tags(
+    text: str, shown: str, calls: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    tools = [{"function": {"name": name}} for name in "fg"]
+    assert read(GENERIC, text, cuts, tools)[:2] == (shown, calls)
+
+
 def test_calls_are_counted_and_told_apart() -> None:
     assert len(set(read(GENERIC, CALL + CALL).ids)) == 2
 
