@@ -212,6 +212,7 @@ MESSAGES_HARMLESS = ANSWER_HARMLESS | {
 }
 MESSAGES_OFF = {
     **{name: off for name, off in ANSWER_OFF.items() if name != "system"},
+    "thread": Off((), "nothing is stored here, so send the whole conversation"),
     "container": Off((), "code runs where the client is"),
     "mcp_servers": Off(([],), "send their tools as tools"),
 }

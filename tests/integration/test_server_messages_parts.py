@@ -159,6 +159,27 @@ def test_a_form_is_held(user: Any) -> None:
     assert message.content[0].text == written
 
 
+def test_a_runner_of_tools_goes_on_without_a_thread_of_the_server(user: Any) -> None:
+    def read(path: str) -> str:
+        """Reads a file.
+
+        Args:
+            path: of the file
+        """
+        return f"{path} has nothing in it"
+
+    runner = user.beta.messages.tool_runner(
+        model="echo",
+        max_tokens=400,
+        tools=[anthropic.beta_tool(read)],
+        messages=said(CLOSED + call("read", path="a")),
+        max_iterations=2,
+    )
+    asked, last = list(runner)
+    assert (asked.stop_reason, asked.content[0].input) == ("tool_use", {"path": "a"})
+    assert "nothing in it" in last.content[0].text
+
+
 def test_an_agent_calls_twenty_tools_and_each_turn_is_read_once(user: Any) -> None:
     """The system's text begins with a line that changes with each request, as Claude Code's
     does."""

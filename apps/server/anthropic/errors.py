@@ -18,5 +18,7 @@ _TYPES = {
 
 def error_document(error: ApiError) -> dict[str, Any]:
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    told = {"type": _TYPES.get(error.status, other), "message": error.message}
+    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
+    if error.param == "thread":  # clients that read this ask again without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": told}
