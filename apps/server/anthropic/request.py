@@ -111,7 +111,7 @@ class CountRequest(AnswerRequest):
     def for_chat(self) -> ChatRequest:
         """Returns the same as a request of `/v1/chat/completions`. Raises ApiError."""
         asked = self.given(AnswerRequest)
-        format = self.output_format or (self.output_config and self.output_config.format)
+        format = self.output_format or (self.output_config or OutputConfig()).format
         if format is not None:
             asked["response_format"] = {"type": "json_schema", "schema": format.given}
         if self.tool_choice is not None:
@@ -134,7 +134,7 @@ class CountRequest(AnswerRequest):
         """Who does not ask for thoughts expects the first block to be a text. A budget and an
         effort are the most that is wanted: a model without thoughts is asked, too."""
         thinking = self.thinking or Thinking(type="disabled")
-        effort = self.output_config and self.output_config.effort
+        effort = (self.output_config or OutputConfig()).effort
         asked = {
             "enable_thinking": thinking.type != "disabled",
             "reasoning_budget": thinking.budget_tokens,

@@ -46,8 +46,8 @@ class OllamaGenerateRequest(OllamaChatRequest):
     @model_validator(mode="after")
     def _asks_as_a_user(self) -> OllamaGenerateRequest:
         if self.prompt:
-            said = {"system": self.system, "user": self.prompt}
-            self.messages = [Message(role=role, content=c) for role, c in said.items() if c]
+            system = [Message(role="system", content=self.system)] if self.system else []
+            self.messages = [*system, Message(role="user", content=self.prompt)]
         return self
 
     def continued(self) -> CompletionRequest | None:
