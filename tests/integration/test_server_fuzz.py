@@ -48,6 +48,7 @@ ASKED = [
     ("post", "/api/generate", 30),
     ("post", "/api/show", 5),
     ("post", "/infill", 20),
+    ("post", "/v1/fim/completions", 10),
     ("post", "/completion", 10),
     ("post", "/tokenize", 20),
     ("post", "/detokenize", 10),

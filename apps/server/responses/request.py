@@ -9,7 +9,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_valida
 from pydantic.json_schema import SkipJsonSchema
 
 from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import Body, JsonObject
+from edge_spec.apps.server.body import Body
 from edge_spec.apps.server.field_names import Off, OtherNames, refusal
 from edge_spec.apps.server.forms import AskedForm, ResponseFormat, asked_format
 from edge_spec.apps.server.messages import MAX_TOOLS, Message
@@ -90,7 +90,7 @@ class ResponsesRequest(ChatRequest):
     metadata: dict[str, str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     n: Literal[1] | None = None
-    _given: JsonObject = PrivateAttr(default_factory=dict)
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _names: dict[str, tuple[str | None, str]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
