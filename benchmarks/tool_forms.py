@@ -134,7 +134,8 @@ def _checked(template: ChatTemplate, native: NativeTools) -> tuple[bool, bool, b
     asked = template.render(*fitted(messages[:1], _TOOLS, traits))
     # An answer that is one of calls alone begins where the model does, others after a thought.
     begun = next(n for n in range(len(prompt) + 1) if not asked.startswith(prompt[: n + 1]))
-    starts = (begun, prompt.find(native.form.markers[0], prompt.find(_USER)))
+    marker = next(iter(native.form.markers), "")
+    starts = (begun, prompt.find(marker, prompt.find(_USER)))
     grammar = native.form.grammar(_TOOLS, required=True, several=True)
     without_end = re.sub(r"<\|[^<>]*\|>$", "", written)  # of the model's turn
     return (

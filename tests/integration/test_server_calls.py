@@ -16,7 +16,7 @@ from edge_spec.text.tools.harmony import HarmonyForm
 from edge_spec.text.tools.protocol import ToolForm
 from fixtures.call_templates import CALLS, SPECIAL
 from fixtures.echo_model import byte_tokenizer, open_echo
-from fixtures.keyed_templates import HARMONY, TEMPLATES, echoing
+from fixtures.keyed_templates import BARE, HARMONY, TEMPLATES, echoing
 from fixtures.server_requests import CHAT, ask, events
 
 TOOLS = [
@@ -38,7 +38,7 @@ TOOLS = [
     for name in ("weather", "look_up")
 ]
 FULL = {"city": 'Lima\n"<b>" \u00e9', "days": 3, "names": ["a", "b c"]}
-BARE = ("python-bare", "bare")  # nothing but the whole answer may be a call
+WHOLE = (*BARE, "bare")  # nothing but the whole answer may be a call
 
 
 class Caller:
@@ -130,10 +130,10 @@ def test_text_comes_before_calls(caller: Caller) -> None:
     if isinstance(caller.form, HarmonyForm):
         said = "So it is."
         written = f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant{written}"
-    elif caller.name not in BARE:
+    elif caller.name not in WHOLE:
         written = said + written
     answer = caller.answer(written, tools=TOOLS)
-    assert answer["text"] == ("" if caller.name in BARE else said)
+    assert answer["text"] == ("" if caller.name in WHOLE else said)
     assert answer["calls"] == [("weather", '{"city": "Lima"}')]
 
 

@@ -48,11 +48,11 @@ def keyed_form(render: RenderCalls) -> KeyedForm | None:
         return None
     if not (quote or value_closing.strip()):
         return None
-    comma = texts.middle.removeprefix(quote) if quote else ""
+    comma = (texts.middle.removeprefix(quote) or ", ") if quote else ""
     if not texts.head.endswith(key_opening):
         comma, key_opening = key_opening, ""
     closing = texts.rest.removeprefix(quote or value_closing)
-    is_told = numbers.key_closing != texts.key_closing.removesuffix(quote)
+    is_told = not quote and numbers.key_closing != texts.key_closing
     return KeyedForm(
         opening=texts.opening.lstrip(),
         head=texts.head.removesuffix(key_opening),
@@ -85,7 +85,12 @@ def _parts(render: RenderCalls, values: Sequence[Any]) -> _Parts | None:
 
 
 def _quote(texts: _Parts, numbers: _Parts) -> str:
-    """Returns what stands around a text and around no number; "" where that is nothing."""
+    """Returns what stands around a text and around no number; "" where that is nothing. Some
+    templates write quotes around the numbers of Python's calls, too."""
+    if texts.head.strip() == "(" and texts.key_closing.strip() in ("='", '="'):
+        quote = texts.key_closing.strip()[-1]
+        if texts.middle.startswith(quote) and texts.rest.startswith(f"{quote})"):
+            return quote
     quote = texts.key_closing.removeprefix(numbers.key_closing)
     is_around = quote and texts.middle == quote + numbers.middle and texts.rest.startswith(quote)
     return quote if is_around and texts.key_closing.startswith(numbers.key_closing) else ""

@@ -18,7 +18,7 @@ from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.keyed_form import KeyedForm
 from fixtures import form_walks
 from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
-from fixtures.keyed_templates import TEMPLATES
+from fixtures.keyed_templates import BARE, TEMPLATES
 from fixtures.read_calls import read
 
 PROPERTIES: dict[str, Any] = {
@@ -151,7 +151,7 @@ def assert_fits(arguments: dict[str, Any]) -> None:
     assert "x" in arguments.get("place", {"x": 1})
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "python-bare"])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in BARE])
 def test_tags_that_are_special_tokens_are_written_as_such(name: str) -> None:
     form = form_of(name)
     grammar = form.grammar(TOOLS, required=True, several=True)
