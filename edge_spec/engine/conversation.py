@@ -14,14 +14,15 @@ from edge_spec.core.metrics import PlainRate
 from edge_spec.core.model import Restorable, keep_place
 from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.kept_conversations import LEAST_TOKENS, KeptConversation
+from edge_spec.engine.kept_conversations import LEAST_TOKENS, LONGEST_TAIL, KeptConversation
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading
+from edge_spec.errors import EdgeSpecError
 
 _TAIL_TOKENS = 16  # that ask for the answer, until it is known how many do
 _MOST_KEPT = 8  # times the tokens that are given up: a conversation that is larger costs too much
-_LONGEST_TAIL, _REMEMBERED_TAILS = 64, 4
+_REMEMBERED_TAILS = 4
 
 
 class Conversation:
@@ -51,11 +52,14 @@ class Conversation:
         self.tokens: list[int] = []  # those in the target's cache
         self.failed = False  # the target did: what its session holds is not known
         self._keeps_places = keeps_places
-        self._places: list[int] = []  # lengths of the prompt at which one is to be kept
+        # Lengths of the prompt at which one is to be kept, and after each pass until then: the next
+        # prompt may part from this one where the last ones did, at its end or short of what asks
+        # for the answer, or where this one has parted from the text before.
+        self._places: list[int] = []
         self._num_prompted = 0  # tokens of the last prompt
-        # How many of a prompt's last tokens the next prompts did not have: those that ask for the
-        # answer, and where templates drop thoughts, those that begin one.
-        self._tails = deque([_TAIL_TOKENS], _REMEMBERED_TAILS)
+        self._has_gone_on = False  # prompts have gone on from those before them
+        # How many of a prompt's last tokens the next prompts did not have.
+        self._tails = deque[int](maxlen=_REMEMBERED_TAILS)
 
     def reuse(self, prompt: Sequence[int]) -> int:
         """Rolls back to the longest common prefix, short of the pending token, or to the last place
@@ -72,21 +76,31 @@ class Conversation:
             shared = self._exchange(prompt, shared)
         kept = self.cut(shared)
         self.tokens = list(prompt[:kept])
+        tail = self._num_prompted - shared
+        goes_on = bool(self._num_prompted) and tail <= LONGEST_TAIL
+        if goes_on:
+            self._tails.append(max(0, tail))
+        self._has_gone_on = goes_on or (self._has_gone_on and shared >= LEAST_TOKENS)
+        self._num_prompted = len(prompt)
         if self._keeps_places:
-            self._plan_places(prompt, shared)
+            tails = self._tails or (_TAIL_TOKENS, 0)
+            ends = {max(shared, len(prompt) - max(1, tail)) for tail in tails}
+            self._places = sorted({shared, *ends})
         return kept
 
     def _exchange(self, prompt: Sequence[int], shared: int) -> int:
         """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
         takes up the one that it goes on from, if that is kept. Returns how many tokens of the
         prompt the cache then begins with. Raises SessionError."""
-        target, kept = self.decoder.target, self.prompts.conversations
+        target = self.decoder.target
         if collects(target) or not isinstance(target, Restorable):
             return shared
         try:
             if _MOST_KEPT * (len(self.tokens) - shared) > len(self.tokens):
-                self._keep(target)
-            found = kept.take(np.array(prompt[:-1], np.int32), shared + LEAST_TOKENS)
+                kept = self._taken(target)
+                if kept is not None:
+                    self.prompts.conversations.keep(kept)
+            found = self.prompts.take(np.array(prompt[:-1], np.int32), shared + LEAST_TOKENS)
             if found is None or found[0].noise > self.noise:
                 return shared
             taken, length = found
@@ -94,20 +108,34 @@ class Conversation:
                 target.restore(taken.state, len(taken.tokens))
                 self.tokens = taken.tokens.tolist()
                 self.num_whole, self.noise = taken.num_whole, taken.noise
-                self._num_prompted = taken.num_prompted
+                self._num_prompted, self._has_gone_on = taken.num_prompted, taken.has_gone_on
                 return length
         except BaseException:  # an interrupt, too: what the cache holds is not known
             self.failed = True
             raise
         return shared
 
-    def _keep(self, target: Restorable) -> None:
+    def put_away(self) -> None:
+        """Writes it to disk, where conversations are kept there and it can tell its state."""
+        target, files = self.decoder.target, self.prompts.conversation_files
+        if files is None or self.failed or not isinstance(target, Restorable) or collects(target):
+            return
+        if self._has_gone_on:
+            with suppress(EdgeSpecError):
+                kept = self._taken(target)
+                if kept is not None:
+                    files.write(kept)
+
+    def _taken(self, target: Restorable) -> KeptConversation | None:
+        """Returns this conversation as it is, if it is worth keeping."""
+        if len(self.tokens) < LEAST_TOKENS:
+            return None
         with translate_errors:
             state = target.state()
-        if state:
-            tokens = np.array(self.tokens, np.int32)
-            kept = KeptConversation(tokens, state, self._num_prompted, self.num_whole, self.noise)
-            self.prompts.conversations.keep(kept)
+        tokens = np.array(self.tokens, np.int32)
+        prompted, is_long = self._num_prompted, self._has_gone_on
+        found = KeptConversation(tokens, state, prompted, self.num_whole, self.noise, is_long)
+        return found if state else None
 
     def next_end(self, prompt: Sequence[int]) -> int:
         """Returns where the next pass over the prompt ends."""
@@ -123,19 +151,9 @@ class Conversation:
             self.decoder.passes.prefill(target, prompt[start:end])
         if start == self.num_whole and end - start == PREFILL_TOKENS:
             self.num_whole = end
-        if self._keeps_places and end <= max(self._places):
+        if self._keeps_places and end <= self._places[-1]:
             with translate_errors:
                 keep_place(target)
-
-    def _plan_places(self, prompt: Sequence[int], shared: int) -> None:
-        """The next prompt may part from this one short of what asks for the answer, or where this
-        one has parted from the text before; a place is kept there, and after each pass until
-        then."""
-        tail = self._num_prompted - shared
-        if self._num_prompted and tail <= _LONGEST_TAIL:
-            self._tails.append(max(0, tail))
-        self._num_prompted = len(prompt)
-        self._places = [shared, max(shared, len(prompt) - max(1, *self._tails))]
 
     def recall(self, reading: PromptReading, cancelled: Callable[[], bool]) -> None:
         """Takes up what is kept of the prompt, or what other conversations read of it; may wait for

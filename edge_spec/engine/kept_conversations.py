@@ -16,19 +16,24 @@ from edge_spec.fitting.memory import free_bytes
 
 MAX_BYTES = 1_000_000_000  # of all of them
 LEAST_TOKENS = 256  # that are worth keeping, or taking up again: fewer are read in no time
+# Tokens at the end of a prompt that the next one of the conversation may not have: those that ask
+# for the answer, and where templates drop thoughts, those that begin one.
+LONGEST_TAIL = 64
 _SHARE = 4  # times the bytes of a state, which have to be free
 
 
 @dataclass(frozen=True, eq=False)
 class KeptConversation:
     """tokens: [length] int32, whose state it is. num_prompted: tokens of its last prompt.
-    num_whole, noise: as `Conversation` has them."""
+    num_whole, noise: as `Conversation` has them. has_gone_on: whether it has had several prompts,
+    and may be expected to have more."""
 
     tokens: np.ndarray
     state: Mapping[str, np.ndarray]
     num_prompted: int = 0
     num_whole: int = 0
     noise: float = 0.0
+    has_gone_on: bool = True
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +67,7 @@ class KeptConversations:
         if not self.has_room(new.num_bytes):
             return
         with self._lock:
-            others = (each for each in self._kept if not _goes_on(new.tokens, each.tokens))
+            others = (each for each in self._kept if not goes_on(new.tokens, each.tokens))
             self._kept = [*others, new]
             left = sum(each.num_bytes for each in self._kept)
             while left > self._max_bytes:
@@ -81,9 +86,11 @@ class KeptConversations:
                 self._kept.append(kept)
             return kept, shared
 
-    def clear(self) -> None:
+    def clear(self) -> list[KeptConversation]:
+        """Forgets all of them, and returns them."""
         with self._lock:
-            self._kept.clear()
+            kept, self._kept = self._kept, []
+        return kept
 
 
 def common(one: np.ndarray, other: np.ndarray) -> int:
@@ -93,6 +100,6 @@ def common(one: np.ndarray, other: np.ndarray) -> int:
     return int(differs[0]) if len(differs) else most
 
 
-def _goes_on(tokens: np.ndarray, earlier: np.ndarray) -> bool:
+def goes_on(tokens: np.ndarray, earlier: np.ndarray) -> bool:
     """Says whether these tokens go on from nearly all of the earlier ones."""
     return common(tokens, earlier) >= len(earlier) - LEAST_TOKENS

@@ -14,7 +14,8 @@ from threading import Condition
 
 import numpy as np
 
-from edge_spec.engine.kept_conversations import KeptConversations, common
+from edge_spec.engine.conversation_files import ConversationFiles
+from edge_spec.engine.kept_conversations import KeptConversation, KeptConversations, common
 from edge_spec.engine.prompt_files import PREFILL_TOKENS, KeptPrompt, PromptFiles
 
 MAX_BYTES = 256_000_000  # of all states in memory
@@ -72,6 +73,7 @@ class PromptCache:
         in memory; those that were used last stay."""
         self.files = files
         self.conversations = KeptConversations()
+        self.conversation_files = None if files is None else ConversationFiles(files)
         self._max_bytes = max_bytes
         self._changed = Condition()
         self._num_conversations = 0
@@ -90,8 +92,11 @@ class PromptCache:
             self._num_conversations -= 1
             if not self.is_shared:
                 self._kept.clear()
-            if not self._num_conversations:
-                self.conversations.clear()
+            is_last = not self._num_conversations
+        if is_last:
+            for kept in self.conversations.clear():
+                if self.conversation_files is not None and kept.has_gone_on:
+                    self.conversation_files.write(kept)
         if self.files is not None:
             self.files.flush()
 
@@ -129,6 +134,14 @@ class PromptCache:
             self._kept.remove(kept)
             self._kept.append(kept)
             return kept, length
+
+    def take(self, prompt: np.ndarray, more_than: int) -> tuple[KeptConversation, int] | None:
+        """Returns the conversation in memory, or on disk, that shares most tokens with the prompt,
+        if they are more than that, and how many."""
+        found = self.conversations.take(prompt, more_than)
+        if found is None and self.conversation_files is not None:
+            found = self.conversation_files.take(prompt, more_than)
+        return found
 
     def has(self, tokens: np.ndarray) -> bool:
         """Tells whether what is in memory is of use for all of these."""

@@ -29,13 +29,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class KeptPrompt:
-    """The state of a target's cache after tokens that whole passes have written.
+    """The state of a target's cache after tokens, that whole passes have written where it is of a
+    prompt.
 
-    tokens: [length] int32.
+    tokens: [length] int32. noise: as `Conversation` has it. note: a JSON object.
     """
 
     tokens: np.ndarray
     state: Mapping[str, np.ndarray]
+    noise: float = 0.0
+    note: Mapping[str, int] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -51,10 +54,11 @@ class PromptFiles:
     """
 
     def __init__(self, directory: Path, key: str, max_bytes: int = MAX_BYTES) -> None:
-        self._directory = directory
-        self._key = key
+        self.directory = directory
+        self.key = key
         self._max_bytes = max_bytes
         self._seen: dict[Path, None] = {}  # beginnings of the prompts of this process
+        self._again: dict[Path, int] = {}  # by the first pass of a text: `may_read_again`
         self._lock = Lock()
         self._writer = ThreadPoolExecutor(1, "prompt-cache")
         self._writing: Future[None] | None = None  # the last of them
@@ -63,11 +67,11 @@ class PromptFiles:
     def paths(self, prompt: Sequence[int]) -> dict[int, Path]:
         """Returns, by length, where the states after its whole passes are kept, or would be."""
         tokens = np.array(prompt, "<i4")
-        digest = hashlib.sha256(self._key.encode())
+        digest = hashlib.sha256(self.key.encode())
         found = {}
         for length in range(PREFILL_TOKENS, len(prompt), PREFILL_TOKENS):
             digest.update(tokens[length - PREFILL_TOKENS : length].tobytes())
-            found[length] = self._directory / f"{digest.hexdigest()}{SUFFIX}"
+            found[length] = self.directory / f"{digest.hexdigest()}{SUFFIX}"
         return found
 
     def shared(self, paths: Mapping[int, Path]) -> int:
@@ -82,21 +86,34 @@ class PromptFiles:
                 del self._seen[path]
         return longest
 
-    def read(self, path: Path, tokens: Sequence[int]) -> Mapping[str, np.ndarray] | None:
-        """Returns the state after these tokens; None where it is not kept. A damaged file is
-        removed, which one line says."""
+    def may_read_again(self, paths: Mapping[int, Path], length: int) -> bool:
+        """Says whether less than a pass may be read again so that the beginning of this length can
+        be kept: of a text that goes on and on, each time that it is twice as long."""
+        with self._lock:
+            first = paths[PREFILL_TOKENS]
+            is_due = length >= 2 * self._again.get(first, 0)
+            if is_due:
+                self._again[first] = length
+            for path in list(self._again)[:-_MAX_SEEN]:
+                del self._again[path]
+        return is_due
+
+    def read(self, path: Path, tokens: Sequence[int] | None = None) -> Snapshot | None:
+        """Returns what is kept, after these tokens where they are known; None where it is not. A
+        damaged file is removed, which one line says."""
         if not path.is_file():
             return None
         try:
             snapshot = read_snapshot(path)
-            if snapshot.description.fingerprint != self._key or snapshot.tokens.tolist() != tokens:
+            is_other = tokens is not None and snapshot.tokens.tolist() != tokens
+            if snapshot.description.fingerprint != self.key or is_other:
                 raise SnapshotError(f"{path} is of another prompt", remedy="It is read again.")
         except SnapshotError as error:
             self.forget(path, error)
             return None
         with suppress(OSError):
             os.utime(path)  # the least recently used one goes first
-        return snapshot.cache
+        return snapshot
 
     def forget(self, path: Path, why: Exception) -> None:
         _log.warning("a kept prompt cannot be used and is read again: %s", why)
@@ -119,7 +136,7 @@ class PromptFiles:
             writing = self._writing
         error = None if writing is None else writing.exception()
         if isinstance(error, Exception):
-            tell_unkept(self._directory, error)
+            tell_unkept(self.directory, error)
 
     def _write_waiting(self, taken: Mapping[Path, KeptPrompt], size: int) -> None:
         try:
@@ -134,14 +151,14 @@ class PromptFiles:
                 continue
             description = Description(
                 model="",
-                fingerprint=self._key,
+                fingerprint=self.key,
                 computing="",
                 drafts=(),
                 exact=False,
-                noise=0.0,
+                noise=each.noise,
                 plain_s=(),
                 learnt={},
-                note=None,
+                note=None if each.note is None else dict(each.note),
             )
             try:
                 write_snapshot(path, Snapshot(description, each.tokens, each.state, {}))
@@ -153,7 +170,7 @@ class PromptFiles:
     def _evict(self) -> None:
         """Removes those that were not used for longest, until the others fit."""
         found = []
-        for path in self._directory.glob(f"*{SUFFIX}"):
+        for path in self.directory.glob("[!.]*"):  # conversations, too
             with suppress(OSError):  # another process has removed it
                 stat = path.stat()
                 found.append((stat.st_mtime_ns, stat.st_size, path))

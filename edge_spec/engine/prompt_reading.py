@@ -107,6 +107,7 @@ class PromptReading(Reading):
             and met <= num_whole
             and met < held < met + PREFILL_TOKENS
             and place_before(target, met) == met
+            and files.may_read_again(self._paths, met)
         ):
             # What an earlier prompt began with, too, can be kept: less than a pass is read again.
             num_whole = self._cut(target, met)
@@ -119,13 +120,13 @@ class PromptReading(Reading):
         for length, path in sorted(self._paths.items(), reverse=True):
             if length <= target.length:
                 break
-            state = files.read(path, self.tokens[:length].tolist())
-            if state is None:
+            kept = files.read(path, self.tokens[:length].tolist())
+            if kept is None:
                 continue
             assert isinstance(target, Restorable)
             try:
                 with TranslatedErrors(ValueError):
-                    target.restore(state, length)
+                    target.restore(kept.cache, length)
             except ValueError as error:
                 files.forget(path, error)
                 continue

@@ -143,6 +143,27 @@ def check_beginning(path: Path) -> None:
         _require_magic(path, file.read(_START.size))
 
 
+def read_tokens(path: Path) -> np.ndarray:
+    """Returns [length] int32, the text of a snapshot as its first bytes tell it, without a look at
+    the others. Raises SnapshotError for what is none, OSError."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START.size)
+            _require_magic(path, start)
+            header_bytes = min(_START.unpack(start)[2], MAX_HEADER_BYTES)
+            header = _Header.model_validate(json.loads(file.read(header_bytes)))
+            listed = next(iter(header.arrays), None)
+            if listed is None or (listed.name, listed.type) != ("tokens", "<i4"):
+                raise ValueError("it does not begin with its text")
+            if listed.num_bytes > path.stat().st_size:
+                raise ValueError("it ends within its text")
+            return np.frombuffer(file.read(listed.num_bytes), "<i4").astype(np.int32)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(
+            f"{path} is damaged: {_reason(error)}", remedy="Restore another snapshot."
+        ) from None
+
+
 def _require_magic(path: Path, start: bytes) -> None:
     if len(start) < _START.size or not start.startswith(_MAGIC):
         raise SnapshotError(

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.engine.conversation_files import SUFFIX
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.agent_turns import (
@@ -147,3 +148,29 @@ def test_a_server_tells_what_the_turns_of_more_agents_than_slots_did_not_read(
                 if at:
                     assert cached >= read[name] - 64, (at, name)
                 read[name] = usage["prompt_tokens"]
+
+
+def test_a_run_goes_on_after_a_restart(kind: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """Also in a process beside it, and where a file is damaged, only more is read."""
+    turns = TURNS[1:5]
+    with open_tiny(kind, models[kind]) as engine:
+        expected = ask_turns(engine, turns)
+    found, kept = [], tmp_path / "kept"
+    for some in (turns[:2], turns[2:3]):
+        with open_tiny(kind, models[kind], prompt_cache=str(kept)) as engine:
+            found += ask_turns(engine, some)
+        assert len(list(kept.glob(f"*{SUFFIX}"))) == 1  # what it has gone on from is gone
+    assert found[2].read <= expected[2].needed + MOST_MORE.get(kind, 0)
+    one, other = (open_tiny(kind, models[kind], prompt_cache=str(kept)) for _ in range(2))
+    with one, other:
+        beside = [ask_turns(engine, turns[3:])[0] for engine in (one, other)]
+    assert [turn.text for turn in (*found, beside[0])] == [turn.text for turn in expected]
+    assert beside[0] == beside[1]
+    [path] = kept.glob(f"*{SUFFIX}")
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with open_tiny(kind, models[kind], prompt_cache=str(kept)) as engine:
+        [damaged] = ask_turns(engine, turns[3:])
+        assert not path.exists()
+    assert damaged.text == beside[0].text and damaged.read > beside[0].read

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.lookup.corpus_file import check_index
-from edge_spec.engine.prompt_files import SUFFIX as PROMPT_SUFFIX
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.memory import format_bytes
@@ -46,7 +45,7 @@ def _check_conversion(path: Path) -> None:
 KINDS = (
     Kind("bundles", "[!.]*", _check_conversion),
     Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
-    Kind("prompts", f"*{PROMPT_SUFFIX}", check_beginning),
+    Kind("prompts", "[!.]*", check_beginning),
     Kind("profiles", "*.json", read_key),
     Kind("rows", "*.json", read_rows),
     Kind("digests", "*.json", check_digests),
