@@ -39,7 +39,8 @@ class Found:
 def matched(pieces: Sequence[Piece], text: str) -> Found | Literal[_Partial.PARTIAL] | None:
     """Says whether `text` begins with these pieces, however it is spaced; arguments end them, and
     are not read."""
-    place, values = 0, {}
+    place = 0
+    values: dict[Slot, str] = {}
     for piece in pieces:
         if isinstance(piece, str):
             end = _after(piece, text, place)
