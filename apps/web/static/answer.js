@@ -14,6 +14,7 @@ const NOTES = {
 const IN_THOUGHT = {
   length: "The limit of tokens, or the end of the context, was reached within the thought.",
   cancelled: "It was stopped within the thought.",
+  stop: "The model ended its answer within the thought.",
 };
 
 /** `actions`: regenerate(), retry() and choose(step), about this message; copy(text, button). */
