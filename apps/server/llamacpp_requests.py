@@ -92,7 +92,9 @@ class InfillRequest(LlamaCppRequest):
 
     @model_validator(mode="after")
     def _has_text(self) -> InfillRequest:
-        if not (self.input_prefix or self.input_suffix or self.prompt):
+        """An empty file has no text, and a prompt that is only read may have other files alone."""
+        given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
+        if not given:
             raise refusal("input_prefix", "is missing: send the text before the cursor")
         return self
 

@@ -127,6 +127,31 @@ def test_an_editors_request_is_taken_as_it_sends_it(editor: httpx.Client) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("extra", [[], [{"text": "a = 1\n", "time": [12, 5], "filename": "a.py"}]])
+def test_an_editor_warms_a_slot_without_a_text(
+    editor: httpx.Client, extra: list[dict[str, Any]]
+) -> None:
+    """As llama.vim and llama.vscode do when other files have changed."""
+    told = ask(
+        editor,
+        "/infill",
+        id_slot=0,
+        input_prefix="",
+        input_suffix="",
+        input_extra=extra,
+        prompt="",
+        n_predict=0,
+        temperature=0.0,
+        stream=False,
+        samplers=[],
+        cache_prompt=True,
+        t_max_prompt_ms=1,
+        t_max_predict_ms=1,
+        response_fields=[""],
+    )
+    assert told == {}
+
+
 def test_no_tokens_are_written_where_a_prompt_is_only_to_be_read(editor: httpx.Client) -> None:
     asked = {**AROUND, "input_suffix": "\n# another end", "n_predict": 0}
     told = ask(editor, "/infill", **asked)
@@ -173,7 +198,7 @@ def test_completions_with_a_suffix_fill_in(editor: httpx.Client, coder: Engine) 
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/infill", {"input_prefix": ""}, "input_prefix"),
+        ("/infill", {"n_predict": 8}, "input_prefix"),
         ("/infill", {**AROUND, "input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
         ("/infill", {**AROUND, "input_extra": {"x.py": "text"}}, "input_extra"),
         ("/infill", {**AROUND, "prompt": [1, 2]}, "prompt"),
