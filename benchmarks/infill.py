@@ -7,11 +7,12 @@ The peer is asked for the same texts by its /infill. It cuts a prompt to its bat
 to what its context has beside it: give it `-c 8192 -b 4096 -np 1`, and as many threads as ours has.
 All is greedy, and the sides take turns.
 
-`places`: files are cut at places that a seed draws, of three kinds: `line`, the end of a line;
-`middle`, within one; `body`, a function without its body. Prints by kind the time of the whole
-completion, from the request to the last token, of that the time of writing, the share of draft
-tokens that were accepted, and how many texts are equal. Our server drafts (`auto`) or not
-(`plain`). With --files, each prompt has that many other files of the same folder before it.
+`places`: files are cut at places that a seed draws, of three kinds: `line`, some lines after the
+end of one; `middle`, the rest of a line; `body`, a function without its body. Prints by kind the
+time of the whole completion, from the request to the last token, of that the time of writing, the
+share of draft tokens that were accepted, how many first lines are those of the file (`right`), and
+how many texts are equal. Our server drafts (`auto`) or not (`plain`). With --files, each prompt has
+that many other files of the same folder before it; with --suffix-first, ours has the other order.
 
 `keystrokes`: a line is typed, a few letters a request, as editors ask: tokens that each request
 reads, and its time, for either order of the texts. A prompt that ends with the suffix has all of it
@@ -55,6 +56,7 @@ class Place:
     path: Path
     before: str
     after: str
+    missing: str  # between them
 
     def body(self, arguments: argparse.Namespace) -> dict[str, Any]:
         return {
@@ -66,6 +68,11 @@ class Place:
             "n_predict": arguments.tokens,
             "temperature": 0,
         }
+
+    def is_right(self, text: str) -> bool:
+        """Says whether the first line of a text is that of the file."""
+        first, expected = (each.lstrip("\n").split("\n")[0] for each in (text, self.missing))
+        return first == expected
 
 
 def source_files() -> list[Path]:
@@ -107,15 +114,22 @@ def _cut(kind: str, path: Path, draw: random.Random) -> Place | None:
     text = path.read_text()
     if kind == "body":
         span = _body(text, draw)
-        return None if span is None else Place(kind, path, text[: span[0]], text[span[1] :])
+        return None if span is None else _place(kind, path, text, *span)
     lines = text.splitlines(keepends=True)
     number = draw.randrange(20, len(lines) - 5)
     line = lines[number].rstrip("\n")
     if len(line.strip()) < 10:
         return None
     start = sum(map(len, lines[:number]))
-    at = len(line) if kind == "line" else draw.randrange(len(line) // 2, len(line))
-    return Place(kind, path, text[: start + at], text[start + len(line) :])
+    end = start + len(line)
+    if kind == "line":
+        after = end + sum(map(len, lines[number + 1 : number + 1 + draw.randrange(1, 5)]))
+        return _place(kind, path, text, end, after)
+    return _place(kind, path, text, start + draw.randrange(len(line) // 2, len(line)), end)
+
+
+def _place(kind: str, path: Path, text: str, begin: int, end: int) -> Place:
+    return Place(kind, path, text[:begin], text[end:], text[begin:end])
 
 
 def _body(text: str, draw: random.Random) -> tuple[int, int] | None:
@@ -168,9 +182,11 @@ def measure_places(arguments: argparse.Namespace) -> dict[str, Any]:
             body, told = place.body(arguments), {}
             names = list(sides)
             for side in names[number % len(names) :] + names[: number % len(names)]:
-                answer, took_ms = ask(sides[side], body)
+                first = arguments.suffix_first and side != "peer"
+                answer, took_ms = ask(sides[side], body | ({"spm_infill": True} if first else {}))
                 told[side] = {
                     "text": answer["content"],
+                    "is_right": place.is_right(answer["content"]),
                     "whole_ms": took_ms,
                     "write_ms": answer["timings"]["predicted_ms"],
                     "read_n": answer["timings"]["prompt_n"],
@@ -204,7 +220,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     head = ["kind", "places"]
     head += [f"{side}: whole, writing (s)" for side in sides]
     head += [f"x {side}: whole, writing" for side in others]
-    head += ["accepted of drafted", *(f"equal texts: {side}" for side in others)]
+    head += ["accepted of drafted", "right", *(f"equal texts: {side}" for side in others)]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for kind in (*dict.fromkeys(row["kind"] for row in rows), "all"):
         of_kind = [row["sides"] for row in rows if kind in (row["kind"], "all")]
@@ -225,6 +241,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             sum(each["auto"][n] for each in of_kind) for n in ("draft_n_accepted", "draft_n")
         ]
         cells.append(f"{drafted[0]}/{drafted[1]}")
+        cells.append(f"{sum(each['auto']['is_right'] for each in of_kind)}/{len(of_kind)}")
         cells += [
             f"{sum(each[side]['text'] == each['auto']['text'] for each in of_kind)}/{len(of_kind)}"
             for side in others
@@ -250,7 +267,7 @@ def measure_keystrokes(arguments: argparse.Namespace) -> dict[str, Any]:
             found = asks.setdefault(f"{side}, {'suffix' if first else 'prefix'} first", [])
             for place in chosen:
                 for number, (before, line, after) in enumerate(typed(place, arguments.step)):
-                    body = Place("line", place.path, before, after).body(arguments)
+                    body = Place("line", place.path, before, after, "").body(arguments)
                     body |= {"prompt": line, **({"spm_infill": True} if first else {})}
                     answer, took_ms = ask(sides[side], body)
                     if number:
@@ -299,6 +316,7 @@ def main() -> None:
         command.add_argument("--files", type=int, default=0, help="others before each prompt")
         command.add_argument("--json", type=Path)
         command.set_defaults(run=run)
+    commands.choices["places"].add_argument("--suffix-first", action="store_true")
     commands.choices["keystrokes"].add_argument("--step", type=int, default=3)
     arguments = parser.parse_args()
     report(arguments.run(arguments), arguments.json)
