@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_spec import Engine
 from edge_spec.cli.main import run
+from edge_spec.core.model import Forward
+from edge_spec.core.tree import Verdict
+from edge_spec.drafters import factory
+from edge_spec.drafters.factory import DrafterContext
+from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 
+VOCAB = 256
 PROMPT = "a prompt that is asked again "
 
 
@@ -52,6 +60,24 @@ def test_an_answer_drafts_the_same_one_of_any_conversation(load: Any) -> None:
     with load() as later:  # from the file
         text, drafted = answer(later)
         assert text == expected and drafted > 20
+
+
+def test_conversations_draft_from_each_other_before_anything_is_saved(cache: Path) -> None:
+    context = DrafterContext(
+        VOCAB, lambda: {chr(token): token for token in range(VOCAB)}, cache / "answers" / "a.corpus"
+    )
+    one, other = factory.answers(context), factory.answers(replace(context, drafts=()))
+    text = list(b"a text that one of them writes")
+    one.begin(text[:2])
+    out = Forward(np.zeros((1, VOCAB), np.float32))
+    for token in text[2:]:
+        tree = one.propose(0, Budget(0, 1))
+        one.observe(tree, out, Verdict((token,), (), exhausted=False))
+    one.begin(text[:2])
+    assert not (cache / "answers").exists()
+    other.begin(text[:8])
+    tree = other.propose(text[7], Budget(8, 9))
+    assert tree.tokens.tolist() == text[7 : 7 + len(tree)] and len(tree) > 4
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(load: Any, cache: Path) -> None:
