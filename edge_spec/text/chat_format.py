@@ -121,7 +121,7 @@ class ChatFormat:
         return replace(
             form,
             is_opened=thought.is_opened_by(begun),
-            is_closed=begun.rstrip().endswith(thought.closing),
+            is_closed=thought.is_passed_by(begun),
             text_opening="" if tools else thought.text_opening_after(begun),
         )
 

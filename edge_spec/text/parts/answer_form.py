@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,13 +35,18 @@ class ThoughtForm:
 
     def text_opening_after(self, prompt: str) -> str:
         """Returns what is left of `lead` after this prompt, which has asked for an answer."""
-        ends = (place for place in reversed(range(len(self.lead) + 1)))
-        begun = next(place for place in ends if prompt.rstrip().endswith(self.lead[:place]))
-        return self.lead[begun:].strip()
+        shown = prompt.rstrip()
+        return "" if self.is_passed_by(shown) else self.lead[overlap(shown, self.lead) :].strip()
 
     def is_opened_by(self, prompt: str) -> bool:
         """Says whether what follows the prompt is a thought."""
         return prompt.rstrip().endswith(self.opening)
+
+    def is_passed_by(self, prompt: str) -> bool:
+        """Says whether what follows the prompt is the text: it has closed a thought, or opened the
+        text as after one."""
+        shown, tags = prompt.rstrip(), re.split(r"(?=[<\[])", self.lead)
+        return shown.endswith(self.closing) or shown.endswith("".join(tags[-2:]) or self.closing)
 
     def ending_after(self, text: str) -> str:
         """Returns what ends a thought that is the end of this text, some of which may be there."""

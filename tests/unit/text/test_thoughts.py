@@ -95,6 +95,21 @@ def test_the_form_of_thoughts_is_found_in_the_template(
         assert found.is_closed == shown.endswith(form[1])
 
 
+@pytest.mark.parametrize(
+    ("prompt", "is_passed", "left"),
+    [
+        ("<a>", False, "<c>say<m>"),
+        ("<a><c>say<m>", True, ""),  # the prompt opens the text
+        ("<a><c>aim<m>so<end>", True, ""),
+        ("<u>say<m>", False, "<a><c>say<m>"),
+    ],
+)
+def test_what_a_prompt_says_of_the_text(prompt: str, is_passed: bool, left: str) -> None:
+    form = ThoughtForm("<c>aim<m>", "<end>", "<end><a><c>say<m>")
+    assert form.is_passed_by(prompt) == is_passed
+    assert form.text_opening_after(prompt) == left
+
+
 def test_tags_of_the_vocabulary_are_those_of_thoughts() -> None:
     codec = byte_tokenizer(["[THINK]", "[/THINK]"])
     text = ChatFormat(codec, f"{TURNS}{{% endif %}}", (EOS,), None)
