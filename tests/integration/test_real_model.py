@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ TOOL: dict[str, Any] = {
     },
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 AWKWARD = (
     *("", " ", "\n\n\n", "\t\tx", "  two  spaces ", "\u00a0\u2003x", "1234567 3.14 0x1F"),
@@ -210,6 +216,37 @@ def test_a_call_in_this_form_is_read(engine: Engine, size: int) -> None:
     assert read.text.strip() == "Let me look."
     assert call["function"]["name"] == "weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reasoning": 12},
+        {"reasoning": 12, "grammar": Grammar.json_schema(ANSWER)},
+        {"reasoning": "off", "grammar": Grammar.json_schema(ANSWER)},
+    ],
+    ids=str,
+)
+def test_a_thought_is_drafted_and_ended_like_any_text(engine: Engine, options: Any) -> None:
+    """Its tags are no tokens of this vocabulary: the model spells them in pieces."""
+    parts, found = engine.parts, []
+    engine.parts = replace(parts, text=replace(parts.text, chat_template=THINKING))
+    try:
+        for drafter in ("none", "auto"):
+            engine.set_drafter(drafter)
+            with engine.verifying_all_draft_tokens():
+                found.append(
+                    engine.chat("How much is 12 times 3, plus 4?", max_tokens=60, **options)
+                )
+    finally:
+        engine.parts = parts
+    plain, drafted = found
+    assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
+    assert (plain.text, plain.reasoning) == (drafted.text, drafted.reasoning)
+    assert bool(plain.reasoning) == (options["reasoning"] != "off") and drafted.stats.draft_n
+    assert "think>" not in plain.text + plain.reasoning
+    if "grammar" in options:
+        assert list(json.loads(plain.text)) == ["answer"]
 
 
 def test_a_required_call_is_one_and_no_drafter_changes_it(engine: Engine) -> None:

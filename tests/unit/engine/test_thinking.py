@@ -121,17 +121,15 @@ def test_without_reasoning_the_answer_begins_at_once(
     assert result.text[:1] in ("y", "n") if grammar else result.finish_reason is not None
 
 
+@pytest.mark.parametrize("engine", [UNOPENED], indirect=True)
 def test_a_thought_that_the_model_opens_all_the_same_is_ended_at_once(engine: Engine) -> None:
-    if opens_thoughts(engine):
-        pytest.skip("the prompt has said that there is none")
     result = answer(engine, f"{OPENING}so{ENDING}yes", reasoning="off", max_tokens=60)
     assert result.reasoning == "" and result.reasoning_n > 0
 
 
 def test_a_grammar_that_speaks_of_thoughts_holds_them_too(engine: Engine) -> None:
-    opening = "" if opens_thoughts(engine) else OPENING
-    grammar = Grammar.lark(f"start: {json.dumps(opening)} /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
-    grammar = grammar if opening else Grammar.lark(f"start: /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
+    opening = "" if opens_thoughts(engine) else json.dumps(OPENING)
+    grammar = Grammar.lark(f"start: {opening} /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
     result = answer(engine, f"{OPENING}so{ENDING}yes", grammar=grammar)
     assert (result.reasoning, result.text) == ("so", "yes")
 
