@@ -154,7 +154,7 @@ class HarmonyReader:
         return True
 
     def _read_between(self) -> bool:
-        """Between messages there is nothing but an end and a header."""
+        """What stands before the next header is no one's."""
         place, marker = first_of((_START, _CHANNEL), self._held)
         self._held = self._held[place:]
         self._read = self._read_header if marker else self._read_between

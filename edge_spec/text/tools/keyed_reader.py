@@ -137,7 +137,7 @@ class KeyedReader:
             return {}
 
     def _read_argument(self) -> bool:
-        """Before an argument, or the end of the call."""
+        """An argument comes next, or the end of the call."""
         form = self._form
         rest = self._held.lstrip()
         if self._names and form.comma.strip() and rest.startswith(form.comma.strip()):
