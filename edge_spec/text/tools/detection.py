@@ -16,7 +16,7 @@ from edge_spec.text.parts.part import PartKind
 from edge_spec.text.plain_messages import THOUGHTS, Tools
 from edge_spec.text.template_probes import ARGUMENTS, ASSISTANT, CALLED, RESULT, TOOLS
 from edge_spec.text.tools.call_probes import CallProbes, Render
-from edge_spec.text.tools.forms import FORMS, STATED
+from edge_spec.text.tools.forms import FORMS, PYTHON, STATED
 from edge_spec.text.tools.json_form import JsonForm
 from edge_spec.text.tools.keyed_form import KeyedForm
 from edge_spec.text.tools.keyed_probe import keyed_form
@@ -26,6 +26,7 @@ from edge_spec.text.tools.protocol import ToolForm
 from edge_spec.text.tools.rendered_form import RenderedCalls, form_in
 
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
+_PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
 _CALLABLE: Tools = [
     *TOOLS,
     {"type": "function", "function": {**TOOLS[0]["function"], "name": CALLED}},
@@ -130,10 +131,13 @@ def _stated(probes: CallProbes, tokens: Collection[str]) -> NativeTools | None:
         return None
     for silence in ("", None):
         whole = probes.prompt(silence, is_text=False)
-        if whole is None or any(value in whole for value in ARGUMENTS.values()):
+        if whole is None:
             continue
-        told = (form for form in STATED if _states(whole, form) and not _states(without, form))
-        spelled = (form for form in STATED if _tags(form) and _tags(form).issubset(tokens))
+        # Of Python's calls, what some templates show is not what they tell the model to write.
+        is_shown = any(value in whole for value in ARGUMENTS.values())
+        forms = [form for form in STATED if not is_shown or form == PYTHON]
+        told = (form for form in forms if _states(whole, form) and not _states(without, form))
+        spelled = (form for form in forms if _tags(form) and _tags(form).issubset(tokens))
         form = next(told, next(spelled, None))
         if form is not None:
             return NativeTools(
@@ -152,8 +156,9 @@ def _stated(probes: CallProbes, tokens: Collection[str]) -> NativeTools | None:
 
 def _states(text: str, form: JsonForm | KeyedForm) -> bool:
     """Says whether a prompt tells the model of this form."""
-    tags = _tags(form)
-    return all(tag in text for tag in tags) if tags else _LIST.search(text) is not None
+    if tags := _tags(form):
+        return all(tag in text for tag in tags)
+    return (_PYTHON if isinstance(form, KeyedForm) else _LIST).search(text) is not None
 
 
 def _tags(form: JsonForm | KeyedForm) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.harmony import HarmonyForm
@@ -13,13 +14,13 @@ from edge_spec.text.tools.value_style import ValueStyle
 
 GENERIC = JsonForm()  # where the chat template knows no tools
 FORMS: tuple[ToolForm, ...] = (HarmonyForm(),)
-_PYTHON = KeyedForm(
-    opening="<|tool_call_start|>[",
+PYTHON = KeyedForm(
+    opening="[",
     head="(",
     key_opening="",
     key_closing="=",
     value_closing="",
-    closing=")]<|tool_call_end|>",
+    closing=")]",
     between="), ",
     comma=", ",
     style=ValueStyle('"', has_python_words=True),
@@ -30,7 +31,8 @@ STATED: tuple[JsonForm | KeyedForm, ...] = (
     JsonForm("<|tool_call|>[", between=", ", closing="]<|/tool_call|>"),
     JsonForm("<|tool_call|>[", between=", ", closing="]"),
     JsonForm("[", between=", ", closing="]"),
-    _PYTHON,
+    PYTHON,
+    replace(PYTHON, opening="<|tool_call_start|>[", closing=")]<|tool_call_end|>"),
 )
 
 

@@ -15,6 +15,7 @@ from edge_spec.text.tools.value_style import ValueStyle
 _CALLS = (CALLED, "probe_again")
 _KEYS = ("probe_other", "probe_argument")  # not in the order of their letters
 _TEXTS = ("probe-value", "probe-more")
+_WORDS = (*_CALLS, *_KEYS, *_TEXTS)
 _TRICKY = "probe<b>\n&"
 _NUMBER = 70707
 _PART_OF_TAG = re.compile(r"<[^<>]*$")
@@ -44,8 +45,9 @@ def keyed_form(render: RenderCalls) -> KeyedForm | None:
     quote = _quote(texts, numbers)
     value_closing = "" if quote else _shared_start(texts.middle, texts.rest)
     key_opening = "" if quote else texts.middle.removeprefix(value_closing)
-    if not texts.opening.strip() or _CALLS[0] in texts.head:
-        return None
+    marks = (texts.head, texts.key_closing, texts.middle, texts.rest)
+    if not texts.opening.strip() or any(word in mark for word in _WORDS for mark in marks):
+        return None  # a name stands in other places, too
     if not (quote or value_closing.strip()):
         return None
     comma = (texts.middle.removeprefix(quote) or ", ") if quote else ""

@@ -15,8 +15,10 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.forms import PYTHON
 from edge_spec.text.tools.keyed_form import KeyedForm
 from fixtures import form_walks
+from fixtures.call_templates import template
 from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
 from fixtures.keyed_templates import BARE, TEMPLATES
 from fixtures.read_calls import read
@@ -215,6 +217,38 @@ def test_a_value_has_the_type_of_its_schema(key: str, written: str, meant: Any) 
     )
     ((_, arguments),) = read_values("function-tag", text, [])
     assert arguments[key] == meant and type(arguments[key]) is type(meant)
+
+
+TOLD = "{% if tools %}Write [f1(name1=value1), f2()].{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_known"),
+    [
+        (
+            TOLD + template("[", "{{ f.name }}(?{{ f.arguments.values() | first }})", ", ", "]"),
+            True,
+        ),
+        (template("[", "{{ f.name }}(?{{ f.arguments.values() | first }})", ", ", "]"), False),
+        # the name of an argument is a tag
+        (
+            template(
+                "<call>",
+                "{{ f.name }}{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>"
+                "{% endfor %}",
+                "</call><call>",
+                "</call>",
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_form_that_is_told_and_shown_otherwise_is_the_one_that_is_told(
+    source: str, is_known: bool
+) -> None:
+    native = TemplateTraits(ChatTemplate(source).render).native_tools
+    assert (native is not None and native.form == PYTHON and not native.shows_calls) == is_known
+    assert is_known or native is None
 
 
 LITERALS = [
