@@ -70,9 +70,9 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
             break  # it would write a text as it is into a form that it writes objects in
-        form = _shown(probes, silence, is_text)
-        if form is not None and form == next(iter(found.values()), form):
-            found[silence, is_text] = form
+        shown = _shown(probes, silence, is_text)
+        if shown is not None and shown == next(iter(found.values()), shown):
+            found[silence, is_text] = shown
     if not found:
         return _stated(probes, tokens())
     (silence, is_text), (form, ids) = next(iter(found.items()))

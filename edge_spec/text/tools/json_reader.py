@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from edge_spec.text.parts.part import Part
 from edge_spec.text.tools.call_object import CallObject, ObjectEnd, Role
+from edge_spec.text.tools.json_shape import JsonShape
 from edge_spec.text.tools.literals import (
     PARTIAL,
     Found,
@@ -19,9 +19,6 @@ from edge_spec.text.tools.literals import (
     tags_of,
 )
 from edge_spec.text.tools.part_list import PartList
-
-if TYPE_CHECKING:
-    from edge_spec.text.tools.json_form import JsonForm
 
 # Models that were trained on several forms take the words of another one.
 _ROLES = {
@@ -50,7 +47,7 @@ class JsonReader:
     arguments of a function that may be called is a call all the same.
     """
 
-    def __init__(self, form: JsonForm, names: Collection[str]) -> None:
+    def __init__(self, form: JsonShape, names: Collection[str]) -> None:
         """names: of the functions that may be called; empty where they are not known."""
         self.is_cut = False
         self._form = form
@@ -259,7 +256,7 @@ class JsonReader:
         return self._begin_object()
 
 
-def _openings(form: JsonForm) -> list[str]:
+def _openings(form: JsonShape) -> list[str]:
     """Returns what calls begin with: models leave out what is around all of them, such as the
     bracket of an array."""
     if form.is_bare:

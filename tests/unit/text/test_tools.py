@@ -15,7 +15,8 @@ from edge_spec.text.grammar import Grammar, GrammarCompiler
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.forms import GENERIC, described
-from edge_spec.text.tools.json_form import END_TAG, TAG, JsonForm
+from edge_spec.text.tools.json_form import JsonForm
+from edge_spec.text.tools.json_shape import END_TAG, TAG
 from edge_spec.text.tools.literals import Slot
 from fixtures import form_walks
 
