@@ -190,6 +190,7 @@ class Output:
         self._seals_thoughts = seals_thoughts
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
+        self._early_scores: list[Any] = []  # of tokens that have no text until now
 
     def documents(self) -> list[Fields]:
         return [item.document() for item in self._items]
@@ -199,12 +200,16 @@ class Output:
         if chunk.call is not None:
             space, name = self._called(chunk.call.name)
             yield from self._begin(CallOutput(len(self._items), chunk.call.id, space, name))
-        is_hidden = chunk.kind is PartKind.REASONING and not self._tells_thoughts
-        if is_hidden or not (chunk.text or scores):
+        is_open = self._open is not None and self._open.kind is chunk.kind
+        if chunk.kind is PartKind.REASONING and not self._tells_thoughts:
             return
-        if self._open is None or self._open.kind is not chunk.kind:
+        if not chunk.text and not is_open:  # the beginning of a character, or space after a call
+            self._early_scores += scores
+            return
+        if not is_open:
+            scores, self._early_scores = [*self._early_scores, *scores], []
             yield from self._begin(self._made(chunk.kind))
-        if self._open is not None:
+        if self._open is not None and (chunk.text or scores):
             yield from self._open.piece(chunk.text, scores)
 
     def finish(self, *, is_complete: bool, is_cut: bool) -> Iterator[Fields]:

@@ -202,6 +202,17 @@ def test_the_item_that_a_limit_cuts_is_incomplete(
     assert [item["status"] for item in output] == statuses
 
 
+def test_scores_of_tokens_without_text_open_no_message() -> None:
+    """They belong to the text that follows, be it the end of a character, if there is any."""
+    options = {"tells_thoughts": True, "summarizes": False, "seals_thoughts": False}
+    output = Output(lambda name: (None, name), **options)
+    list(output.push(call("{}", "f"), []))
+    assert list(output.push(text(""), [1])) == []
+    assert len(output.documents()) == 1
+    deltas = [e for e in output.push(text("é"), [2]) if e["type"].endswith("text.delta")]
+    assert [delta["logprobs"] for delta in deltas] == [[1, 2]]
+
+
 def test_a_thought_that_nobody_asked_to_hear_is_no_item() -> None:
     events, output = told([text("so", SO), text("yes")], tells_thoughts=False)
     assert (shape(events), [item["type"] for item in output]) == (OF_TEXT, ["message"])
