@@ -109,7 +109,7 @@ class LlamaCppReply(Reply):
             "n_ctx": self._context_length,
             "n_predict": 0 if self._request.reads_alone else limit,
             "max_tokens": 0 if self._request.reads_alone else limit,
-            "seed": params.seed,
+            "seed": -1 if params.seed is None else params.seed,
             "temperature": params.temperature,
             "top_k": params.top_k,
             "top_p": params.top_p,
