@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.body import MAX_INT, Body, Whole
@@ -25,13 +25,13 @@ _OFF = {name: off for name, off in others.COMPLETION_OFF.items() if name not in 
 _HARMLESS = others.ANSWER_HARMLESS | {"t_max_prompt_ms"}
 
 
-def _samplers(value: Any) -> Any:
+def _samplers(names: list[str]) -> list[str]:
     """Takes names of steps by which tokens are drawn: those that are here have an order of their
     own."""
-    unknown = next((each for each in value if each not in _SAMPLERS), None) if value else None
+    unknown = next((each for each in names if each not in _SAMPLERS), None)
     if unknown is not None:
-        raise ValueError(f"{str(unknown)[:60]!r} is no sampler that is known here; leave it out")
-    return value
+        raise ValueError(f"{unknown[:60]!r} is no sampler that is known here; leave it out")
+    return names
 
 
 def _limit(value: int) -> int:
@@ -53,7 +53,7 @@ class LlamaCppRequest(AnswerRequest):
     n: Literal[1] | None = None
     t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
     n_indent: Annotated[Whole, Field(ge=0, le=MAX_INT)] | None = None
-    samplers: Annotated[list[str] | None, BeforeValidator(_samplers)] = None
+    samplers: Annotated[list[str], AfterValidator(_samplers)] | None = None
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
@@ -110,6 +110,8 @@ class TextRequest(LlamaCppRequest, CompletionRequest):
             raise refusal(
                 "prompt", "is a list of several: send one, or all to POST /v1/completions"
             )
+        if self.echo:
+            raise refusal("echo", "is not supported: it belongs to POST /v1/completions")
         return self
 
 

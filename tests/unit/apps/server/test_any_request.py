@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from edge_spec.apps.server.anthropic.request import MessagesRequest
 from edge_spec.apps.server.body import Body
 from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.llamacpp_requests import InfillRequest, TextRequest
 from edge_spec.apps.server.messages import for_template
 from edge_spec.apps.server.ollama.request import OllamaChatRequest, OllamaGenerateRequest
 from edge_spec.apps.server.refusals import refused_body
@@ -27,6 +28,8 @@ KINDS = {
     MessagesRequest: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9},
     OllamaChatRequest: {"messages": [{"role": "user", "content": "a"}]},
     OllamaGenerateRequest: {"prompt": "a"},
+    InfillRequest: {"input_prefix": "a"},
+    TextRequest: {"prompt": "a"},
 }
 
 
