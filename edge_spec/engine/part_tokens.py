@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edge_spec.engine.results import Chunk, Token
-from edge_spec.text.parts.part import Part, PartKind, PartReader
+from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader
 
 
 @dataclass
@@ -19,6 +19,16 @@ class _Pending:
     is_special: bool  # no text shows it
     text: str = ""  # that it adds to a part
     kind: PartKind | None = None  # of that text, or else of the tag that it ends
+
+
+@dataclass
+class _Told:
+    """A chunk that grows."""
+
+    kind: PartKind
+    call: CallHead | None = None
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
 
 
 class PartTokens:
@@ -35,7 +45,7 @@ class PartTokens:
         self._reader = reader
         self._kind = first
         self._pending: deque[_Pending] = deque()
-        self._told: list[Chunk] = []
+        self._told: list[_Told] = []
 
     def push(self, token: Token, special: str) -> list[Chunk]:
         """token: with all the text that it wrote. special: how it is written where it is one."""
@@ -67,7 +77,7 @@ class PartTokens:
     def _end_tag(self, part: Part) -> None:
         if part.kind is PartKind.CALL:
             self._hand_out(len(self._pending))
-            self._add(Chunk(part.text, (), part.kind, part.call))
+            self._open(part.kind, part.call).text += part.text
             return
         self._hand_out(len(self._pending) - 1)  # the last one may have text after the tag
         if self._pending and self._pending[-1].kind is None:
@@ -75,7 +85,7 @@ class PartTokens:
 
     def _taken(self) -> list[Chunk]:
         told, self._told = self._told, []
-        return told
+        return [Chunk(each.text, tuple(each.tokens), each.kind, each.call) for each in told]
 
     def _add_text(self, kind: PartKind, text: str) -> None:
         """Finds the tokens that wrote this text: what is before it in theirs is no one's."""
@@ -115,23 +125,23 @@ class PartTokens:
 
     def _hand_out_one(self, pending: _Pending) -> None:
         kind = pending.kind or self._kind
-        tokens: tuple[Token, ...] = ()
+        if pending.token is None and not pending.text:
+            return
+        told = self._open(kind)
+        told.text += pending.text
         if pending.token is not None:
             is_call = kind is PartKind.CALL
             text = pending.token.text if is_call else pending.text
-            tokens = (replace(pending.token, text=text, kind=kind),)
-        if tokens or pending.text:
-            self._add(Chunk(pending.text, tokens, kind))
+            told.tokens.append(replace(pending.token, text=text, kind=kind))
 
-    def _add(self, chunk: Chunk) -> None:
+    def _open(self, kind: PartKind, call: CallHead | None = None) -> _Told:
+        """Returns the chunk that pieces of this kind go to."""
         last = self._told[-1] if self._told else None
-        if last is not None and last.kind is chunk.kind and chunk.call is None:
-            text, tokens = last.text + chunk.text, last.tokens + chunk.tokens
-            self._told[-1] = replace(last, text=text, tokens=tokens)
-        elif last is not None and chunk.call is not None and not (last.text or last.call):
-            self._told[-1] = replace(chunk, tokens=last.tokens)
-        else:
-            self._told.append(chunk)
+        is_begun = call is not None and last is not None and bool(last.text or last.call)
+        if last is None or last.kind is not kind or is_begun:
+            self._told.append(last := _Told(kind, call))
+        last.call = last.call or call
+        return last
 
 
 def _has_text(token: Token | None) -> bool:
