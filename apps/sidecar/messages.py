@@ -215,7 +215,7 @@ def failure(
 def chunk_message(id: Id, part: Chunk) -> dict[str, Any]:
     """A notification: what one round added to a part of the answer of request `id`."""
     tokens = [token.to_dict() for token in part.tokens]
-    params = {"id": id, "text": part.text, "tokens": tokens}
+    params: dict[str, Any] = {"id": id, "text": part.text, "tokens": tokens}
     if part.kind is not PartKind.TEXT:
         params["kind"] = part.kind.value
     if part.call is not None:

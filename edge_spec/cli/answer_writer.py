@@ -4,32 +4,41 @@ before it, which becomes one line when it has ended."""
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from edge_spec.engine.thought_line import thought_line
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edge_spec.engine.results import Chunk, GenerationResult
 
 _MAX_ROWS = 10  # of a thought that is being written
 _ROWS_BELOW = 2
+_EVERY_S = 0.2  # at most: drawing takes the interpreter from the model
 
 
 class AnswerWriter:
     """A pipe gets the text alone."""
 
-    def __init__(self, result: GenerationResult) -> None:
+    def __init__(
+        self, result: GenerationResult, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """result: of the answer, which grows with each chunk."""
         self._result = result
+        self._clock = clock
+        self._not_before = 0.0  # a thought is drawn again
         self._live: Any = None  # what shows the thought that is being written
         self._is_thinking = False
 
     def write(self, chunk: Chunk) -> None:
         if chunk.kind is PartKind.REASONING:
             self._is_thinking = True
-            if sys.stdout.isatty():
+            if sys.stdout.isatty() and self._clock() >= self._not_before:
                 self._show_thought()
+                self._not_before = self._clock() + _EVERY_S
             return
         self._fold()
         if chunk.kind is PartKind.TEXT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pyte
 import pytest
@@ -50,7 +51,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
 
 
 def _written(out: io.StringIO, stop_after: int | None) -> str:
-    writer = AnswerWriter(result := GenerationResult())
+    writer = AnswerWriter(result := GenerationResult(), clock=count().__next__)
     for number, (now, chunk) in enumerate(answer()):
         vars(result).update(vars(now))
         writer.write(chunk)
@@ -88,3 +89,13 @@ def test_without_colours_and_without_drawing_there_is_the_line(
     output = written(Terminal())
     assert screen(output).splitlines() == ["thought for 3.1 s (143 tokens)", "The answer."]
     assert "\x1b[3" not in output
+
+
+def test_a_thought_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    drawn = AnswerWriter(result := GenerationResult(), clock=lambda: 1.0)
+    for now, chunk in answer():
+        vars(result).update(vars(now))
+        drawn.write(chunk)
+    drawn.finish()
+    assert "I wonde" in out.getvalue() and "I wonder about 3" not in out.getvalue()
