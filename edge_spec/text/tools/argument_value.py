@@ -66,7 +66,7 @@ class ArgumentValue:
         core = self._ending.lstrip()
         lead = self._ending[: -len(core)]
         place = held.find(core.rstrip())
-        while place >= 0 and not self._streams and _is_in_text(held[:place]):
+        while place >= 0 and "string" not in self._types and _is_in_text(held[:place]):
             place = held.find(core.rstrip(), place + 1)
         if place >= 0:
             self._finish(held[:place].removesuffix(lead) if lead else held[:place])
@@ -195,7 +195,7 @@ class _LiteralEnd:
 
 def _is_in_text(text: str) -> bool:
     """Says whether JSON that begins so is within a text."""
-    if not text.lstrip().startswith(("[", "{", '"')):
+    if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from edge_spec.text.tools.arguments import in_style
@@ -163,9 +164,10 @@ class ValueRules:
     def _array(self, schema: Mapping[str, Any]) -> str:
         """The first items all stand there, or the array is empty."""
         comma, rest = literal(self._style.comma), schema.get("items", True)
-        first = [self.value(each) for each in schema.get("prefixItems", ())]
+        first = [self.value(each) for each in takewhile(bool, schema.get("prefixItems", ()))]
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        most = len(first) if rest is False else most
+        if rest is False or len(first) < len(schema.get("prefixItems", ())):
+            most = len(first)
         if most == 0:
             return '"[]"'
         if not first:
@@ -183,8 +185,9 @@ class ValueRules:
     ) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         names = [name for name, each in properties.items() if each is not False]
-        others = schema.get("additionalProperties", False)
-        other = "" if others is False else entry(_NAME, others)
+        # Where names have patterns, those that the schema lists are the only ones.
+        others = "patternProperties" not in schema and schema.get("additionalProperties", False)
+        other = "" if others is False else entry(self._other_name(properties), others)
         order = sorted(names) if is_sorted else names
         entries = [(entry(literal(each), properties[each]), each in required) for each in order]
         if not comma:
@@ -202,6 +205,13 @@ class ValueRules:
             after = f"{own if must else f'({own})?'} {follows}"
             first = f"{each} {follows}" if must else f"({each} {follows} | {self._rule(first)})"
         return self._rule(first)
+
+    def _other_name(self, known: Iterable[str]) -> str:
+        """Returns the expression of names but these."""
+        name = self._new()
+        listed = "|".join(map(regex_of, known))
+        self.rules.append(f"{name.upper()}: {_NAME}{f' & ~/({listed})/' if listed else ''}")
+        return name.upper()
 
     def _alternatives(self, schema: Any) -> list[Any]:
         """Returns the schemas that a schema chooses from."""
@@ -256,6 +266,8 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
     for each in schema.get("allOf", [schema]):
         if "minLength" in each or "maxLength" in each:
             yield f"(.|\\n){{{each.get('minLength', 0)},{each.get('maxLength', '')}}}"
+        if "enum" in each:
+            yield f"(?:{'|'.join(map(regex_of, each['enum']))})"
         pattern = each.get("pattern")
         whole = None if pattern is None else _whole(pattern)
         if whole is not None:

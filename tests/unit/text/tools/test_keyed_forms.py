@@ -219,6 +219,45 @@ def test_a_value_has_the_type_of_its_schema(key: str, written: str, meant: Any) 
     assert arguments[key] == meant and type(arguments[key]) is type(meant)
 
 
+@pytest.mark.parametrize("name", ["function-tag", "own-quotes", "python-list"])
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        ({"properties": {"a": {"minLength": 2, "pattern": "^x"}}}, {"a": "xy"}, [{"a": "x"}]),
+        ({"properties": {"a": {"enum": ["b", "c"], "pattern": "b"}}}, {"a": "b"}, [{"a": "c"}]),
+        (
+            {"properties": {"a": False}, "additionalProperties": {"type": "integer"}},
+            {"b": 1},
+            [{"a": 1}, {"b": "x"}],
+        ),
+        (
+            {"properties": {"a": {"type": "array", "prefixItems": [{"const": 1}, False]}}},
+            {"a": [1]},
+            [{"a": [1, 2]}, {"a": [2]}],
+        ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/n"}},
+                "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}},
+            },
+            {"a": {"n": {"n": {}}}},
+            [{"a": {"m": {}}}],
+        ),
+    ],
+)
+def test_arguments_are_held_to_their_schemas(
+    name: str, schema: Any, fitting: Any, others: list[Any]
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    form = form_of(name)
+    grammar = form.grammar([tool], required=True, several=False)
+    for given in [fitting, *others]:
+        text = form.written(calls_of(("f", given)))
+        assert form_walks.fits(grammar, text) == (given is fitting), text
+    ((_, arguments),) = read(form, form.written(calls_of(("f", fitting))), [], [tool]).calls
+    assert json.loads(arguments) == fitting
+
+
 TOLD = "{% if tools %}Write [f1(name1=value1), f2()].{% endif %}"
 
 
