@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Tag, model_validator
@@ -142,7 +142,7 @@ def _system(content: Content | None) -> str:
     return "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
 
 
-def _spoken(message: Message, names: dict[str, str]) -> Iterator[Mapping[str, Any]]:
+def _spoken(message: Message, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     texts = [block.text for block in message.blocks if isinstance(block, TextPart)]
     if message.role == "assistant":
         calls = [block for block in message.blocks if isinstance(block, ToolUse)]

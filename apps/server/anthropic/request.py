@@ -145,9 +145,14 @@ class CountRequest(AnswerRequest):
 
     @model_validator(mode="after")
     def _fits(self) -> CountRequest:
-        for name in ("n", "n_probs"):
-            if (getattr(self, name) or 1) != 1:
-                raise refusal(name, f"has no place in a message: {LEAVE_OUT}")
+        told = self.speculative is not None and self.speculative.tokens
+        for name, asks in (
+            ("n", self.num_choices > 1),
+            ("n_probs", self.n_probs),
+            ("speculative", told),
+        ):
+            if asks:
+                raise refusal(name, f"asks for what has no place in a message: {LEAVE_OUT}")
         last = self.messages[-1]
         if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
             raise refusal(

@@ -135,3 +135,21 @@ def test_a_message_begins_without_the_space_that_a_continuation_has(make_engine:
         result = engine.generate(asked, **limit)
         assert result.text == b"".join(token.raw for token in result.tokens).decode()
         assert result.text == f"{space}Hello world"
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "found"),
+    [
+        ((), "one two three", None),
+        (("four",), "one two three", None),
+        (("three", "two"), "one ", "two"),
+        (("two three", " two"), "one", " two"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_stop_string_that_ended_a_text_is_known(
+    stops: Sequence[str], text: str, found: str | None, size: int
+) -> None:
+    tokenizer = codec("bytes")
+    result, _ = written(tokenizer, tokenizer.encode("one two three"), stops, sizes=(size,))
+    assert (result.text, result.stop) == (text, found)

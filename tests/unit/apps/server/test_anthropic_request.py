@@ -252,7 +252,9 @@ BLOCK = {"messages": [{"role": "user", "content": [{"type": "image", "source": {
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: 0 "),
         ({"thinking": {"type": "sometimes"}}, "thinking.type: "),
         ({"mcp_servers": [{"url": "a"}]}, "mcp_servers is not supported: send their tools"),
-        ({"n": 2}, "n has no place in a message: leave it out."),
+        ({"n": 2}, "n asks for what has no place in a message: leave it out."),
+        ({"n_probs": 1}, "n_probs asks for what has no place in a message: leave it out."),
+        ({"speculative": {"tokens": True}}, "speculative asks for what has no place in a message"),
         ({"max_token": 2}, "max_token is no field that is known here: is max_tokens meant?"),
     ],
 )
