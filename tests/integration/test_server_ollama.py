@@ -153,7 +153,7 @@ def test_calls_of_tools(thinker: Any) -> None:
     streamed = list(thinker.chat("echo", **asked, stream=True))
     assert [each.message.tool_calls for each in streamed if each.message.tool_calls] == [[call]]
     assert not any(each.message.content for each in streamed)
-    cut = thinker.chat("echo", **asked, options={"num_predict": 30})
+    cut = thinker.chat("echo", **asked, options={"num_predict": 50})
     assert (cut.message.tool_calls, cut.done_reason) == (None, "length")
     result = {"role": "tool", "tool_name": "read", "content": read(**call.function.arguments)}
     again = [*messages, answer.message, result, *said(f"{CLOSED}done")]
