@@ -10,7 +10,7 @@ from edge_spec.text.tools.literals import overlap
 from edge_spec.text.tools.value_literal import unescaped
 
 if TYPE_CHECKING:
-    from edge_spec.text.tools.keyed_form import KeyedForm
+    from edge_spec.text.tools.keyed_shape import KeyedShape
 
 TEXT = frozenset(("string",))
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -26,7 +26,7 @@ class ArgumentValue:
     """Reads the value of an argument. told: JSON that is known and has not been taken."""
 
     def __init__(
-        self, form: KeyedForm, types: frozenset[str], *, is_left_out: bool = False
+        self, form: KeyedShape, types: frozenset[str], *, is_left_out: bool = False
     ) -> None:
         """types: those that it may have. is_left_out: nothing of it is to be told."""
         self.told = ""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edge_spec.errors import UsageError
 from edge_spec.text.parts.part import Part
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.argument_value import TEXT, ArgumentValue, json_text
+from edge_spec.text.tools.keyed_shape import KeyedShape, argument_types
 from edge_spec.text.tools.literals import PARTIAL, Found, Slot, first_of, matched
 from edge_spec.text.tools.part_list import PartList
 from edge_spec.text.tools.value_style import ANY
-
-if TYPE_CHECKING:
-    from edge_spec.text.tools.keyed_form import KeyedForm
 
 _PYTHON = ("<|python_start|>", "<|python_tag|>")  # before calls of Llama that would be bare without
 
@@ -23,7 +20,7 @@ class KeyedReader:
     """Splits an answer into text and calls. Texts are told while they are written, other values
     when they are complete: their types are those of the function's schema."""
 
-    def __init__(self, form: KeyedForm, tools: Tools) -> None:
+    def __init__(self, form: KeyedShape, tools: Tools) -> None:
         self.is_cut = False
         self._form = form
         self._tools = {tool["function"]["name"]: tool for tool in tools}
@@ -129,8 +126,6 @@ class KeyedReader:
         return True
 
     def _types_of(self, name: str) -> dict[str | None, frozenset[str]]:
-        from edge_spec.text.tools.keyed_form import argument_types
-
         try:
             return argument_types(self._tools[name]) if name in self._tools else {}
         except UsageError:
