@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -29,10 +30,11 @@ from fixtures.server_requests import CHAT, answered
 
 TURNS = agent_run(FILES)
 FEW = [TURNS[index] for index in (0, 1, 7, 8)]  # the last one drops thoughts
+QUICK = ("plain-ort", "hybrid-llamacpp")
 MORE = [TURNS[index] for index in (11, 12, 13, 14, 21, 22, 23)]
 # Where a text goes on from a place, that is short of what asks for the answer, at first by a guess.
 MOST_MORE = {"hybrid-llamacpp": 24, "lfm2-llamacpp": 24}
-FAR = ("is asked", "is cleared", "is dated")  # part from the text before further back
+_FAR = 1000  # tokens to read: such a prompt parts from the text before further back
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,11 @@ def _is_missing(runtime: str) -> bool:
     return False
 
 
-@pytest.fixture(params=KINDS)
+def _marked(kind: str) -> Any:
+    return kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=map(_marked, KINDS))
 def kind(request: pytest.FixtureRequest, models: dict[str, Path]) -> str:
     if request.param not in models:
         pytest.skip("its runtime is not installed")
@@ -86,7 +92,7 @@ def _require_reading_little(kind: str, model: Path, turns: Sequence[Turn]) -> No
 def _require_little_more(kind: str, asked: Sequence[Asked]) -> None:
     for number, turn in enumerate(asked):
         more = turn.read - turn.needed
-        if number > 1 and turn.what not in FAR:
+        if number > 1 and turn.needed < _FAR:
             most = MOST_MORE.get(kind, 0)
         else:
             most = 2 * PREFILL_TOKENS if kind in MOST_MORE else 0
