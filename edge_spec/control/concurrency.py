@@ -88,3 +88,6 @@ class SharedPolicy:
 
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()

@@ -23,6 +23,7 @@ class RoundPlan(NamedTuple):
     # Of each row of a chain, the chance that it and all above it are right: a pass that others
     # share may score its first rows only. Empty: it is scored as a whole.
     values: tuple[float, ...] = ()
+    resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
 
 
 class Policy(Protocol):
@@ -37,6 +38,9 @@ class Policy(Protocol):
 
     def observe(self, round_stats: RoundStats) -> None:
         """Learns from a round that has ended."""
+
+    def beliefs(self) -> str:
+        """Returns in a sentence what it goes by now; "" where it has learnt nothing."""
 
 
 class FixedPolicy:
@@ -85,6 +89,9 @@ class FixedPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""
 
 
 def limited(
@@ -136,3 +143,6 @@ class AlwaysVerifyPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""
