@@ -20,8 +20,8 @@ MAPPED = ("apps", "exporters", "runtimes")  # folders at the top, imported as ed
 
 PUBLIC = ["Alternative", "AnswerOptions", "AsyncEngine", "ChatOptions", "Chunk", "EdgeSpecError"]
 PUBLIC += ["Engine", "FinishReason"]
-PUBLIC += ["Generation", "GenerationResult", "Grammar", "Origin", "SamplingParams", "Stats"]
-PUBLIC += ["Token", "load", "load_async"]
+PUBLIC += ["Generation", "GenerationResult", "Grammar", "Origin", "PartKind"]
+PUBLIC += ["SamplingParams", "Stats", "Token", "load", "load_async"]
 HEAVY = [
     "numpy",
     "onnx",

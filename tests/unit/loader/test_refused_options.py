@@ -117,7 +117,7 @@ def test_an_answers_option_of_another_type_is_refused(name: str, value: Any) -> 
         (
             "zzz",
             "There are max_tokens, stop, stop_token_ids, sampling, grammar, logprobs, domain, "
-            "prediction.",
+            "prediction, form.",
         ),
     ],
 )
