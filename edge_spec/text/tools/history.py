@@ -12,6 +12,7 @@ from edge_spec.text.tools.call_ids import with_ids
 from edge_spec.text.tools.call_probes import with_tools
 from edge_spec.text.tools.detection import NativeTools
 from edge_spec.text.tools.forms import GENERIC, described
+from edge_spec.text.tools.keyed_form import KeyedForm
 from edge_spec.text.tools.protocol import ToolForm
 
 
@@ -100,8 +101,9 @@ def _native(message: Message, native: NativeTools) -> Message:
         return _spelled(message, native.form)
     if not calls:
         return message
+    calls = [_with_object(call, native) for call in calls]
     if not native.shows_calls:
-        return _spelled(message, native.form)
+        return _spelled({**message, "tool_calls": calls}, native.form)
     if not native.takes_mappings:
         calls = [_as_text(call) for call in calls]
     fitting = {**message, "tool_calls": [{"type": "function", **call} for call in calls]}
@@ -109,6 +111,27 @@ def _native(message: Message, native: NativeTools) -> Message:
     if not content and content not in native.silences:
         fitting |= {"content": native.silences[0]}
     return fitting
+
+
+def _with_object(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, Any]:
+    """The call with arguments, and where they are written one by one, with an object of them: a
+    text that means none, such as that of a call that was cut off, becomes an argument."""
+    arguments = call["function"].get("arguments")
+    if arguments is None:
+        arguments = {}
+    elif isinstance(native.form, KeyedForm) and not _is_object(arguments):
+        arguments = {"arguments": arguments}
+    else:
+        return call
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _is_object(arguments: Any) -> bool:
+    try:
+        meant = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        return False
+    return isinstance(meant, Mapping)
 
 
 def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.fitting import fitted
 from edge_spec.text.template_traits import TemplateTraits
 from fixtures.call_templates import CALLS, STATING, with_results
+from fixtures.keyed_templates import TEMPLATES
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -175,3 +176,23 @@ def test_without_such_tokens_tools_are_described() -> None:
     text = prompt(TELLING, [call("1")], ["1"])
     assert "<|tools|>" not in text and json.dumps(TOOL["function"]) in text
     assert '<|assistant|><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', "", None, {}])
+@pytest.mark.parametrize("name", [*CALLS, *TEMPLATES])
+def test_arguments_that_mean_no_object_are_shown(name: str, arguments: Any) -> None:
+    source = with_results({**CALLS, **TEMPLATES}[name])
+    given = call("functions.f:0", arguments)
+    if arguments is None:
+        del given["function"]["arguments"]
+    text = prompt(source, [given], ["functions.f:0"])
+    assert "r0" in text and "None" not in text
+    if arguments:
+        assert arguments in text or json.dumps(arguments)[1:-1] in text
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", None])
+def test_arguments_that_mean_no_object_are_shown_in_text(arguments: Any) -> None:
+    tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+    text = prompt(TELLING, [call("1", arguments)], ["1"], tokens=tokens)
+    assert "<|tool_call_start|>[f(" in text
