@@ -83,7 +83,8 @@ class AdaptivePolicy:
         self._clock = clock
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
         self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, draft tokens
-        self._caught_up_s = 0.0  # in this round, by those that were not asked in the last ones
+        # Likewise: all that asking took, and what those caught up in that were not asked lately.
+        self._asking_s = self._caught_up_s = 0.0
         self._chosen: str | None = None
         self._kept_shape = KeptShape()
 
@@ -101,7 +102,7 @@ class AdaptivePolicy:
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._asked.clear()
         self._chosen = None
-        self._caught_up_s = 0.0
+        self._asking_s = self._caught_up_s = 0.0
         limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
         plain = TokenTree.chain(pending)
         if not drafters:
@@ -128,18 +129,22 @@ class AdaptivePolicy:
 
     def observe(self, round_stats: RoundStats) -> None:
         times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
-        if not math.isfinite(sum(times)):  # of a clock that is broken: nothing is learnt
-            self._asked.clear()
-            return
+        if math.isfinite(sum(times)):  # else of a clock that is broken
+            self._observe(round_stats)
+        # The next round may be plain without asking this policy.
+        self._asked.clear()
+        self._asking_s = self._caught_up_s = 0.0
+
+    def _observe(self, round_stats: RoundStats) -> None:
         asked_s = self._caught_up_s + sum(seconds for seconds, _ in self._asked.values())
-        watching_s = self.seconds.observe(round_stats, asked_s)
+        watched_s = max(0.0, round_stats.draft_s - self._asking_s)
+        watching_s = self.seconds.observe(round_stats, asked_s, watched_s)
         # A machine that slows down slows plain steps down as well, which shows later: rows are
         # charged as they cost on average now, and no drafter is to answer for the time between.
         rows_s = self.seconds.at(round_stats.num_rows)
         spent_s = rows_s + asked_s + watching_s
         self.account.settle(round_stats.num_tokens - spent_s / self.seconds.plain_s)
         self._learn(round_stats, rows_s, watching_s)
-        self._asked.clear()  # the next round may be plain without asking this policy
 
     def beliefs(self) -> str:
         row = self.costs.slope / self.costs.at(1)
@@ -182,6 +187,7 @@ class AdaptivePolicy:
                 continue
             standing.attends = True
             if best is not None and not self._is_asked_beside(best, standing):
+                standing.missed_rounds += 1
                 continue
             most = self._affordable(standing, limits)
             if most < 1:
@@ -211,15 +217,20 @@ class AdaptivePolicy:
         if worth >= 1:
             standing.rest_slow()
         elif not standing.is_new and standing.gains.hope < 0:
-            standing.resting = standing.gains.rounds_to_hope
+            standing.rest()
         return standing.resting > 0
 
     def _affordable(self, standing: Standing, limits: Budget) -> int:
         """Returns how many draft tokens the account pays for, should all of them be wrong."""
-        left_s = self.account.stake * self.seconds.plain_s
+        plain_s = self.seconds.plain_s
+        left_s = self.account.stake * plain_s
         for draft_tokens in range(limits.num_draft_tokens, 0, -1):
             rows = min(draft_tokens + 1, limits.num_rows)
-            if self.seconds.most_lost_s(rows) + standing.answer_s(draft_tokens) <= left_s:
+            if (
+                self.seconds.most_lost_s(rows)
+                + standing.answer_s(draft_tokens, self.seconds.plain_s)
+                <= left_s
+            ):
                 return draft_tokens
         return 0
 
@@ -269,28 +280,19 @@ class AdaptivePolicy:
         tree = drafter.propose(pending, limits)
         seconds = self._clock() - start
         seconds = max(0.0, seconds) if math.isfinite(seconds) else 0.0
+        self._asking_s += seconds
         own_s, caught_up_s = standing.answered(len(tree) - 1, seconds)
         self._caught_up_s += caught_up_s
         self._asked[drafter.name] = own_s, tree
         return tree
 
-    def _expected(self, drafter: Drafter, draft_token_s: float | None) -> TextGains:
-        """Forecasts what a round of it gains, by what is reported of its draft tokens and what they
-        cost."""
-        if draft_token_s is None or not drafter.reported_acceptance:
-            return TextGains(_EXPECTED)
-        best, reach, tokens = -1.0, 1.0, 1.0
-        for depth, chance in enumerate(drafter.reported_acceptance, start=1):
-            reach *= chance
-            tokens += reach
-            seconds = self.seconds.at(depth + 1) + depth * draft_token_s
-            best = max(best, tokens - seconds / self.seconds.plain_s)
-        return TextGains(best, REPORTED)
-
     def _standing(self, drafter: Drafter) -> Standing:
         if drafter.name not in self.standings:
             draft_token_s = self._draft_token_s.get(drafter.name)
-            expected = self._expected(drafter, draft_token_s)
+            expected = TextGains(_EXPECTED)
+            if draft_token_s is not None and drafter.reported_acceptance:
+                gain = self.seconds.best_gain(drafter.reported_acceptance, draft_token_s)
+                expected = TextGains(gain, REPORTED)
             self.standings[drafter.name] = Standing(draft_token_s, expected)
         return self.standings[drafter.name]
 

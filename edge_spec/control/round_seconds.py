@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.outliers import without_outlier
@@ -44,9 +46,20 @@ class RoundSeconds:
             return 0.0
         return self.costs.most_further_s(rows)
 
-    def observe(self, round_stats: RoundStats, asked_s: float) -> float:
-        """Counts a round in which asking drafters took so long; returns the seconds that they took
-        to observe it."""
+    def best_gain(self, acceptance: Sequence[float], draft_token_s: float) -> float:
+        """Returns the plain steps that a round of the best number of draft tokens saves, at most
+        as many as there are chances: each that a draft token is right if those before it are."""
+        best, reach, tokens = -1.0, 1.0, 1.0
+        for depth, chance in enumerate(acceptance, start=1):
+            reach *= chance
+            tokens += reach
+            seconds = self.at(depth + 1) + depth * draft_token_s
+            best = max(best, tokens - seconds / self.plain_s)
+        return best
+
+    def observe(self, round_stats: RoundStats, asked_s: float, watched_s: float) -> float:
+        """Counts a round in which asking drafters took so long, and they so long to observe it;
+        returns the latter, less where the machine was busy with something else."""
         self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
         was_scaled = self.costs.is_scaled
         self.costs.observe(round_stats.num_rows, round_stats.forward_s)
@@ -57,7 +70,7 @@ class RoundSeconds:
         pass_s = without_outlier(round_stats.forward_s + around_s, usual_s)
         around_s = without_outlier(around_s, usual_s)
         self._around_s += (1 - _AROUND_MEMORY) * (around_s - self._around_s)
-        watching_s = without_outlier(max(0.0, round_stats.draft_s - asked_s), usual_s)
+        watching_s = without_outlier(watched_s, usual_s)
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s + watching_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
         return watching_s

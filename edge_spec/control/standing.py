@@ -10,7 +10,10 @@ from edge_spec.control.gains import TextGains
 from edge_spec.core.outliers import without_outlier
 
 _ANSWERS = 2  # of a new one: the first may have a text to catch up with
-_SLOW_REST = 1024  # rounds
+_FIRST_REST, _SLOW_REST = 16, 1024  # rounds
+# Plain steps that reading a token is taken for before it was seen, and all tokens at most: a
+# drafter that could not be paid for any more would never be tried again.
+_READING, _MOST_UNSEEN = 0.05, 2.0
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 
 
@@ -32,7 +35,8 @@ class Standing:
         self._fixed_s = 0.0  # of an answer without a draft token
         self._asked = 0  # times
         self.missed_rounds = 0  # since it was asked
-        self._catch_up_s = 0.0  # for each of them
+        # For each of them; None: not known yet.
+        self._catch_up_s = None if draft_token_s != 0 else 0.0
         self._seconds = self._tokens = 0.0  # means over rounds that drafted with it
 
     def begin_text(self) -> None:
@@ -48,6 +52,12 @@ class Standing:
     def is_new(self) -> bool:
         """Says whether its answers still have to tell what a draft token takes."""
         return self._token_s is None and 0 < self._asked <= _ANSWERS
+
+    def rest(self) -> None:
+        """Begins a rest until there is hope again. The first one is short: what it takes to catch
+        up is known after it."""
+        rounds = self.gains.rounds_to_hope
+        self.resting = min(rounds, _FIRST_REST) if self._catch_up_s is None else rounds
 
     def rest_slow(self) -> None:
         """Begins the rest of one whose draft tokens cost more than they can bring. What they cost
@@ -71,20 +81,24 @@ class Standing:
         self.missed_rounds += 1
         self.gains.fade()
 
-    def answer_s(self, draft_tokens: int) -> float:
+    def answer_s(self, draft_tokens: int, plain_s: float) -> float:
         """Returns the seconds to expect of an answer, what it has to catch up with before and its
-        observing the round included."""
-        catch_up_s = self.missed_rounds * self._catch_up_s
+        observing the round included. plain_s: of a plain step."""
+        if self._catch_up_s is None:
+            catch_up_s = min(_READING * self.missed_rounds, _MOST_UNSEEN) * plain_s
+        else:
+            catch_up_s = self._catch_up_s * self.missed_rounds
         return catch_up_s + self._fixed_s + self.watching_s + draft_tokens * self.draft_token_s
 
     def answered(self, draft_tokens: int, seconds: float) -> tuple[float, float]:
         """Counts an answer; returns its seconds, fewer where the machine was busy with something
         else, and those that it has caught up in before."""
         missed, self.missed_rounds = self.missed_rounds, 0
-        if missed and self._asked:
+        if missed:
             usual_s = self._fixed_s + draft_tokens * self.draft_token_s
             caught_up_s = max(0.0, seconds - usual_s) / missed
-            self._catch_up_s = max(caught_up_s, _faded(self._catch_up_s, caught_up_s))
+            before_s = caught_up_s if self._catch_up_s is None else self._catch_up_s
+            self._catch_up_s = max(caught_up_s, _faded(before_s, caught_up_s))
             return min(seconds, usual_s), max(0.0, seconds - usual_s)
         if self._asked:
             usual_s = self.draft_token_s * max(draft_tokens, 1)
