@@ -281,7 +281,7 @@ class AdaptivePolicy:
         seconds = self._clock() - start
         seconds = max(0.0, seconds) if math.isfinite(seconds) else 0.0
         self._asking_s += seconds
-        own_s, caught_up_s = standing.answered(len(tree) - 1, seconds)
+        own_s, caught_up_s = standing.answered(len(tree) - 1, seconds, self.seconds.plain_s)
         self._caught_up_s += caught_up_s
         self._asked[drafter.name] = own_s, tree
         return tree

@@ -90,9 +90,11 @@ class Standing:
             catch_up_s = self._catch_up_s * self.missed_rounds
         return catch_up_s + self._fixed_s + self.watching_s + draft_tokens * self.draft_token_s
 
-    def answered(self, draft_tokens: int, seconds: float) -> tuple[float, float]:
+    def answered(self, draft_tokens: int, seconds: float, plain_s: float) -> tuple[float, float]:
         """Counts an answer; returns its seconds, fewer where the machine was busy with something
-        else, and those that it has caught up in before."""
+        else, and those that it has caught up in before. plain_s: of a plain step."""
+        if not self._asked and self._known_token_s == 0:  # it has read its files, or has waited
+            seconds = min(seconds, plain_s)
         missed, self.missed_rounds = self.missed_rounds, 0
         if missed:
             usual_s = self._fixed_s + draft_tokens * self.draft_token_s
