@@ -13,6 +13,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.harmony import HarmonyForm
+from edge_spec.text.tools.json_form import JsonForm
 from edge_spec.text.tools.protocol import ToolForm
 from fixtures.call_templates import CALLS, SPECIAL
 from fixtures.echo_model import byte_tokenizer, open_echo
@@ -162,6 +163,27 @@ def test_what_is_no_call_stays_text(caller: Caller) -> None:
     for tools in (TOOLS, []):
         answer = caller.answer(written, **({"tools": tools} if tools else {}))
         assert (answer["text"], answer["calls"], answer["reason"]) == (said, [], "stop")
+
+
+def test_a_block_of_json_is_a_call_if_it_names_a_tool(caller: Caller) -> None:
+    if not (isinstance(caller.form, JsonForm) and caller.form.is_named):
+        return
+    block = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "Lima"}\n}\n```'
+    for said in ("", "I look.\n\n", "```py\nf()\n```\n"):
+        answer = caller.answer(said + block, tools=TOOLS)
+        assert answer["text"] == said and answer["reason"] == "tool_calls"
+        assert answer["calls"] == [("weather", '{"city": "Lima"}')]
+    for changed in (
+        block.replace('"weather"', '"Ann"'),
+        block.replace("json", "python"),
+        block.replace('"arguments"', '"description"'),
+        f"```markdown\n{block}",
+    ):
+        said = f"So:\n{changed}\n"
+        answer = caller.answer(said, tools=TOOLS)
+        assert (answer["text"], answer["calls"], answer["reason"]) == (said, [], "stop")
+    answer = caller.answer(f"So:\n{block}".replace('"Lima"', "3"), tools=TOOLS, max_tokens=90)
+    assert '"city": "' in "".join(given for _, given in answer["calls"])
 
 
 def test_results_go_on_with_the_conversation(caller: Caller) -> None:

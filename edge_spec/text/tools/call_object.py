@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
 
 _SPACE = " \t\r\n"
@@ -70,11 +70,16 @@ class CallObject:
     order of its members. `arguments` is what is known of them and has not been taken."""
 
     def __init__(
-        self, roles: Mapping[str, Role], is_keyed: bool = False, *, is_strict: bool = False
+        self,
+        roles: Mapping[str, Role],
+        is_keyed: bool = False,
+        *,
+        is_strict: bool = False,
+        names: Collection[str] = (),
     ) -> None:
         """roles: of members by their names. is_keyed: the only member is named as the function,
         its value is the arguments. is_strict: another member, or arguments before the name, tell
-        that this is no call."""
+        that this is no call. names: another one tells so, too; empty where any will do."""
         self.name: str | None = None
         self.id: str | None = None
         self.arguments = ""
@@ -82,6 +87,7 @@ class CallObject:
         self._roles = roles
         self._is_keyed = is_keyed
         self._is_strict = is_strict
+        self._names = names
         self._at = _At.OBJECT
         self._text = ""  # of a key, or of a value that is known when it is complete
         self._role: Role | None = None
@@ -119,6 +125,8 @@ class CallObject:
             self._at = _At.KEY
         elif self._at is _At.KEY and character == '"':
             self._text = character
+        elif self._at is _At.KEY and character == "{" and self.name is None:
+            pass  # some templates show calls in two pairs of braces
         elif self._at is _At.COLON and character == ":":
             self._at = _At.VALUE
         elif self._at is _At.VALUE and character not in ",:}]":
@@ -184,7 +192,7 @@ class CallObject:
         if self._role is Role.ARGUMENTS:
             self.arguments += _arguments_text(value, self._text)
         elif self._role is Role.NAME:
-            if isinstance(value, str):
+            if isinstance(value, str) and (not self._names or value in self._names):
                 self.name = value
             else:
                 self._at = _At.BROKEN

@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools import untagged
 from edge_spec.text.tools.arguments import arguments_schema, in_style
 from edge_spec.text.tools.json_reader import JsonReader
 from edge_spec.text.tools.json_shape import JsonShape
@@ -18,13 +19,6 @@ from edge_spec.text.tools.part_list import IdStyle
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 _ANYTHING = "/(.|\\n)*/"
-# A call that is the whole answer. More space could become an answer of nothing else.
-_SPACE = r"[ \t\r\n]{0,12}"
-_BARE_HEAD = r'S(```(json)?S|<tools>S)?(\[S)?\{S("type"S:S"function"S,S)?"name"S:S"'.replace(
-    "S", _SPACE
-)
-_BARE_ARGUMENTS = r'"S,S"(arguments|parameters)"S:S'.replace("S", _SPACE)
-_BARE_END = r"S\}(S\])?(S(```|<\/tools>))?".replace("S", _SPACE)
 
 
 @dataclass(frozen=True)
@@ -63,26 +57,37 @@ class JsonForm(JsonShape):
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
         else:
-            rules += self._answers([tool["function"]["name"] for tool in tools])
+            rules += self._answers([tool["function"]["name"] for tool in tools], several)
         return Grammar.lark("\n".join(rules))
 
-    def _answers(self, names: Sequence[str]) -> list[str]:
-        """Returns rules of text, or of text and then calls, or of a call as it is read where its
-        tags are missing."""
+    def _answers(self, names: Sequence[str], several: bool) -> list[str]:
+        """Returns rules of text, or of text and then calls, or of calls as they are read where
+        their tags are missing."""
+        rules = [f"TEXT: {_ANYTHING}"]
         kinds = ["TEXT", "calls" if self.is_bare else "opened rest"]
-        rules = [] if self.is_bare else [f"opened[lazy]: TEXT @{quoted(self.marker)}"]
-        text = f"TEXT: {_ANYTHING}"
+        if not self.is_bare:
+            rules.append(f"opened[lazy]: TEXT @{quoted(self.marker)}")
         if self.is_named:
-            listed = "|".join(_in_pattern(name) for name in names)
-            text += f' & ~/{_BARE_HEAD}({listed})"(.|\\n)*/'
-            kinds.append("bare END")
-            rules.append("bare: " + " | ".join(f"bare{index}" for index in range(len(names))))
-            rules += [
-                f"bare{index}: /{_BARE_HEAD}{_in_pattern(name)}{_BARE_ARGUMENTS}/ arguments{index}"
-                for index, name in enumerate(names)
-            ]
-            rules.append(f"END: /{_BARE_END}/")
-        return [f"start: {' | '.join(kinds)}", text, *rules]
+            kinds.append("untagged")
+            rules += self._untagged(names, several)
+        return [f"start: {' | '.join(kinds)}", *rules]
+
+    def _untagged(self, names: Sequence[str], several: bool) -> Iterator[str]:
+        """Yields rules of what may still be text when its head is complete: the name tells."""
+        own_tag = "" if self.is_bare else self.marker
+        listed = [re.escape(name).replace("/", r"\/") for name in names]
+        other = "OTHER" if self.is_bare else "OTHER | reopened rest"
+        more = f"(next named){{0,{MAX_CALLS - 1}}}" if several else ""
+        yield f"untagged: head (named {more} END | {other})"
+        yield f"head[lazy]: /{untagged.head_pattern(own_tag)}/"
+        yield f"next[lazy]: /{untagged.next_head_pattern(own_tag)}/"
+        yield f"END: /{untagged.END_PATTERN}/"
+        yield f"OTHER: {_ANYTHING} & ~/({'|'.join(listed)}){untagged.ARGUMENTS_PATTERN}(.|\\n)*/"
+        if not self.is_bare:
+            yield f"reopened[lazy]: OTHER @{quoted(self.marker)}"
+        yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
+        for index, name in enumerate(listed):
+            yield f"NAMED{index}: /{name}{untagged.ARGUMENTS_PATTERN}/"
 
     def _calls(self, several: bool) -> list[str]:
         marker = "" if self.is_bare else self.marker
@@ -118,10 +123,6 @@ class JsonForm(JsonShape):
             literal = ""
             yield slots[piece]
         yield _literal(literal)
-
-
-def _in_pattern(text: str) -> str:
-    return re.escape(text).replace("/", r"\/")
 
 
 def _literal(text: str) -> str:

@@ -19,6 +19,7 @@ from edge_spec.text.tools.literals import (
     tags_of,
 )
 from edge_spec.text.tools.part_list import PartList
+from edge_spec.text.tools.untagged import BARE, ENDS, FENCE, TAGS, WRAPPED
 
 # Models that were trained on several forms take the words of another one.
 _ROLES = {
@@ -29,13 +30,6 @@ _ROLES = {
 }
 _BARE_ROLES = {**_ROLES, "type": Role.OTHER}
 _FUNCTION = re.compile(Slot.NAME.value)
-# What may stand before a call that is the whole answer, and after it.
-_BARE = [
-    f"{before}{bracket}{{"
-    for before in ("", "<|python_tag|>", "```", "```json", "<tools>")
-    for bracket in ("", "[")
-]
-_BARE_ENDS = ("```", "</tools>")
 _LEFT = "}],;)"  # what a model may write too much of after a call
 
 
@@ -43,8 +37,8 @@ class JsonReader:
     """Splits an answer into text and calls of a form. What looks like a call and has no name stays
     text, so nothing that the model wrote is lost.
 
-    Many a small model leaves the tags out: an answer that is an object with the name and the
-    arguments of a function that may be called is a call all the same.
+    Many a small model leaves the tags out: an object with the name and the arguments of a function
+    that may be called is a call all the same where it begins the answer or a block of code.
     """
 
     def __init__(self, form: JsonShape, names: Collection[str]) -> None:
@@ -55,9 +49,14 @@ class JsonReader:
         self._parts = PartList(form.ids)
         self._openings = _openings(form)
         self._markers = [form.marker_of(opening) for opening in self._openings]
-        strays = {*tags_of(form.closing), *_BARE_ENDS}
-        self._strays = strays.difference(self._markers)  # left out after a call
-        self._is_bare = form.is_bare or (form.is_named and bool(names))
+        self._strays = set(tags_of(form.closing)).difference(self._markers)  # after a call
+        self._is_bare = form.is_bare or (form.is_named and bool(names))  # the call has no tags
+        self._wrappings = (
+            [each for each in (FENCE, *TAGS) if each not in self._markers]
+            if names and self._is_bare
+            else []
+        )
+        self._is_in_code = False
         self._read: Callable[[], bool] = self._read_first if self._is_bare else self._read_text
         self._held = ""
         self._begun = ""  # of a call whose name is not known
@@ -83,7 +82,7 @@ class JsonReader:
         if is_first and is_unknown and self._object.name not in self._names:
             self.is_cut = False
             self._parts.add_text(self._begun)
-        elif read in (self._read_first, self._read_text):
+        elif read in (self._read_first, self._read_text, self._read_wrapping):
             self._parts.add_text(self._held)
         self._held = ""
         return self._parts.taken()
@@ -92,29 +91,51 @@ class JsonReader:
 
     def _read_first(self) -> bool:
         """The whole answer is a call, or a list of some, or none of it."""
-        found = [matched([before], self._held) for before in _BARE]
+        begun = self._begin_bare(BARE)
+        if begun is None:
+            self._go_on_with_text()
+            return True
+        return begun
+
+    def _begin_bare(self, openings: Sequence[str]) -> bool | None:
+        """Begins a call without tags, if one of these openings, which end in its first brace, comes
+        next; None if none may."""
+        own = tuple(self._markers)
+        found = [matched([each], self._held) for each in openings if not each.startswith(own)]
         starts = [each.end - 1 for each in found if isinstance(each, Found)]
-        if starts:
-            self._begun, self._held = self._held[: starts[0]], self._held[starts[0] :]
-            return self._begin_object()
-        if PARTIAL in found:
-            return False
-        self._go_on_with_text()
-        return True
+        if not starts:
+            return False if PARTIAL in found else None
+        self._begun, self._held = self._held[: starts[0]], self._held[starts[0] :]
+        self._is_bare = True
+        return self._begin_object()
 
     def _go_on_with_text(self) -> None:
         self._is_bare, self._read = self._form.is_bare, self._read_text
 
     def _read_text(self) -> bool:
         strays = self._strays if self.num_calls else ()
-        place, marker = first_of([*self._markers, *strays], self._held)
+        place, marker = first_of([*self._markers, *self._wrappings, *strays], self._held)
         self._parts.add_text(self._held[:place])
         self._held = self._held[place:]
         if marker in strays:
             self._held = self._held.removeprefix(marker)
+        elif marker in self._wrappings:
+            self._read = self._read_wrapping
         elif marker:
-            self._read = self._read_head
+            self._is_bare, self._read = self._form.is_bare, self._read_head
         return bool(marker)
+
+    def _read_wrapping(self) -> bool:
+        """The held text begins with a fence, or with a tag that is none of the form's."""
+        begun = None if self._is_in_code else self._begin_bare(WRAPPED)
+        if begun is not None:
+            return begun
+        is_fence = self._held.startswith(FENCE)
+        self._is_in_code ^= is_fence
+        length = len(FENCE) if is_fence else 1
+        self._parts.add_text(self._held[:length])
+        self._held, self._read = self._held[length:], self._read_text
+        return True
 
     def _read_head(self) -> bool:
         """The held text begins with a marker."""
@@ -157,7 +178,8 @@ class JsonReader:
 
     def _begin_object(self) -> bool:
         roles = _BARE_ROLES if self._is_bare else _ROLES | self._form.roles
-        self._object = CallObject(roles, self._form.is_keyed, is_strict=self._is_bare)
+        names = self._names if self._is_bare else ()
+        self._object = CallObject(roles, self._form.is_keyed, is_strict=self._is_bare, names=names)
         self._is_known, self._read = False, self._read_object
         return True
 
@@ -173,6 +195,7 @@ class JsonReader:
             call.arguments = ""
         elif call.is_complete or call.is_broken:
             self._parts.add_text(self._begun)
+            self._is_in_code |= self._begun.lstrip().startswith(FENCE)
             self._go_on_with_text()
             return True
         if call.is_complete or call.is_broken:
@@ -191,7 +214,7 @@ class JsonReader:
             return False
         if self._is_bare and self._names and call.name not in self._names:
             return False
-        if self._is_bare and not call.has_arguments and not self._names:
+        if self._is_bare and not call.has_arguments:
             return False
         if call.is_broken and not call.has_arguments:
             return False
@@ -216,6 +239,8 @@ class JsonReader:
         closing = matched([self._form.closing], rest)
         if not rest or closing is PARTIAL:
             return False
+        if self._is_bare and (is_ended := self._end_wrapping(rest)) is not None:
+            return is_ended
         if isinstance(closing, Found) and closing.end:
             self._held = rest[closing.end :]
             self._read = self._read_text
@@ -227,6 +252,20 @@ class JsonReader:
         else:
             self._read = self._read_text
         return True
+
+    def _end_wrapping(self, rest: str) -> bool | None:
+        """Leaves out what closes the wrapping of a call; None if something else comes next."""
+        for end in ENDS:
+            if rest == FENCE or (end.startswith(rest) and rest != end):
+                return False
+            is_other_fence = end == FENCE and not rest[len(end) :][:1].isspace()
+            if rest.startswith(end) and not is_other_fence:
+                self._held = rest[len(end) :]
+                return True
+        if rest[0] in _LEFT:
+            self._held = rest[1:]
+            return True
+        return None
 
     def _next_call(self) -> bool | None:
         """Begins the call that follows, if one does; None if none may."""

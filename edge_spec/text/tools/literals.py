@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
@@ -78,14 +78,13 @@ def _num_spaces(text: str, place: int) -> int:
     return end - place
 
 
-def first_of(markers: Iterable[str], text: str) -> tuple[int, str]:
+def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
     """Returns where the first of `markers` is in the text, and which; else where one may begin that
     the text has not yet in full, and ""."""
+    begun = len(text) - max((overlap(text, each) for each in markers), default=0)
     found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
-    if found:
-        place, _, marker = min(found)
-        return place, marker
-    return len(text) - max((overlap(text, each) for each in markers), default=0), ""
+    place, _, marker = min(found, default=(begun, 0, ""))
+    return (place, marker) if place <= begun else (begun, "")
 
 
 def overlap(text: str, tag: str) -> int:

@@ -247,8 +247,8 @@ EMPTY_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
         (
             BARE_FORM,
             {"required": False, "several": True},
-            [BARE_CALL, "hi", '{"a": 1}', f"So: {BARE_CALL}"],
-            [f"{BARE_CALL}\n", '{"name": "f"', BARE_CALL.replace("3", "3, 4")],
+            [BARE_CALL, "hi", '{"a": 1}', '{"name": "f"', f"So: {BARE_CALL}"],
+            [f"{BARE_CALL}\n", BARE_CALL.replace("3", "3, 4")],
         ),
         (BARE_FORM, {"required": True, "several": True}, [BARE_CALL], ["hi", '{"a": 1}']),
     ],

@@ -104,7 +104,7 @@ def test_an_answer_without_tags_is_a_call_or_none(
     [
         ('{"name": "f", "arguments": {"a": [1, "ü"]}}', "", [F]),
         ('```json\n{\n  "name": "f",\n  "arguments": {"a": [1, "ü"]}\n}\n```', "", [F]),
-        ('```\n[{"name": "f", "arguments": {"a": [1, "ü"]}}]\n```\nSo.', "\n\nSo.", [F]),
+        ('```\n[{"name": "f", "arguments": {"a": [1, "ü"]}}]\n```\nSo.', "\nSo.", [F]),
         ('<tools>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tools>', "", [F]),
         ('{"name": "f", "arguments": {"a": [1, "ü"]}}\n' + CALL_G, "", [F, G]),
         ('{"name": "x", "arguments": {}}', '{"name": "x", "arguments": {}}', []),
@@ -120,6 +120,64 @@ def test_an_answer_that_is_a_call_of_a_known_function_needs_no_tags(
 ) -> None:
     tools = [{"function": {"name": name}} for name in "fg"]
     assert read(GENERIC, text, cuts, tools)[:2] == (shown, calls)
+
+
+FENCED = '```json\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n```'
+CODE = "```python\nf()\n```"
+OTHER = '```json\n{"name": "Ann", "arguments": {"b": "<tool_call>"}}\n```'
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "calls"),
+    [
+        (f"I ask:\n\n{FENCED}", "I ask:\n\n", [F]),
+        (f"I ask: {FENCED} So.", "I ask:  So.", [F]),
+        (f"a\n{FENCED.replace('json', '')}\nb", "a\n\nb", [F]),
+        (f"a\n{FENCED.removesuffix('```')}", "a\n", [F]),
+        (f"a\n{FENCED}\n{FENCED}\n\n{CODE}", f"a\n\n\n{CODE}", [F, F]),
+        (f"a {FENCED[:-4]},\n{FENCED[8:]}", "a ", [F, F]),
+        (f"a {FENCED.replace('{', '[{', 1)[:-4]}]\n```", "a ", [F]),
+        (f"a {FENCED} {CALL} {FENCED}", "a ", [F, F, F]),
+        (f"{CALL}\n{CODE}\nb {FENCED}", f"\n{CODE}\nb ", [F, F]),
+        (f"{CODE}\n{FENCED}", f"{CODE}\n", [F]),
+        (f"{OTHER}\n{FENCED}", f"{OTHER}\n", [F]),
+        (CALL.replace("_call", "s").join("ab"), "ab", [F]),
+        (f"a ```xml\n{CALL}\n```", "a ", [F]),
+        (f"a {FENCED[:8]}{{{FENCED[8:-4]}}}\n```", "a ", [F]),
+        (f"{{{FENCED[8:-4]}}}\n{{{FENCED[8:-4]}}}", "", [F, F]),
+        (f"<tool_call>{{{FENCED[8:-4]}}}</tool_call>", "", [F]),
+        (f"a <function_call>{FENCED[8:-4]}</function_call>", "a ", [F]),
+        # other code, other names, no arguments, and what stands within a block
+        (f"a {OTHER} b", f"a {OTHER} b", []),
+        (FENCED.replace('"arguments"', '"age"'), FENCED.replace('"arguments"', '"age"'), []),
+        ('a ```json\n{"name": "f"}\n```', 'a ```json\n{"name": "f"}\n```', []),
+        (FENCED.replace("json", "python"), FENCED.replace("json", "python"), []),
+        (f"```markdown\n{FENCED}", f"```markdown\n{FENCED}", []),
+        (f"````markdown\n{FENCED}\n````", f"````markdown\n{FENCED}\n````", []),
+        (f"{CODE[:-3]}```\n{{}}", f"{CODE[:-3]}```\n{{}}", []),
+        ("a <tools> and `<tool>` or ``` <", "a <tools> and `<tool>` or ``` <", []),
+        # cut off
+        (f"a {FENCED[:12]}", f"a {FENCED[:12]}", []),
+        (f"a {FENCED[:39]}", "a ", [("f", '{"a"')]),
+    ],
+)
+@pieces
+def test_a_call_of_a_known_function_may_stand_in_a_block_of_code(
+    text: str, shown: str, calls: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    tools = [{"function": {"name": name}} for name in "fg"]
+    assert read(GENERIC, text, cuts, tools)[:2] == (shown, calls)
+
+
+def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
+    reader = GENERIC.reader([{"function": {"name": "f"}}])
+    told = [
+        [part.text for part in reader.push(piece)]
+        for piece in ("a ```", "json\n", '{"name": ', '"Ann"', ": 3}", "``", "`")
+    ]
+    assert told == [["a "], [], [], ['```json\n{"name": "Ann"'], [": 3}"], [], ["```"]]
+    told = [[part.text for part in reader.push(piece)] for piece in ("```p", "ython\nf()", "\n```")]
+    assert told == [["```p"], ["ython\nf()"], ["\n```"]]
 
 
 def test_calls_are_counted_and_told_apart() -> None:

@@ -1,0 +1,48 @@
+"""What models write around a call whose form's tags they have left out."""
+
+from __future__ import annotations
+
+FENCE = "```"
+_FENCES = (FENCE, f"{FENCE}json", f"{FENCE}xml")
+_NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
+TAGS = tuple(f"<{name}>" for name in _NAMES)
+ENDS = (FENCE, *(f"</{name}>" for name in _NAMES))
+_BRACES = ("{", "[{")
+# What stands before the first brace of a call within a text, and of one that is the whole answer.
+WRAPPED = [
+    fence + tag + brace
+    for fence in ("", *_FENCES)
+    for tag in ("", *TAGS)
+    for brace in _BRACES
+    if fence or tag
+]
+BARE = [*_BRACES, *(f"<|python_tag|>{brace}" for brace in _BRACES), *WRAPPED]
+
+# What the expressions have for %. More space could become an answer of nothing else.
+_SPACE = r"[ \t\r\n]{0,12}"
+_PROSE = r"([^`]|`[^`]|``[^`])*"
+_OUTSIDE = f"({_PROSE}{FENCE}{_PROSE}{FENCE})*{_PROSE}"  # of blocks of code
+_ENDING = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(_NAMES)})>)?(%{FENCE})?"
+_NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
+ARGUMENTS_PATTERN = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
+END_PATTERN = _ENDING.replace("%", _SPACE)
+
+
+def head_pattern(own_tag: str) -> str:
+    """Returns a regular expression of an answer up to the name in its first call.
+
+    own_tag: of the form; what follows it is no untagged call.
+    """
+    return rf"(%|{_OUTSIDE}{_wrapping(own_tag)})(\[%)?{_NAME}".replace("%", _SPACE)
+
+
+def next_head_pattern(own_tag: str) -> str:
+    """Returns a regular expression of what follows the arguments of a call, up to the name in the
+    next one."""
+    between = rf"(%\}}%(\}}%)?[,;]?%|{_ENDING}[ \t\r\n]{{1,12}}{_wrapping(own_tag)}(\[%)?)"
+    return f"{between}{_NAME}".replace("%", _SPACE)
+
+
+def _wrapping(own_tag: str) -> str:
+    names = "|".join(tag[1:-1] for tag in TAGS if tag != own_tag)
+    return f"(<({names})>%|{FENCE}(json|xml)?%(<({names})>%)?)"
