@@ -19,7 +19,7 @@ from edge_spec.text.tools.literals import (
     tags_of,
 )
 from edge_spec.text.tools.part_list import PartList
-from edge_spec.text.tools.untagged import BARE, ENDS, FENCE, TAGS, WRAPPED
+from edge_spec.text.tools.untagged import BARE, FENCE, LEFT, TAGS, WRAPPED, after_ending
 
 # Models that were trained on several forms take the words of another one.
 _ROLES = {
@@ -30,7 +30,6 @@ _ROLES = {
 }
 _BARE_ROLES = {**_ROLES, "type": Role.OTHER}
 _FUNCTION = re.compile(Slot.NAME.value)
-_LEFT = "}],;)"  # what a model may write too much of after a call
 
 
 class JsonReader:
@@ -239,12 +238,15 @@ class JsonReader:
         closing = matched([self._form.closing], rest)
         if not rest or closing is PARTIAL:
             return False
-        if self._is_bare and (is_ended := self._end_wrapping(rest)) is not None:
-            return is_ended
-        if isinstance(closing, Found) and closing.end:
+        after = after_ending(rest) if self._is_bare else None
+        if after is PARTIAL:
+            return False
+        if after is not None:
+            self._held = after
+        elif isinstance(closing, Found) and closing.end:
             self._held = rest[closing.end :]
             self._read = self._read_text
-        elif rest[0] in _LEFT:
+        elif rest[0] in LEFT:
             self._held = rest[1:]
         elif rest[0] == "{" and self._form.is_object:
             self._begun, self._held = self._held[: -len(rest)], rest
@@ -252,20 +254,6 @@ class JsonReader:
         else:
             self._read = self._read_text
         return True
-
-    def _end_wrapping(self, rest: str) -> bool | None:
-        """Leaves out what closes the wrapping of a call; None if something else comes next."""
-        for end in ENDS:
-            if rest == FENCE or (end.startswith(rest) and rest != end):
-                return False
-            is_other_fence = end == FENCE and not rest[len(end) :][:1].isspace()
-            if rest.startswith(end) and not is_other_fence:
-                self._held = rest[len(end) :]
-                return True
-        if rest[0] in _LEFT:
-            self._held = rest[1:]
-            return True
-        return None
 
     def _next_call(self) -> bool | None:
         """Begins the call that follows, if one does; None if none may."""

@@ -23,11 +23,11 @@ class Slot(Enum):
 Piece = str | Slot
 
 
-class _Partial(Enum):
+class Partial(Enum):
     PARTIAL = "partial"
 
 
-PARTIAL: Final = _Partial.PARTIAL  # it may still become what is looked for
+PARTIAL: Final = Partial.PARTIAL  # it may still become what is looked for
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Found:
     values: Mapping[Slot, str]
 
 
-def matched(pieces: Sequence[Piece], text: str) -> Found | Literal[_Partial.PARTIAL] | None:
+def matched(pieces: Sequence[Piece], text: str) -> Found | Literal[Partial.PARTIAL] | None:
     """Says whether `text` begins with these pieces, however it is spaced; arguments end them, and
     are not read."""
     place = 0
@@ -58,7 +58,7 @@ def matched(pieces: Sequence[Piece], text: str) -> Found | Literal[_Partial.PART
     return Found(place, values)
 
 
-def _after(literal: str, text: str, place: int) -> int | Literal[_Partial.PARTIAL] | None:
+def _after(literal: str, text: str, place: int) -> int | Literal[Partial.PARTIAL] | None:
     for character in literal:
         if character.isspace():
             continue

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from edge_spec.text.tools.literals import PARTIAL, Partial
+
 FENCE = "```"
 _FENCES = (FENCE, f"{FENCE}json", f"{FENCE}xml")
 _NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
 TAGS = tuple(f"<{name}>" for name in _NAMES)
-ENDS = (FENCE, *(f"</{name}>" for name in _NAMES))
+_ENDS = (FENCE, *(f"</{name}>" for name in _NAMES))
+LEFT = "}],;)"  # what a model may write too much of after a call
 _BRACES = ("{", "[{")
 # What stands before the first brace of a call within a text, and of one that is the whole answer.
 WRAPPED = [
@@ -26,6 +31,18 @@ _ENDING = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(_NAMES)})>)?(%{FENCE})?"
 _NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
 ARGUMENTS_PATTERN = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
 END_PATTERN = _ENDING.replace("%", _SPACE)
+
+
+def after_ending(text: str) -> str | Literal[Partial.PARTIAL] | None:
+    """Returns what follows a piece of what closes a call, which the text begins with; None if it
+    begins with something else, such as the fence that opens another block."""
+    for end in _ENDS:
+        if text == FENCE or (end.startswith(text) and text != end):
+            return PARTIAL
+        rest = text.removeprefix(end)
+        if rest != text and (end != FENCE or rest[0].isspace()):
+            return rest
+    return text[1:] if text[0] in LEFT else None
 
 
 def head_pattern(own_tag: str) -> str:
