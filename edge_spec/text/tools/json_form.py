@@ -57,10 +57,10 @@ class JsonForm(JsonShape):
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
         else:
-            rules += self._answers([tool["function"]["name"] for tool in tools], several)
+            rules += self._answers([tool["function"]["name"] for tool in tools])
         return Grammar.lark("\n".join(rules))
 
-    def _answers(self, names: Sequence[str], several: bool) -> list[str]:
+    def _answers(self, names: Sequence[str]) -> list[str]:
         """Returns rules of text, or of text and then calls, or of calls as they are read where
         their tags are missing."""
         rules = [f"TEXT: {_ANYTHING}"]
@@ -69,18 +69,16 @@ class JsonForm(JsonShape):
             rules.append(f"opened[lazy]: TEXT @{quoted(self.marker)}")
         if self.is_named:
             kinds.append("untagged")
-            rules += self._untagged(names, several)
+            rules += self._untagged(names)
         return [f"start: {' | '.join(kinds)}", *rules]
 
-    def _untagged(self, names: Sequence[str], several: bool) -> Iterator[str]:
-        """Yields rules of what may still be text when its head is complete: the name tells."""
+    def _untagged(self, names: Sequence[str]) -> Iterator[str]:
+        """Yields rules of one call, as models repeat it; its name tells it from other text."""
         own_tag = "" if self.is_bare else self.marker
         listed = [re.escape(name).replace("/", r"\/") for name in names]
         other = "OTHER" if self.is_bare else "OTHER | reopened rest"
-        more = f"(next named){{0,{MAX_CALLS - 1}}}" if several else ""
-        yield f"untagged: head (named {more} END | {other})"
+        yield f"untagged: head (named END | {other})"
         yield f"head[lazy]: /{untagged.head_pattern(own_tag)}/"
-        yield f"next[lazy]: /{untagged.next_head_pattern(own_tag)}/"
         yield f"END: /{untagged.END_PATTERN}/"
         yield f"OTHER: {_ANYTHING} & ~/({'|'.join(listed)}){untagged.ARGUMENTS_PATTERN}(.|\\n)*/"
         if not self.is_bare:

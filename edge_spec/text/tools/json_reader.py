@@ -15,11 +15,17 @@ from edge_spec.text.tools.literals import (
     Slot,
     first_of,
     matched,
-    shared_end,
     tags_of,
 )
 from edge_spec.text.tools.part_list import PartList
-from edge_spec.text.tools.untagged import BARE, FENCE, LEFT, TAGS, WRAPPED, after_ending
+from edge_spec.text.tools.untagged import (
+    FENCE,
+    FIRST_OPENINGS,
+    LEFT,
+    OPENINGS,
+    STARTS,
+    after_ending,
+)
 
 # Models that were trained on several forms take the words of another one.
 _ROLES = {
@@ -37,7 +43,7 @@ class JsonReader:
     text, so nothing that the model wrote is lost.
 
     Many a small model leaves the tags out: an object with the name and the arguments of a function
-    that may be called is a call all the same where it begins the answer or a block of code.
+    that may be called is a call all the same where it begins the answer, a line or a block of code.
     """
 
     def __init__(self, form: JsonShape, names: Collection[str]) -> None:
@@ -46,12 +52,12 @@ class JsonReader:
         self._form = form
         self._names = names
         self._parts = PartList(form.ids)
-        self._openings = _openings(form)
+        self._openings = form.openings
         self._markers = [form.marker_of(opening) for opening in self._openings]
         self._strays = set(tags_of(form.closing)).difference(self._markers)  # after a call
         self._is_bare = form.is_bare or (form.is_named and bool(names))  # the call has no tags
-        self._wrappings = (
-            [each for each in (FENCE, *TAGS) if each not in self._markers]
+        self._starts = (
+            [each for each in STARTS if each not in self._markers]
             if names and self._is_bare
             else []
         )
@@ -81,7 +87,7 @@ class JsonReader:
         if is_first and is_unknown and self._object.name not in self._names:
             self.is_cut = False
             self._parts.add_text(self._begun)
-        elif read in (self._read_first, self._read_text, self._read_wrapping):
+        elif read in (self._read_first, self._read_text, self._read_start):
             self._parts.add_text(self._held)
         self._held = ""
         return self._parts.taken()
@@ -90,7 +96,7 @@ class JsonReader:
 
     def _read_first(self) -> bool:
         """The whole answer is a call, or a list of some, or none of it."""
-        begun = self._begin_bare(BARE)
+        begun = self._begin_bare(FIRST_OPENINGS)
         if begun is None:
             self._go_on_with_text()
             return True
@@ -113,25 +119,29 @@ class JsonReader:
 
     def _read_text(self) -> bool:
         strays = self._strays if self.num_calls else ()
-        place, marker = first_of([*self._markers, *self._wrappings, *strays], self._held)
+        place, marker = first_of([*self._markers, *self._starts, *strays], self._held)
+        place += marker.startswith("\n")
         self._parts.add_text(self._held[:place])
         self._held = self._held[place:]
         if marker in strays:
             self._held = self._held.removeprefix(marker)
-        elif marker in self._wrappings:
-            self._read = self._read_wrapping
+        elif marker in self._starts:
+            self._read = self._read_start
         elif marker:
             self._is_bare, self._read = self._form.is_bare, self._read_head
         return bool(marker)
 
-    def _read_wrapping(self) -> bool:
-        """The held text begins with a fence, or with a tag that is none of the form's."""
-        begun = None if self._is_in_code else self._begin_bare(WRAPPED)
+    def _read_start(self) -> bool:
+        """The held text begins with a fence, a tag that is none of the form's, or a brace."""
+        begun = None if self._is_in_code else self._begin_bare(OPENINGS)
         if begun is not None:
             return begun
-        is_fence = self._held.startswith(FENCE)
-        self._is_in_code ^= is_fence
-        length = len(FENCE) if is_fence else 1
+        length = 1
+        if self._held.startswith(FENCE):
+            if self._held == FENCE:
+                return False
+            length = len(FENCE)
+            self._is_in_code = not self._is_in_code or self._held[length].isalpha()
         self._parts.add_text(self._held[:length])
         self._held, self._read = self._held[length:], self._read_text
         return True
@@ -281,16 +291,3 @@ class JsonReader:
             return None
         self._begun, self._held = self._held[: -len(rest)], rest
         return self._begin_object()
-
-
-def _openings(form: JsonShape) -> list[str]:
-    """Returns what calls begin with: models leave out what is around all of them, such as the
-    bracket of an array."""
-    if form.is_bare:
-        return []
-    found = [form.opening]
-    if form.is_object:
-        found.append(form.opening.rstrip("[ \n"))
-    elif form.between:
-        found.append(shared_end(form.opening, form.between))
-    return [each for each in dict.fromkeys(found) if each.strip()]

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from edge_spec.text.tools.call_object import Role
-from edge_spec.text.tools.literals import TAG_PATTERN, Piece, Slot
+from edge_spec.text.tools.literals import TAG_PATTERN, Piece, Slot, shared_end
 from edge_spec.text.tools.part_list import IdStyle
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
@@ -65,6 +65,19 @@ class JsonShape:
     def is_keyed(self) -> bool:
         """Says whether the object's member is named as the function."""
         return self.is_object and Role.NAME not in self.roles.values()
+
+    @cached_property
+    def openings(self) -> list[str]:
+        """Returns what calls begin with: models leave out what is around all of them, such as the
+        bracket of an array."""
+        if self.is_bare:
+            return []
+        found = [self.opening]
+        if self.is_object:
+            found.append(self.opening.rstrip("[ \n"))
+        elif self.between:
+            found.append(shared_end(self.opening, self.between))
+        return [each for each in dict.fromkeys(found) if each.strip()]
 
     @cached_property
     def marker(self) -> str:

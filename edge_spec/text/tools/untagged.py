@@ -13,24 +13,23 @@ TAGS = tuple(f"<{name}>" for name in _NAMES)
 _ENDS = (FENCE, *(f"</{name}>" for name in _NAMES))
 LEFT = "}],;)"  # what a model may write too much of after a call
 _BRACES = ("{", "[{")
-# What stands before the first brace of a call within a text, and of one that is the whole answer.
-WRAPPED = [
-    fence + tag + brace
-    for fence in ("", *_FENCES)
-    for tag in ("", *TAGS)
-    for brace in _BRACES
-    if fence or tag
+# What a call begins with, up to its first brace: where a line of text, a block or a tag begins,
+# and where the answer does.
+OPENINGS = [
+    fence + tag + brace for fence in ("", *_FENCES) for tag in ("", *TAGS) for brace in _BRACES
 ]
-BARE = [*_BRACES, *(f"<|python_tag|>{brace}" for brace in _BRACES), *WRAPPED]
+FIRST_OPENINGS = [*OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
+STARTS = (FENCE, *TAGS, "\n{", "\n[")
 
 # What the expressions have for %. More space could become an answer of nothing else.
 _SPACE = r"[ \t\r\n]{0,12}"
-_PROSE = r"([^`]|`[^`]|``[^`])*"
-_OUTSIDE = f"({_PROSE}{FENCE}{_PROSE}{FENCE})*{_PROSE}"  # of blocks of code
-_ENDING = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(_NAMES)})>)?(%{FENCE})?"
+# Text with none but whole blocks of code. What follows a fence in a block tells if it ends it.
+_PLAIN = "[^`]|`[^`]|``[^`]"
+_BLOCK = f"{FENCE}({_PLAIN}|{FENCE}[a-zA-Z])*{FENCE}"
+_OUTSIDE = f"({_PLAIN})*({_BLOCK}(([^`a-zA-Z]|`[^`]|``[^`])({_PLAIN})*)?)*"
+END_PATTERN = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(_NAMES)})>)?(%{FENCE})?".replace("%", _SPACE)
 _NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
 ARGUMENTS_PATTERN = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
-END_PATTERN = _ENDING.replace("%", _SPACE)
 
 
 def after_ending(text: str) -> str | Literal[Partial.PARTIAL] | None:
@@ -50,14 +49,7 @@ def head_pattern(own_tag: str) -> str:
 
     own_tag: of the form; what follows it is no untagged call.
     """
-    return rf"(%|{_OUTSIDE}{_wrapping(own_tag)})(\[%)?{_NAME}".replace("%", _SPACE)
-
-
-def next_head_pattern(own_tag: str) -> str:
-    """Returns a regular expression of what follows the arguments of a call, up to the name in the
-    next one."""
-    between = rf"(%\}}%(\}}%)?[,;]?%|{_ENDING}[ \t\r\n]{{1,12}}{_wrapping(own_tag)}(\[%)?)"
-    return f"{between}{_NAME}".replace("%", _SPACE)
+    return rf"(%|{_OUTSIDE}(\n|{_wrapping(own_tag)}))(\[%)?{_NAME}".replace("%", _SPACE)
 
 
 def _wrapping(own_tag: str) -> str:

@@ -141,6 +141,9 @@ OTHER = '```json\n{"name": "Ann", "arguments": {"b": "<tool_call>"}}\n```'
         (f"{CALL}\n{CODE}\nb {FENCED}", f"\n{CODE}\nb ", [F, F]),
         (f"{CODE}\n{FENCED}", f"{CODE}\n", [F]),
         (f"{OTHER}\n{FENCED}", f"{OTHER}\n", [F]),
+        (f"I ask:\n{FENCED[8:-4]}", "I ask:\n", [F]),
+        (f"I ask:\n\n[{FENCED[8:-4]}, {FENCED[8:-4]}]\nb", "I ask:\n\n\nb", [F, F]),
+        (f'{{"a":\n{{}}}}\n{{"b": 1}}\n{FENCED[8:-4]}', '{"a":\n{}}\n{"b": 1}\n', [F]),
         (CALL.replace("_call", "s").join("ab"), "ab", [F]),
         (f"a ```xml\n{CALL}\n```", "a ", [F]),
         (f"a {FENCED[:8]}{{{FENCED[8:-4]}}}\n```", "a ", [F]),
@@ -154,7 +157,7 @@ OTHER = '```json\n{"name": "Ann", "arguments": {"b": "<tool_call>"}}\n```'
         (FENCED.replace("json", "python"), FENCED.replace("json", "python"), []),
         (f"```markdown\n{FENCED}", f"```markdown\n{FENCED}", []),
         (f"````markdown\n{FENCED}\n````", f"````markdown\n{FENCED}\n````", []),
-        (f"{CODE[:-3]}```\n{{}}", f"{CODE[:-3]}```\n{{}}", []),
+        (f"{CODE[:-4]}\n{FENCED[8:]}", f"{CODE[:-4]}\n{FENCED[8:]}", []),
         ("a <tools> and `<tool>` or ``` <", "a <tools> and `<tool>` or ``` <", []),
         # cut off
         (f"a {FENCED[:12]}", f"a {FENCED[:12]}", []),
@@ -162,7 +165,7 @@ OTHER = '```json\n{"name": "Ann", "arguments": {"b": "<tool_call>"}}\n```'
     ],
 )
 @pieces
-def test_a_call_of_a_known_function_may_stand_in_a_block_of_code(
+def test_a_call_of_a_known_function_may_follow_a_text(
     text: str, shown: str, calls: list[tuple[str, str]], cuts: list[int]
 ) -> None:
     tools = [{"function": {"name": name}} for name in "fg"]
@@ -175,9 +178,10 @@ def test_a_block_of_code_is_shown_as_soon_as_it_is_no_call() -> None:
         [part.text for part in reader.push(piece)]
         for piece in ("a ```", "json\n", '{"name": ', '"Ann"', ": 3}", "``", "`")
     ]
-    assert told == [["a "], [], [], ['```json\n{"name": "Ann"'], [": 3}"], [], ["```"]]
+    assert told == [["a "], [], [], ['```json\n{"name": "Ann"'], [": 3}"], [], []]
+    reader = GENERIC.reader([{"function": {"name": "f"}}])
     told = [[part.text for part in reader.push(piece)] for piece in ("```p", "ython\nf()", "\n```")]
-    assert told == [["```p"], ["ython\nf()"], ["\n```"]]
+    assert told == [["```p"], ["ython\nf()"], ["\n"]]
 
 
 def test_calls_are_counted_and_told_apart() -> None:
