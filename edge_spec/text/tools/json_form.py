@@ -57,10 +57,10 @@ class JsonForm(JsonShape):
         elif text is not None:
             rules += ["start: calls | text", f"text: %json {in_style(text.held().schema)}"]
         else:
-            rules += self._answers([tool["function"]["name"] for tool in tools])
+            rules += self._answers([tool["function"]["name"] for tool in tools], several)
         return Grammar.lark("\n".join(rules))
 
-    def _answers(self, names: Sequence[str]) -> list[str]:
+    def _answers(self, names: Sequence[str], several: bool) -> list[str]:
         """Returns rules of text, or of text and then calls, or of calls as they are read where
         their tags are missing."""
         rules = [f"TEXT: {_ANYTHING}"]
@@ -69,14 +69,18 @@ class JsonForm(JsonShape):
             rules.append(f"opened[lazy]: TEXT @{quoted(self.marker)}")
         if self.is_named:
             kinds.append("untagged")
-            rules += self._untagged(names)
+            rules += self._untagged(names, several)
         return [f"start: {' | '.join(kinds)}", *rules]
 
-    def _untagged(self, names: Sequence[str]) -> Iterator[str]:
-        """Yields rules of one call, as models repeat it; its name tells it from other text."""
+    def _untagged(self, names: Sequence[str], several: bool) -> Iterator[str]:
+        """Yields rules of one call, as models repeat it, unless the form itself has no tags. The
+        name tells it from other text."""
         own_tag = "" if self.is_bare else self.marker
         listed = [re.escape(name).replace("/", r"\/") for name in names]
         other = "OTHER" if self.is_bare else "OTHER | reopened rest"
+        if self.is_bare and several and self.between is not None:
+            more = f"({_literal(self.between)} call){{0,{MAX_CALLS - 2}}} {_literal(self.closing)}"
+            other += f" | named {_literal('}' + self.between)} call {more}"
         yield f"untagged: head (named END | {other})"
         yield f"head[lazy]: /{untagged.head_pattern(own_tag)}/"
         yield f"END: /{untagged.END_PATTERN}/"

@@ -19,7 +19,7 @@ OPENINGS = [
     fence + tag + brace for fence in ("", *_FENCES) for tag in ("", *TAGS) for brace in _BRACES
 ]
 FIRST_OPENINGS = [*OPENINGS, *(f"<|python_tag|>{brace}" for brace in _BRACES)]
-STARTS = (FENCE, *TAGS, "\n{", "\n[")
+STARTS = (FENCE, *TAGS, "\n{", "\n[{")
 
 # What the expressions have for %. More space could become an answer of nothing else.
 _SPACE = r"[ \t\r\n]{0,12}"
