@@ -32,7 +32,7 @@ Count = Annotated[Whole, Field(ge=1, le=MAX_INT)]
 def _closed(schema: JsonObject, kind: type[Body]) -> None:
     """Says in the description whether there may be members that are no fields."""
     if not kind.other_names.keeps_others:
-        schema["additionalProperties"] = False
+        schema["additionalProperties"] = {"type": "null"}  # which asks for nothing
 
 
 class Body(BaseModel):
