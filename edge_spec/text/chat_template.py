@@ -184,13 +184,15 @@ class ChatTemplate:
     def _older(self, tools: Tools) -> dict[str, str]:
         """Returns what templates read that are older than `tools`: what JSON has of them, and when
         it is."""
-        values = {"functions": lambda: json.dumps(list(tools), indent=2) if tools else ""}
-        values["datetime"] = lambda: _now("%b %d %Y %H:%M:%S")
-        return {
-            name: value()
-            for name, value in values.items()
-            if name in self._source and name in self._variables
-        }
+        values = {}
+        if self._reads("functions"):
+            values["functions"] = json.dumps(list(tools), indent=2) if tools else ""
+        if self._reads("datetime"):
+            values["datetime"] = _now("%b %d %Y %H:%M:%S")
+        return values
+
+    def _reads(self, name: str) -> bool:
+        return name in self._source and name in self._variables
 
     @cached_property
     def _variables(self) -> frozenset[str]:
