@@ -5,52 +5,52 @@ last rounds, since time could have been spent on those. To choose what is worth 
 maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
 where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
 every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
-of them (Calibration). Plain decoding is always among the choices.
-
-Whether a drafter is asked at all depends on what asking it has brought, in this text and in those
-before (TextGains): as long as there is hope, and an account pays for the worst that the round could
-bring (RegretAccount). One that is not asked does not observe rounds either, as far as it can.
+of them (Calibration). Plain decoding is always among the choices; a drafter that loses against it
+rests (Backoff).
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edge_spec.control.calibration import learn, reach_beside, reach_of
+from edge_spec.control.backoff import (
+    UNPROVEN_HEAD_LOSS,
+    UNPROVEN_LOSS,
+    WITH_COSTLY,
+    WITH_FREE,
+    Backoff,
+    Baseline,
+)
+from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.gains import REPORTED, TextGains
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, limited
-from edge_spec.control.regret import RegretAccount
-from edge_spec.control.round_seconds import RoundSeconds
-from edge_spec.control.standing import Standing
 from edge_spec.control.tree_shape import KeptShape, plan_rows
 from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 
-_EXPECTED = 0.05  # plain steps that a round of an unknown drafter gains
+_MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
+_UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 # What other shares do: benchmarks/head_policy.py --checked.
 _CHECKED = 0.2
 
+_log = logging.getLogger(__name__)
+
 
 class _Candidate(NamedTuple):
-    """A drafter's proposal, the tokens that it is expected to commit, and in which time."""
+    """A drafter's proposal, and the tokens a second that it is expected to commit."""
 
     name: str
     tree: TokenTree
     reach: list[float]
     plan: RoundPlan
-    tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+    rate: float
 
 
 class AdaptivePolicy:
@@ -74,233 +74,218 @@ class AdaptivePolicy:
         clock: Callable[[], float] = time.perf_counter,
         shared_costs: RowCosts | None = None,
     ) -> None:
-        self.seconds = RoundSeconds(costs, shared_costs or costs)
+        self.costs = self._own_costs = costs  # of the last round's kind of pass
+        self._shared_costs = shared_costs or costs
         self.max_draft_tokens = max_draft_tokens
         self.branches = branches
         self.probes = probes
-        self.account = RegretAccount()
-        self.standings: dict[str, Standing] = {}  # by drafter
+        self.calibrations: dict[str, Calibration] = {}  # by drafter
         self._clock = clock
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
+        self._free = free
+        self._backoffs: dict[str, Backoff] = {}
+        self._baseline = Baseline(costs.plain_rows)
         self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, draft tokens
-        # Likewise: all that asking took, and what those caught up in that were not asked lately.
-        self._asking_s = self._caught_up_s = 0.0
         self._chosen: str | None = None
+        self._seconds = costs.at(1)
+        self._tokens = 1.0
         self._kept_shape = KeptShape()
-
-    @property
-    def costs(self) -> RowCosts:
-        """Returns those of rows in the last round's kind of pass."""
-        return self.seconds.costs
+        self._around_s = 0.0  # of a round, outside drafting and the pass
 
     def begin(self) -> None:
         """A drafter that lost in the text before, and pays in most, is asked again."""
-        self.account.begin_text()
-        for standing in self.standings.values():
-            standing.begin_text()
+        for backoff in self._backoffs.values():
+            backoff.begin_text()
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         self._asked.clear()
         self._chosen = None
-        self._asking_s = self._caught_up_s = 0.0
         limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
-        plain = TokenTree.chain(pending)
         if not drafters:
-            return RoundPlan(plain, PlainReason.OFF)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
-            return RoundPlan(plain, PlainReason.BUDGET)
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
         if not self.costs.is_scaled:  # what a step takes, the first ones tell
-            return RoundPlan(plain, PlainReason.BASELINE)
-        best, reason = self._best(drafters, pending, limits)
-        if best is not None:
-            gain_s = best.tokens * self.seconds.plain_s - best.seconds
-            if gain_s < (best.tokens - 1) * self.costs.plain_deviation_s:
-                best, reason = None, PlainReason.BASELINE
-        self._chosen = best.name if best is not None else None
-        plan = best.plan if best is not None else RoundPlan(plain, reason)
-        resting = [name for name, standing in self.standings.items() if not standing.attends]
-        return plan._replace(resting=frozenset(resting)) if resting else plan
-
-    def wants(self, drafter: Drafter) -> bool:
-        standing = self._standing(drafter)
-        if standing.resting or self._worth(standing.draft_token_s) >= 1:
-            return False
-        return standing.gains.hope >= 0
-
-    def observe(self, round_stats: RoundStats) -> None:
-        times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
-        if math.isfinite(sum(times)):  # else of a clock that is broken
-            self._observe(round_stats)
-        # The next round may be plain without asking this policy.
-        self._asked.clear()
-        self._asking_s = self._caught_up_s = 0.0
-
-    def _observe(self, round_stats: RoundStats) -> None:
-        asked_s = self._caught_up_s + sum(seconds for seconds, _ in self._asked.values())
-        watched_s = max(0.0, round_stats.draft_s - self._asking_s)
-        watching_s = self.seconds.observe(round_stats, asked_s, watched_s)
-        # A machine that slows down slows plain steps down as well, which shows later: rows are
-        # charged as they cost on average now, and no drafter is to answer for the time between.
-        rows_s = self.seconds.at(round_stats.num_rows)
-        spent_s = rows_s + asked_s + watching_s
-        self.account.settle(round_stats.num_tokens - spent_s / self.seconds.plain_s)
-        self._learn(round_stats, rows_s, watching_s)
-
-    def beliefs(self) -> str:
-        row = self.costs.slope / self.costs.at(1)
-        told = [f"a row costs {row:.2f} of a step"]
-        for name, standing in self.standings.items():
-            if found := standing.calibration.of_text:
-                told.append(f"{name} is right {found[0]:.2f} ± {found[1]:.2f} of the time")
-            if standing.resting:
-                told.append(f"{name} rests for {standing.resting} rounds")
-        return f"{', '.join(told)}, the account stands at {self.account.balance:.1f} steps"
-
-    def _learn(self, round_stats: RoundStats, rows_s: float, watching_s: float) -> None:
-        """Counts what asking each drafter has brought."""
-        watching_s /= max(1, sum(standing.attends for standing in self.standings.values()))
-        for name, (draft_s, tree) in self._asked.items():
-            standing = self.standings[name]
-            learn(standing.calibration, tree, round_stats.tokens)
-            standing.observed(watching_s)
-            seconds, tokens = draft_s + watching_s, 0  # it has cost its time, another has drafted
-            if self._chosen in (None, name):
-                seconds, tokens = seconds + rows_s, round_stats.num_tokens
-                standing.drafted(seconds, tokens)
-            rows = round_stats.num_rows if tokens else 1
-            standing.gains.observe(tokens - seconds / self.seconds.plain_s, rows)
-
-    def _best(
-        self, drafters: Sequence[Drafter], pending: int, limits: Budget
-    ) -> tuple[_Candidate | None, PlainReason]:
-        """Asks drafters, and returns the best of what they propose, or why there is nothing."""
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
+        if self._baseline.is_due:
+            limits = self._within_plain_step(limits)
+            if limits.num_draft_tokens <= 0:
+                return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
         best: _Candidate | None = None
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
-            standing = self._standing(drafter)
-            standing.attends = False
-            worth = self._worth(standing.draft_token_s)
-            if self._rests(standing, worth):
-                is_slow = worth >= 1 and not standing.missed_rounds
-                reason = PlainReason.BELOW_BREAK_EVEN if is_slow else PlainReason.COOLDOWN
-                standing.miss()
-                continue
-            standing.attends = True
-            if best is not None and not self._is_asked_beside(best, standing):
-                standing.missed_rounds += 1
-                continue
-            most = self._affordable(standing, limits)
-            if most < 1:
-                standing.miss()
-                standing.attends = False
+            backoff = self._backoff(drafter)
+            if backoff.resting:
+                backoff.count()
                 reason = PlainReason.COOLDOWN
                 continue
-            tree = self._ask(drafter, pending, limits, most, worth)
-            reach = reach_of(standing.calibration, tree)
+            if best is not None and not self._is_asked_beside(best, backoff):
+                continue
+            worth = self._worth(backoff.draft_token_s)
+            if worth >= 1:
+                _log.info(
+                    "%s rests: a draft token costs %.2f of a token's time", drafter.name, worth
+                )
+                backoff.rest(self._plain_s)
+                reason = PlainReason.BELOW_BREAK_EVEN
+                continue
+            tree = self._ask(drafter, pending, limits, worth)
+            reach = reach_of(self._calibration_of(drafter.name), tree)
             found = self._judged(drafter.name, tree, reach, limits)
             if found is not None and found.plan.tree.draft_probs:
                 # Samples are not dropped for what they are, so not held against another plan.
-                return found, reason
+                best = found
+                break
             if best is not None:
                 beside = reach_beside(best.tree, best.reach, tree, reach)
                 best = self._judged(best.name, best.tree, beside, limits)
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
             if len(tree) > 1:
                 reason = PlainReason.BELOW_BREAK_EVEN
-        return best, reason
+        self._chosen = best.name if best is not None else None
+        return best.plan if best is not None else RoundPlan(TokenTree.chain(pending), reason)
 
-    def _rests(self, standing: Standing, worth: float) -> bool:
-        """Says whether a drafter is not asked in this round."""
-        if standing.resting:
-            standing.resting -= 1
-            return True
-        if worth >= 1:
-            standing.rest_slow()
-        elif not standing.is_new and standing.gains.hope < 0:
-            standing.rest()
-        return standing.resting > 0
+    def wants(self, drafter: Drafter) -> bool:
+        backoff = self._backoff(drafter)
+        return not backoff.resting and self._worth(backoff.draft_token_s) < 1
 
-    def _affordable(self, standing: Standing, limits: Budget) -> int:
-        """Returns how many draft tokens the account pays for, should all of them be wrong."""
-        plain_s = self.seconds.plain_s
-        left_s = self.account.stake * plain_s
-        for draft_tokens in range(limits.num_draft_tokens, 0, -1):
-            rows = min(draft_tokens + 1, limits.num_rows)
-            if (
-                self.seconds.most_lost_s(rows)
-                + standing.answer_s(draft_tokens, self.seconds.plain_s)
-                <= left_s
-            ):
-                return draft_tokens
-        return 0
+    def observe(self, round_stats: RoundStats) -> None:
+        self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
+        if self.costs.is_scaled:
+            self._baseline.observe(round_stats, self.costs.at(1))
+            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+        else:
+            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
+            self._seconds = self.costs.at(1)
+        # What drafters learn afterwards is left out: it costs the same in every round.
+        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
+        usual_s = self.costs.at(round_stats.num_rows) + self._around_s
+        pass_s = without_outlier(round_stats.forward_s + around_s, usual_s)
+        self._around_s += 0.05 * (without_outlier(around_s, usual_s) - self._around_s)
+        asked_s = sum(seconds for seconds, _ in self._asked.values())
+        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
+        self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
+        # A machine that slows down slows plain steps down as well, which shows later: no drafter is
+        # to answer for the time between, so its rows are charged as they cost on average now.
+        rows_s = self.costs.at(round_stats.num_rows) + self._around_s
+        for name, (draft_s, tree) in self._asked.items():
+            learn(self._calibration_of(name), tree, round_stats.tokens)
+            backoff = self._backoffs[name]
+            if self._chosen in (None, name):
+                backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
+            else:  # it has cost its time, and another one has drafted
+                backoff.unused(draft_s, self._plain_s)
+            if backoff.resting:
+                _log.info("%s rests: its rounds were slower than plain steps", name)
+        self._asked.clear()  # the next round may be plain without asking this policy
 
-    def _is_asked_beside(self, best: _Candidate, standing: Standing) -> bool:
+    def _use(self, costs: RowCosts) -> None:
+        """Goes on from what was measured in passes of this kind."""
+        if costs is not self.costs:
+            before_s = self._plain_s
+            self.costs = costs
+            self._seconds *= self._plain_s / before_s
+
+    @property
+    def _plain_s(self) -> float:
+        """Returns the seconds of a plain round."""
+        return self.costs.at(1) + self._around_s
+
+    @property
+    def _token_s(self) -> float:
+        """Returns the seconds of a token at the better of the last rounds' rate and plain
+        decoding's."""
+        return min(self._seconds / self._tokens, self._plain_s)
+
+    def _within_plain_step(self, limits: Budget) -> Budget:
+        """Returns the limits of a pass that takes no longer than a plain step."""
+        rows = min(limits.num_rows, self.costs.plain_rows)
+        return replace(
+            limits, num_rows=rows, num_draft_tokens=min(limits.num_draft_tokens, rows - 1)
+        )
+
+    def _is_asked_beside(self, best: _Candidate, backoff: Backoff) -> bool:
         """Says whether a drafter may have better draft tokens, or shows for little which of these
         are wrong (`reach_beside`)."""
-        if standing.rate > best.rate:
+        if backoff.rate > best.rate:
             return True
         rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
-        return standing.asked_s < _CHECKED * rows_s
+        return backoff.asked_s < _CHECKED * rows_s
 
     def _worth(self, draft_token_s: float) -> float:
         """Returns how likely a draft token has to be: what it and its row cost, over the time of a
         token."""
-        return (self.costs.slope + draft_token_s) / self.seconds.token_s
+        return (self.costs.slope + draft_token_s) / self._token_s
 
     def _judged(
         self, name: str, tree: TokenTree, reach: list[float], limits: Budget
     ) -> _Candidate | None:
-        """The best plan with a drafter's tree, where there is one that the account pays for."""
-        plan = plan_rows(tree, reach, limits, self.costs, self.seconds.token_s)
+        """The best plan with a drafter's tree, where there is one."""
+        plan = plan_rows(tree, reach, limits, self.costs, self._token_s)
         if plan is None:
             return None
         # What all that were asked have taken is spent, whoever drafts.
         spent_s = sum(seconds for seconds, _ in self._asked.values())
-        rows = len(plan.tree)
-        if self.seconds.most_lost_s(rows) + spent_s > self.account.stake * self.seconds.plain_s:
-            return None
-        expected = sum(plan.values) or sum(reach_of(self.standings[name].calibration, plan.tree))
-        seconds = self.seconds.at(rows) + spent_s
-        return _Candidate(name, tree, reach, plan, expected, seconds)
+        expected = sum(plan.values) or sum(reach_of(self._calibration_of(name), plan.tree))
+        seconds = self.costs.at(len(plan.tree)) + self._around_s + spent_s
+        return _Candidate(name, tree, reach, plan, expected / seconds)
 
-    def _ask(
-        self, drafter: Drafter, pending: int, limits: Budget, most: int, worth: float
-    ) -> TokenTree:
-        """Asks for at most so many draft tokens, and for one where it is not known what that
-        takes."""
-        standing = self.standings[drafter.name]
-        limits = replace(
-            limits,
-            num_draft_tokens=min(most, limits.num_draft_tokens) if standing.is_measured else 1,
+    def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
+        """Asks for one draft token where it is not known what that takes, and for few where nothing
+        has shown that they are of use."""
+        backoff = self._backoff(drafter)
+        most = limits.num_draft_tokens if backoff.is_proven else _UNPROVEN_TOKENS
+        most = min(most, max(1, backoff.texts.draft_tokens(worth)))
+        asked = Budget(
+            min(limits.num_draft_tokens, most) if backoff.measured else 1,
+            limits.num_rows,
+            limits.branches,
+            limits.probes,
             min_reach=worth,
             free_rows=self.costs.plain_rows,
-            shape=self._shape(drafter, limits) if standing.is_measured else (),
+            shape=self._shape(drafter, limits) if backoff.measured else (),
         )
         start = self._clock()
-        tree = drafter.propose(pending, limits)
-        seconds = self._clock() - start
-        seconds = max(0.0, seconds) if math.isfinite(seconds) else 0.0
-        self._asking_s += seconds
-        own_s, caught_up_s = standing.answered(len(tree) - 1, seconds, self.seconds.plain_s)
-        self._caught_up_s += caught_up_s
-        self._asked[drafter.name] = own_s, tree
+        tree = drafter.propose(pending, asked)
+        was_measured = backoff.measured
+        taken_s = backoff.drafted(len(tree) - 1, self._clock() - start)
+        if backoff.measured and not was_measured and self._is_expected_to_pay(drafter):
+            backoff.trust()
+        self._asked[drafter.name] = taken_s, tree
         return tree
 
-    def _standing(self, drafter: Drafter) -> Standing:
-        if drafter.name not in self.standings:
-            draft_token_s = self._draft_token_s.get(drafter.name)
-            expected = TextGains(_EXPECTED)
-            if draft_token_s is not None and drafter.reported_acceptance:
-                gain = self.seconds.best_gain(drafter.reported_acceptance, draft_token_s)
-                expected = TextGains(gain, REPORTED)
-            self.standings[drafter.name] = Standing(draft_token_s, expected)
-        return self.standings[drafter.name]
+    def _is_expected_to_pay(self, drafter: Drafter) -> bool:
+        """Forecasts it by what is reported of its draft tokens and what they cost."""
+        draft_token_s = self._backoff(drafter).draft_token_s
+        reach, tokens = 1.0, 1.0
+        for depth, chance in enumerate(drafter.reported_acceptance, start=1):
+            reach *= chance
+            tokens += reach
+            seconds = self.costs.at(depth + 1) + self._around_s + depth * draft_token_s
+            if seconds < tokens * self._plain_s:
+                return True
+        return False
+
+    def _backoff(self, drafter: Drafter) -> Backoff:
+        if drafter.name not in self._backoffs:
+            patience, first_loss = WITH_FREE, None
+            if drafter.name not in self._free:
+                patience = WITH_COSTLY
+                first_loss = UNPROVEN_HEAD_LOSS if drafter.traits.head else UNPROVEN_LOSS
+            backoff = Backoff(self._draft_token_s.get(drafter.name), patience, first_loss)
+            self._backoffs[drafter.name] = backoff
+            if backoff.measured and first_loss is not None and drafter.reported_acceptance:
+                (backoff.trust if self._is_expected_to_pay(drafter) else backoff.doubt)()
+        return self._backoffs[drafter.name]
+
+    def _calibration_of(self, name: str) -> Calibration:
+        return self.calibrations.setdefault(name, Calibration())
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Returns the shape of a tree that samples are to fill."""
         acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
-        pass_s = self._draft_token_s.get(drafter.name, self.standings[drafter.name].draft_token_s)
+        pass_s = self._draft_token_s.get(drafter.name, self._backoff(drafter).draft_token_s)
         room = (limits.num_rows, limits.num_draft_tokens)
         return self._kept_shape.fitting(acceptance, self.costs, pass_s, *room)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import sqrt
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from edge_spec.core.tree import TokenTree
 _CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)  # the least of each bucket but the first
 _DEPTHS = (1, 2, 4, 8)  # likewise
 _PRIOR_WEIGHT = 24.0  # draft tokens that the drafter's word counts for
-_TEXT_MEMORY = 1 - 1 / 24  # weight of the texts before, with every further one
-_PRIOR_TEXTS, _BETWEEN = 1.0, 0.1  # texts that a first estimate of their spread counts for
-_LEAST_WEIGHT, _MOST_WEIGHT = 1.5, 100.0
 _MEMORY = 1 - 1 / 48  # weight of the draft tokens before, with every further one of its bucket
 
 _COLUMNS = len(_CONFIDENCES) + 1
@@ -36,54 +32,13 @@ class Calibration:
         self._seen = [0.0] * _NUM_BUCKETS
         self._right = [0.0] * _NUM_BUCKETS
         self._claimed = [0.0] * _NUM_BUCKETS  # sum of the confidences
-        # Of this text: draft tokens, and how many more of them were right than was expected.
-        self._text_seen = self._text_surprise = self._text_chance = self._text_expected = 0.0
-        # Of texts before: their number, squares of their mean surprises, and what chance adds.
-        self._texts, self._squares, self._chance = _PRIOR_TEXTS, _PRIOR_TEXTS * _BETWEEN**2, 0.0
-        self._spread = _PRIOR_TEXTS * 0.25
-
-    def begin_text(self) -> None:
-        """Counts the text before as one of many."""
-        if count := self._text_seen:
-            self._texts = _TEXT_MEMORY * self._texts + 1
-            self._squares = _TEXT_MEMORY * self._squares + (self._text_surprise / count) ** 2
-            self._chance = _TEXT_MEMORY * self._chance + self._text_chance / count**2
-            self._spread = _TEXT_MEMORY * self._spread + self._text_chance / count
-        self._text_seen = self._text_surprise = self._text_chance = self._text_expected = 0.0
-
-    @property
-    def _text_weight(self) -> float:
-        """Draft tokens of a text that the texts before count for: few where texts differ."""
-        between = max(0.0, self._squares - self._chance)
-        if between * _MOST_WEIGHT <= self._spread:
-            return _MOST_WEIGHT
-        return max(self._spread / between, _LEAST_WEIGHT)
-
-    @property
-    def of_text(self) -> tuple[float, float] | None:
-        """Returns the share of this text's draft tokens that were right, and its deviation; None
-        before any was decided."""
-        seen = self._text_seen
-        if not seen:
-            return None
-        return (self._text_expected + self._text_surprise) / seen, sqrt(self._text_chance) / seen
 
     def estimate(self, depth: int, confidence: float) -> float:
         """depth: 1 for the first draft token. Between 0 and 1, and 0 or 1 where the confidence
         is."""
-        moved = self._of_all(depth, confidence)
-        if self._text_seen:
-            shift = self._text_surprise / (self._text_weight + self._text_seen)
-            mean = self._text_expected / self._text_seen
-            if shift < 0:
-                moved *= 1 + shift / mean
-            else:
-                moved += (1 - moved) * shift / (1 - mean)
-        return min(max(moved, 0.02 * confidence), 1 - 0.02 * (1 - confidence))
-
-    def _of_all(self, depth: int, confidence: float) -> float:
-        """Returns the estimate of all texts."""
         bucket = _bucket(depth, confidence)
+        if not self._seen[bucket]:
+            return confidence
         # Within a bucket the drafter's word still tells one draft token from another.
         surprise = self._right[bucket] - self._claimed[bucket]
         moved = confidence + surprise / (_PRIOR_WEIGHT + self._seen[bucket])
@@ -91,11 +46,6 @@ class Calibration:
 
     def observe(self, depth: int, confidence: float, right: bool) -> None:
         bucket = _bucket(depth, confidence)
-        expected = self._of_all(depth, confidence)
-        self._text_seen += 1
-        self._text_surprise += right - expected
-        self._text_expected += expected
-        self._text_chance += expected * (1 - expected)
         self._seen[bucket] = _MEMORY * self._seen[bucket] + 1
         self._right[bucket] = _MEMORY * self._right[bucket] + right
         self._claimed[bucket] = _MEMORY * self._claimed[bucket] + confidence

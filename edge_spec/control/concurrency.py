@@ -88,6 +88,3 @@ class SharedPolicy:
 
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)
-
-    def beliefs(self) -> str:
-        return self._policy.beliefs()

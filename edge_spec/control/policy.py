@@ -23,7 +23,6 @@ class RoundPlan(NamedTuple):
     # Of each row of a chain, the chance that it and all above it are right: a pass that others
     # share may score its first rows only. Empty: it is scored as a whole.
     values: tuple[float, ...] = ()
-    resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
 
 
 class Policy(Protocol):
@@ -38,9 +37,6 @@ class Policy(Protocol):
 
     def observe(self, round_stats: RoundStats) -> None:
         """Learns from a round that has ended."""
-
-    def beliefs(self) -> str:
-        """Returns in a sentence what it goes by now; "" where it has learnt nothing."""
 
 
 class FixedPolicy:
@@ -89,9 +85,6 @@ class FixedPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
-
-    def beliefs(self) -> str:
-        return ""
 
 
 def limited(
@@ -143,6 +136,3 @@ class AlwaysVerifyPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
-
-    def beliefs(self) -> str:
-        return ""

@@ -18,8 +18,7 @@ _MEMBERS = {
 }
 # Calls that return nothing, and go to all.
 _CALLED = (
-    *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin"),
-    *("observe", "skip"),
+    *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin", "observe"),
     *("extend_draft", "rollback_draft", "close"),
 )
 

@@ -189,8 +189,7 @@ class Decoder:
             self.recorder.observe(out, verdict)
         committed_s = self.clock()
         for drafter in self.drafters if verdict.tokens else ():
-            rests = drafter.name in plan.resting
-            (drafter.skip if rests else drafter.observe)(plan.tree, out, verdict)
+            drafter.observe(plan.tree, out, verdict)
         ended_s = self.clock()
         stats = RoundStats(
             num_rows=len(plan.tree),

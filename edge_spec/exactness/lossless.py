@@ -65,16 +65,13 @@ class ExactPolicy:
             tree = tree.first_rows(verified)
         width = min(width for width in widths if width >= len(tree))
         values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
-        return RoundPlan(tree, plan.plain_reason, width, verified, values, plan.resting)
+        return RoundPlan(tree, plan.plain_reason, width, verified, values)
 
     def wants(self, drafter: Drafter) -> bool:
         return self._policy.wants(drafter)
 
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)
-
-    def beliefs(self) -> str:
-        return self._policy.beliefs()
 
 
 class LosslessMode(StrEnum):

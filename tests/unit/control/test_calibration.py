@@ -32,13 +32,10 @@ def test_a_drafter_that_is_wrong_about_a_text_is_corrected_within_a_few_dozen_to
         assert abs(calibration.estimate(1, claimed) - share) < 0.5 * abs(claimed - right)
 
 
-def test_a_text_concerns_other_draft_tokens_for_as_long_as_it_lasts() -> None:
+def test_draft_tokens_of_other_depths_and_confidences_are_not_concerned() -> None:
     calibration = Calibration()
     for _ in range(50):
         calibration.observe(1, 0.9, False)
-    assert calibration.estimate(1, 0.92) < 0.2
-    assert 0.05 < calibration.estimate(1, 0.4) < 0.3
-    calibration.begin_text()
     assert calibration.estimate(1, 0.92) < 0.6
     assert calibration.estimate(1, 0.4) == 0.4
     assert calibration.estimate(4, 0.9) == 0.9
@@ -101,7 +98,6 @@ def test_a_row_below_a_corrected_one_is_reached_as_seldom() -> None:
     calibration = Calibration()
     for _ in range(40):
         calibration.observe(1, 0.5, False)
-    calibration.begin_text()
     first, second = reach_of(calibration, TokenTree.chain(0, [1, 2], [0.5, 0.8]))[1:]
     assert first < 0.25
     assert second == pytest.approx(0.8 * first, rel=1e-6)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.gains import TextGains
+from edge_spec.control.backoff import Backoff, TextGains
 from edge_spec.drafters.protocol import Budget
 from fixtures.costly_drafts import Clock, DraftingAtCost, pass_s, policy_of, stats_of
 
@@ -81,15 +81,15 @@ def speeds(mix: str, draft_token_s: float) -> Mapping[Kind | None, float]:
 @pytest.mark.parametrize(
     ("mix", "draft_token_s", "least_of_bad", "least"),
     [
-        # Two standard deviations over seeds, 0.02, below what is reached.
-        ("mixed", 0.1, 0.93, 1.23),
-        ("mixed", 0.2, 0.91, 1.15),
-        ("short", 0.1, 0.93, 1.16),
-        ("short", 0.2, 0.92, 1.08),
-        ("mostly good", 0.1, 0.87, 1.44),
-        ("mostly good", 0.2, 0.87, 1.32),
-        ("mostly bad", 0.1, 0.94, 1.02),
-        ("mostly bad", 0.2, 0.96, 0.98),
+        # Judged by all texts alike, the bad ones had 0.91, 0.94, 0.89, 0.88, 0.77 and 0.73, and all
+        # of them 1.08, 1.04, 1.12, 1.03, 1.52 and 1.25 (test below). The bounds are two standard
+        # deviations over seeds, 0.02, below what is reached.
+        ("mixed", 0.1, 0.94, 1.26),
+        ("mixed", 0.2, 0.92, 1.18),
+        ("short", 0.1, 0.95, 1.15),
+        ("short", 0.2, 0.92, 1.11),
+        ("mostly good", 0.1, 0.93, 1.55),
+        ("mostly good", 0.2, 0.88, 1.38),
     ],
 )
 def test_a_text_in_which_a_draft_does_not_pay_loses_little(
@@ -100,13 +100,27 @@ def test_a_text_in_which_a_draft_does_not_pay_loses_little(
     assert found[None] >= least
 
 
-@pytest.mark.parametrize(("mix", "least"), [("fair", 1.22), ("poor", 0.99)])
-def test_texts_that_are_alike_are_judged_by_all_of_them(mix: str, least: float) -> None:
-    assert speeds(mix, 0.2)[None] >= least
+@pytest.mark.parametrize("draft_token_s", [0.1, 0.2])
+@pytest.mark.parametrize("mix", ["fair", "poor", "mostly bad"])
+def test_texts_that_are_alike_or_mostly_bad_lose_nothing_by_it(
+    mix: str, draft_token_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the same policy that judges every text by all of them alike."""
+    found = speeds(mix, draft_token_s)
+    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
+    before = speeds(mix, draft_token_s)
+    assert found[None] >= 0.99 * before[None]
+
+
+def test_without_it_short_texts_would_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bounds above are held against, so that they say something."""
+    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
+    found = speeds("mostly good", 0.2)
+    assert found[BAD] < 0.8 and found[None] < 1.3
 
 
 def gains_of(*texts: list[float]) -> TextGains:
-    gains = TextGains(0.05)
+    gains = TextGains()
     for text in texts:
         for gain in text:
             gains.observe(gain)
@@ -114,39 +128,75 @@ def gains_of(*texts: list[float]) -> TextGains:
     return gains
 
 
-def lost_rounds(gains: TextGains, gain: float) -> int:
-    """Counts the rounds of a gain until there is no hope, 20 at most."""
-    for number in range(20):
-        if gains.hope < 0:
-            return number
-        gains.observe(gain)
-    return 20
-
-
-def test_where_texts_differ_a_few_lost_rounds_are_enough() -> None:
-    assert lost_rounds(gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4), -0.5) <= 3
-
-
-def test_where_texts_are_alike_and_win_a_few_lost_rounds_are_bad_luck() -> None:
-    assert lost_rounds(gains_of(*[[1.0, -0.4, 0.9, -0.3]] * 6), -0.4) > 6
-
-
-def test_a_round_of_many_draft_tokens_tells_as_little_as_one_of_few() -> None:
-    few, many = TextGains(0.05), TextGains(0.05)
-    few.observe(-1.5, rows=2)
-    many.observe(-1.5, rows=16)
-    assert few.hope < 0 < many.hope
-
-
-def test_hope_is_back_after_as_many_rounds_as_was_said() -> None:
-    gains = gains_of(*[[-0.3, -0.4]] * 8)
-    for _ in range(9):
+def test_where_texts_differ_two_lost_rounds_are_enough() -> None:
+    gains = gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4)
+    assert gains.weight < 2
+    limits = [gains.draft_tokens(0.3)]
+    for _ in range(4):
         gains.observe(-0.5)
-    rounds = gains.rounds_to_hope
-    assert gains.hope < 0 < rounds
-    for _ in range(rounds - 1):
-        gains.fade()
-    assert gains.hope < 0 or rounds == 1
-    for _ in range(2):
-        gains.fade()
-    assert gains.hope >= 0 or rounds == 256
+        limits.append(gains.draft_tokens(0.3))
+    assert gains.is_losing
+    assert limits[0] == 1 and sorted(limits, reverse=True) == limits
+
+
+def test_draft_tokens_that_cost_nothing_are_not_limited() -> None:
+    """Measured on a busy machine, more rows may take no longer than one."""
+    gains = gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4)
+    assert gains.draft_tokens(0.0) > 1000
+
+
+def test_where_texts_are_alike_a_text_is_judged_by_all() -> None:
+    gains = gains_of(*[[1.0, -0.4, 0.9, -0.3]] * 6)
+    for _ in range(8):
+        gains.observe(-0.4)
+    assert gains.weight == 40 and not gains.is_losing
+    assert gains.draft_tokens(0.3) > 2
+
+
+def test_nothing_is_said_of_few_texts_or_where_most_lose() -> None:
+    for texts in (1 * [[2.0, -0.4]], 8 * [[-0.3, -0.4]]):
+        gains = gains_of(*texts)
+        for _ in range(9):
+            gains.observe(-1.0)
+        assert not gains.is_losing
+        assert gains.draft_tokens(0.3) > 1000
+
+
+def test_a_rest_that_a_text_has_earned_ends_with_it() -> None:
+    backoff = Backoff(0.2)
+    for number in range(10):
+        backoff.begin_text()
+        for gain in ([2.0] * 4, [-0.4] * 2)[number % 2]:
+            backoff.observe(1.0, 1 + round(gain), 1.0) if gain > 0 else backoff.unused(0.4, 1.0)
+    backoff.begin_text()
+    assert not backoff.resting
+    for _ in range(9):
+        backoff.unused(0.4, 1.0)
+    assert backoff.resting
+    backoff.begin_text()
+    assert not backoff.resting
+
+
+def test_a_rest_that_all_texts_have_earned_goes_on() -> None:
+    backoff = Backoff(0.2, first_loss=2.0)
+    for _ in range(4):
+        backoff.begin_text()
+        backoff.unused(1.0, 1.0)
+    assert backoff.resting
+    backoff.begin_text()
+    assert backoff.resting
+
+
+def test_a_longer_rest_after_that_of_a_text_goes_on() -> None:
+    backoff = Backoff(0.2, first_loss=2.0)
+    for number in range(10):
+        backoff.begin_text()
+        for gain in ([2.0] * 4, [-0.4] * 2)[number % 2]:
+            backoff.observe(1.0, 1 + round(gain), 1.0) if gain > 0 else backoff.unused(0.4, 1.0)
+    backoff.begin_text()
+    for _ in range(9):
+        backoff.unused(0.4, 1.0)
+    assert backoff.resting
+    backoff.rest(1.0)
+    backoff.begin_text()
+    assert backoff.resting
