@@ -20,11 +20,10 @@ from edge_spec.engine.kept_conversations import (
     common,
     goes_on,
 )
-from edge_spec.engine.prompt_files import KeptPrompt, PromptFiles
+from edge_spec.engine.prompt_files import CONVERSATION_SUFFIX, KeptPrompt, PromptFiles
 from edge_spec.engine.snapshot_file import read_tokens
 from edge_spec.errors import SnapshotError
 
-SUFFIX = ".conversation"
 _DIGITS = 32
 _PROMPTED = "prompted"  # in a note
 
@@ -54,8 +53,8 @@ class ConversationFiles:
 
     def write(self, kept: KeptConversation) -> None:
         """Writes it in another thread, and removes what it has gone on from."""
-        path = self._files.directory / f"{self._beginning(kept.tokens)}-{_digest(kept.tokens)}"
-        path = path.with_suffix(SUFFIX)
+        name = f"{self._beginning(kept.tokens)}-{_digest(kept.tokens)}{CONVERSATION_SUFFIX}"
+        path = self._files.directory / name
         earlier = [
             each
             for each, tokens in self._alike(kept.tokens).items()
@@ -71,7 +70,8 @@ class ConversationFiles:
         """Returns the tokens of those that begin like these, as their files say."""
         found = {}
         if len(tokens) >= LEAST_TOKENS:
-            for path in self._files.directory.glob(f"{self._beginning(tokens)}-*{SUFFIX}"):
+            alike = f"{self._beginning(tokens)}-*{CONVERSATION_SUFFIX}"
+            for path in self._files.directory.glob(alike):
                 with suppress(SnapshotError, OSError):
                     found[path] = read_tokens(path)
         return found

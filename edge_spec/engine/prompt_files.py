@@ -19,7 +19,7 @@ from edge_spec.errors import SnapshotError
 from edge_spec.storage.json_store import tell_unkept
 
 PREFILL_TOKENS = 256  # of a pass; between two looks at whether the generation was cancelled
-SUFFIX = ".prompt"
+SUFFIX, CONVERSATION_SUFFIX = ".prompt", ".conversation"
 MAX_BYTES = 4_000_000_000  # of all prompts in a directory
 _MAX_SEEN = 10_000  # beginnings that are remembered
 _MAX_WAITING_BYTES = 500_000_000  # of the states that wait for the disk
@@ -170,10 +170,11 @@ class PromptFiles:
     def _evict(self) -> None:
         """Removes those that were not used for longest, until the others fit."""
         found = []
-        for path in self.directory.glob("[!.]*"):  # conversations, too
-            with suppress(OSError):  # another process has removed it
-                stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, path))
+        for path in self.directory.glob("*"):  # which may have files of others, too
+            if path.suffix in (SUFFIX, CONVERSATION_SUFFIX):
+                with suppress(OSError):  # another process has removed it
+                    stat = path.stat()
+                    found.append((stat.st_mtime_ns, stat.st_size, path))
         left = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if left <= self._max_bytes:

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.engine.conversation_files import SUFFIX
-from edge_spec.engine.prompt_files import PREFILL_TOKENS
+from edge_spec.engine.prompt_files import CONVERSATION_SUFFIX, PREFILL_TOKENS
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.agent_turns import (
     FILES,
@@ -165,14 +164,16 @@ def test_a_run_goes_on_after_a_restart(kind: str, models: dict[str, Path], tmp_p
     for some in (turns[:2], turns[2:3]):
         with open_tiny(kind, models[kind], prompt_cache=str(kept)) as engine:
             found += ask_turns(engine, some)
-        assert len(list(kept.glob(f"*{SUFFIX}"))) == 1  # what it has gone on from is gone
+        assert (
+            len(list(kept.glob(f"*{CONVERSATION_SUFFIX}"))) == 1
+        )  # what it has gone on from is gone
     assert found[2].read <= expected[2].needed + MOST_MORE.get(kind, 0)
     one, other = (open_tiny(kind, models[kind], prompt_cache=str(kept)) for _ in range(2))
     with one, other:
         beside = [ask_turns(engine, turns[3:])[0] for engine in (one, other)]
     assert [turn.text for turn in (*found, beside[0])] == [turn.text for turn in expected]
     assert beside[0] == beside[1]
-    [path] = kept.glob(f"*{SUFFIX}")
+    [path] = kept.glob(f"*{CONVERSATION_SUFFIX}")
     content = bytearray(path.read_bytes())
     content[-7] ^= 1
     path.write_bytes(content)

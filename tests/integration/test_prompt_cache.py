@@ -315,11 +315,15 @@ def test_those_that_were_not_used_for_longest_go_first(reference: Open, tmp_path
         assert len(kept(tmp_path)) == 3
         assert [read(number) for number in (0, 2, 3)] == [PREFILL_TOKENS] * 3
         assert read(1) == 0
+        of_others = tmp_path / "model.gguf"
+        of_others.write_bytes(bytes(2000))
+        os.utime(of_others, ns=(0, 0))
         cache._max_bytes = 1000  # less than one
         before = kept(tmp_path)
         answer(engine, tokens(9, 400))
         cache.flush()
         assert set(kept(tmp_path)) <= set(before)
+        assert of_others.exists()
 
 
 def test_a_place_that_cannot_be_written_costs_only_time(
