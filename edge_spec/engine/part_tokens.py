@@ -114,7 +114,7 @@ class PartTokens:
 
     def _give(self, pending: _Pending, kind: PartKind, text: str) -> None:
         if pending.text and pending.kind is not kind:
-            self._hand_out_one(replace(pending))
+            self._hand_out_one(pending)
             pending.token, pending.text = None, ""
         pending.kind = kind
         pending.text += text

@@ -152,7 +152,7 @@ def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint |
         return None
     return ThoughtConstraint(
         form.thought,
-        parts.text.tokenizer,
+        parts.text.pieces,
         parts.model.config.vocab_size,
         parts.text.eos_ids,
         is_opened=form.is_opened,

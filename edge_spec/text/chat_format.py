@@ -21,6 +21,7 @@ from edge_spec.text.parts.answer_form import AnswerForm
 from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.thoughts import prompt_for, thought_budget
+from edge_spec.text.token_pieces import TokenPieces
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.protocol import ToolForm
@@ -177,6 +178,11 @@ class ChatFormat:
         """Returns those of conversations without tools. Raises UnsupportedModelError as `template`
         does."""
         return self._opened(DEFAULT_TEMPLATE).control_tokens
+
+    @cached_property
+    def pieces(self) -> TokenPieces:
+        """Returns what each token is by itself."""
+        return TokenPieces(self.tokenizer)
 
     @cached_property
     def infill(self) -> Infill:

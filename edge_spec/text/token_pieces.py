@@ -42,11 +42,12 @@ def shown(raw: bytes) -> str:
 
 
 class TokenPieces:
-    """The pieces of one tokenizer's tokens, each of which is made once."""
+    """The pieces of one tokenizer's tokens, each of which is made once. Any thread may ask."""
 
     def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
+        self.codec = codec
         self._known: dict[int, TokenPiece] = {}
+        self._spelled_with: dict[str, tuple[int, ...]] = {}
 
     def of(self, token: int) -> TokenPiece:
         known = self._known.get(token)
@@ -54,8 +55,18 @@ class TokenPieces:
             known = self._known[token] = self._make(token)
         return known
 
+    def spelled_with(self, letter: str) -> tuple[int, ...]:
+        """Returns the tokens that the vocabulary spells with this letter. Reading a large
+        vocabulary takes a third of a second, and is done once."""
+        found = self._spelled_with.get(letter)
+        if found is None:
+            spelled = self.codec.vocabulary().items()
+            found = tuple(token for text, token in spelled if letter in text)
+            self._spelled_with[letter] = found
+        return found
+
     def _make(self, token: int) -> TokenPiece:
-        codec = self._codec
+        codec = self.codec
         if isinstance(codec, PiecewiseCodec):
             raw = codec.piece(token)
         else:

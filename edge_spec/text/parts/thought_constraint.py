@@ -14,7 +14,6 @@ from enum import Enum
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.core.text_codec import TextCodec
 from edge_spec.text.parts.answer_form import ThoughtForm
 from edge_spec.text.stop_cutter import overlap
 from edge_spec.text.token_pieces import TokenPieces
@@ -50,7 +49,7 @@ class ThoughtConstraint:
     def __init__(
         self,
         thought: ThoughtForm,
-        codec: TextCodec,
+        pieces: TokenPieces,
         vocab_size: int,
         stop_ids: Sequence[int],
         *,
@@ -64,8 +63,8 @@ class ThoughtConstraint:
         self._thought = thought
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
         self._text_opening = b"" if inner is None else text_opening.encode()
-        self._codec = codec
-        self._pieces = TokenPieces(codec)
+        self._codec = pieces.codec
+        self._pieces = pieces
         self._vocab_size = vocab_size
         self._stop_ids = frozenset(stop_ids)
         self._budget = budget
@@ -241,8 +240,8 @@ class ThoughtConstraint:
         """Returns the tokens that have what is left of the closing tag, or all of it, and more."""
         found = []
         last = rest[-1:].decode("latin-1")
-        for text, token in self._codec.vocabulary().items():
-            if last in text and token < self._vocab_size:
+        for token in self._pieces.spelled_with(last):
+            if token < self._vocab_size:
                 written = self._written(token)
                 is_rest = written.startswith(rest) and written[len(rest) :].strip()
                 if is_rest or written.partition(self._closing)[2].strip():

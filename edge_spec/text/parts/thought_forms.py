@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.parts.answer_form import ThoughtForm
-from edge_spec.text.plain_messages import Message
+from edge_spec.text.plain_messages import THOUGHTS, Message
 
 # What opens a thought and what ends it, with the space around, where a template shows neither.
 _TAGS = (
@@ -48,7 +48,7 @@ def thought_form(source: str, render: Render, added: Collection[str]) -> Thought
 def _shown(render: Render) -> ThoughtForm | None:
     """Reads the form in what is rendered of a message with a thought."""
     answer = {"role": "assistant", "content": _ANSWER}
-    thoughtful = answer | dict.fromkeys(("reasoning_content", "thinking", "reasoning"), _THOUGHT)
+    thoughtful = answer | dict.fromkeys(THOUGHTS, _THOUGHT)
     try:
         begun = render([_QUESTION], True)
         text = render([_QUESTION, thoughtful], False)

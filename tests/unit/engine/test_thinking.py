@@ -18,6 +18,7 @@ from edge_spec.core.constraint import Constraint
 from edge_spec.testing import ScriptedModel
 from edge_spec.text.parts.answer_form import ThoughtForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint
+from edge_spec.text.token_pieces import TokenPieces
 from fixtures.echo_model import EOS, byte_tokenizer, open_echo
 
 OPENING, ENDING = "<think>\n", "\n</think>\n\n"
@@ -169,8 +170,9 @@ def constraint(
     inner: Constraint | None, tokenizer: Any, *, is_opened: bool, budget: int | None
 ) -> ThoughtConstraint:
     vocab_size = len(tokenizer.vocabulary())
+    pieces = TokenPieces(tokenizer)
     return ThoughtConstraint(
-        THINK, tokenizer, vocab_size, [EOS], is_opened=is_opened, budget=budget, inner=inner
+        THINK, pieces, vocab_size, [EOS], is_opened=is_opened, budget=budget, inner=inner
     )
 
 

@@ -45,6 +45,24 @@ def test_what_has_no_text_is_listed_by_its_name(byte_tokenizer: Tokenizer) -> No
     assert pieces.of(100_000) == TokenPiece("token_id:100000", None)  # a row without a token
 
 
+def test_a_vocabulary_is_read_once(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spelled = byte_tokenizer.vocabulary()
+    read: list[Tokenizer] = []
+
+    def vocabulary(self: Tokenizer) -> dict[str, int]:
+        read.append(self)
+        return spelled
+
+    monkeypatch.setattr(Tokenizer, "vocabulary", vocabulary)
+    pieces = TokenPieces(byte_tokenizer)
+    expected = {token for text, token in spelled.items() if ">" in text}
+    assert len(expected) > 1  # with special tokens
+    assert set(pieces.spelled_with(">")) == set(pieces.spelled_with(">")) == expected
+    assert read == [byte_tokenizer]
+
+
 def test_bytes_that_are_no_text_are_written_as_openai_does() -> None:
     assert shown(b" \xf0\x9f") == " \\xf0\\x9f"
     assert shown("\ufffd".encode()) == "\ufffd"
