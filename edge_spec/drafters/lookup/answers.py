@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from os import SEEK_END
@@ -57,6 +57,7 @@ class KeptAnswers:
         self._store = _Store(path, vocabulary, keeps, clock)
         self._answer: list[int] = []  # the one that is being written, after its context
         self._num_context = 0
+        self._begun_after = 0  # times that the file was forgotten
 
     def beside(self) -> KeptAnswers:
         """Returns a recorder for another conversation, which drafts from the same answers."""
@@ -72,10 +73,11 @@ class KeptAnswers:
     def begin(self, prompt: Sequence[int]) -> None:
         """Ends the answer before, and saves where the last save is SAVE_AFTER_S ago."""
         if len(self._answer) > self._num_context:
-            self._store.add(self._answer)
+            self._store.add(self._answer, self._begun_after)
         self._answer = list(prompt[-CONTEXT_TOKENS:])
         self._num_context = len(self._answer)
         self._store.save_in_time()
+        self._begun_after = self._store.num_forgotten
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tells what has been written of the answer."""
@@ -96,11 +98,15 @@ class KeptAnswers:
 
 class _Store:
     """The answers of a file, and those of this process, which `save` adds to the file. Any thread
-    may call."""
+    may call.
+
+    num_forgotten: how many times the file was found to be removed.
+    """
 
     def __init__(
         self, path: Path, vocabulary: Vocabulary, keeps: bool, clock: Callable[[], float]
     ) -> None:
+        self.num_forgotten = 0
         self._path = path
         self._vocabulary = vocabulary
         self._keeps = keeps
@@ -109,7 +115,8 @@ class _Store:
         self._last_save_s = clock()
         self._warned: set[str] = set()
         self._new: list[np.ndarray] = []  # answers that are not saved, the oldest first
-        self._indexes: dict[str, CorpusIndex] = {}
+        # Replaced as a whole: rounds look at it without the lock, which a save holds for long.
+        self._indexes: Mapping[str, CorpusIndex] = {}
         with suppress(OSError):  # the counts of tokens that versions before this one kept of them
             (path.parent.parent / "ngrams" / path.name).with_suffix(".ngrams").unlink()
         try:
@@ -119,26 +126,36 @@ class _Store:
 
     @property
     def indexes(self) -> Sequence[CorpusIndex]:
-        with self._lock:
-            return tuple(self._indexes.values())
+        return tuple(self._indexes.values())
 
-    def add(self, answer: Sequence[int]) -> None:
+    def add(self, answer: Sequence[int], begun_after: int) -> None:
+        """begun_after: `num_forgotten` when the answer began. One of before is forgotten, too."""
         with self._lock:
-            if "saved" in self._indexes and not self._path.exists():  # it was to be forgotten
-                self._indexes, self._new = {}, []
+            self._look_for_file()
+            if begun_after < self.num_forgotten:
+                return
             answers = _once([*self._new, np.array(answer, np.uint32)])
             self._new = _newest(answers, MAX_UNSAVED_TOKENS)
-            self._indexes |= _named("new", index_of(self._new, self._vocabulary))
+            new = _named("new", index_of(self._new, self._vocabulary))
+            self._indexes = {**self._indexes, **new}
 
     def save_in_time(self) -> None:
         """Saves where the last save is SAVE_AFTER_S ago."""
         with self._lock:
+            self._look_for_file()
             if self._new and self._clock() - self._last_save_s > SAVE_AFTER_S:
-                self.save()
+                self._save()
 
     def save(self) -> bool:
         with self._lock:
+            self._look_for_file()
             return self._save()
+
+    def _look_for_file(self) -> None:
+        """Forgets all answers where the file was removed."""
+        if "saved" in self._indexes and not self._path.exists():
+            self._indexes, self._new = {}, []
+            self.num_forgotten += 1
 
     def _save(self) -> bool:
         self._last_save_s = self._clock()  # also after a failure: not at every answer again

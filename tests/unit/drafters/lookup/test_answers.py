@@ -297,6 +297,28 @@ def test_what_others_saved_is_kept_and_used_from_then_on(path: Path) -> None:
     assert texts(one) == [[1, 10], [1, 11], [1, 12]]
 
 
+def test_what_was_written_before_the_file_was_forgotten_does_not_come_back(path: Path) -> None:
+    clock = Clock()
+    answers = opened(path, clock=clock)
+    others = [answers.beside(), answers.beside()]
+    answer(answers, [1], 4)
+    assert answers.save()
+    answer(answers, [1], 5)
+    for other in others:
+        other.begin([1])
+        other.extend([6])
+    kept_answers.forget(path)
+    clock.now += SAVE_AFTER_S + 1
+    answers.begin([1])
+    assert not path.exists()
+    answers.extend([7])
+    for other in others:
+        other.close()
+    assert not path.exists()
+    answers.close()
+    assert texts(opened(path)) == texts(others[0]) == [[1, 7]]
+
+
 def test_while_another_process_saves_new_answers_wait(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
