@@ -3,7 +3,6 @@ others."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +51,11 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
+    _add_texts(app, running)
+    _add_descriptions(app, running)
+
+
+def _add_texts(app: FastAPI, running: Running) -> None:
     def respond(request: LlamaCppRequest, work_of: Callable[[Desk], Work]) -> Response:
         def read(desk: Desk) -> tuple[Work, Reply]:
             work = work_of(desk)
@@ -86,10 +90,8 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
-    async def ask(model: str | None, asked: Callable[[Desk], Any]) -> Any:
-        async with running.models.using(running.models.find(model or None)) as opened:
-            return await asyncio.to_thread(asked, opened.desk)
 
+def _add_descriptions(app: FastAPI, running: Running) -> None:
     @app.get("/slots", response_model=list[documents.SlotDocument])
     async def slots(
         model: str | None = None, fail_on_no_slot: int | None = None
@@ -104,17 +106,19 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/tokenize", response_model=documents.Tokenized)
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""
-        return {"tokens": await ask(request.model, lambda desk: tokenized(desk, request))}
+        return {"tokens": await running.ask(request.model, lambda desk: tokenized(desk, request))}
 
     @app.post("/detokenize", response_model=documents.Detokenized)
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens, control tokens written out."""
-        return {"content": await ask(request.model, lambda desk: detokenized(desk, request))}
+        return {
+            "content": await running.ask(request.model, lambda desk: detokenized(desk, request))
+        }
 
     @app.post("/apply-template", response_model=documents.AppliedTemplate)
     async def apply_template(request: ChatRequest) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
-        return {"prompt": await ask(request.model, lambda desk: rendered(desk, request))}
+        return {"prompt": await running.ask(request.model, lambda desk: rendered(desk, request))}
 
 
 def _slot(opened: OpenModel, at: int) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class LlamaCppReply(Reply):
         return server_event(json.dumps(told))
 
     def end(self, ended: Ended) -> str:
-        return server_event(json.dumps(self._told(ended.result) | {"content": "", "tokens": []}))
+        told = self._told(ended.result) | {"content": "", "tokens": []}
+        return server_event(json.dumps(self._chosen(told)))
 
     def closing(self) -> str:
         return ""
@@ -57,9 +58,12 @@ class LlamaCppReply(Reply):
         return server_event(json.dumps(error.document()))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        told = self._told(results[0])
+        return self._chosen(self._told(results[0]))
+
+    def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields that are asked for; all where none is named."""
         fields = self._request.response_fields
-        return told if fields is None else dict(_chosen(told, fields))
+        return dict(_members(told, fields)) if fields else told
 
     def _told(self, result: GenerationResult) -> dict[str, Any]:
         request, is_silent = self._request, self._request.reads_alone
@@ -94,13 +98,11 @@ class LlamaCppReply(Reply):
         return result.finish_reason is FinishReason.LENGTH and num_tokens >= self._context_length
 
     def _ending(self, result: GenerationResult) -> dict[str, str]:
-        """Says why it has ended, and with which stop string where only one was given."""
+        """Says why it has ended, and the stop string that ended it."""
         if result.finish_reason is not FinishReason.STOP:
             return {"stop_type": "limit", "stopping_word": ""}
-        if result.tokens and result.tokens[-1].ends:
-            return {"stop_type": "eos", "stopping_word": ""}
-        stops = self._request.stops
-        return {"stop_type": "word", "stopping_word": stops[0] if len(stops) == 1 else ""}
+        kind = "eos" if result.stop is None else "word"
+        return {"stop_type": kind, "stopping_word": result.stop or ""}
 
     def _settings(self) -> dict[str, Any]:
         params = self._options["sampling"]
@@ -124,7 +126,7 @@ class LlamaCppReply(Reply):
         }
 
 
-def _chosen(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yields those that there are; "timings/prompt_n" is a member of a member."""
     for field in fields:
         found: Any = told

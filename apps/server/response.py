@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,7 @@ from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.work import Desk
 
+T = TypeVar("T")
 _STREAM_HEADERS = [
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
     (b"x-accel-buffering", b"no"),  # so does nginx
@@ -55,6 +57,12 @@ class Running:
         timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
         self.answers.add(answer)
         return answer
+
+    async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
+        """Returns what a model's desk says to what is asked of it in a thread. model: as
+        `AnswerResponse` takes it. Raises ApiError for a model that is not served."""
+        async with self.models.using(self.models.find(model or None)) as opened:
+            return await asyncio.to_thread(asked, opened.desk)
 
     def cancel(self) -> None:
         """Nothing new begins, what runs ends after its round."""

@@ -44,6 +44,7 @@ from fixtures import damage as damaged_files
 from fixtures import families, faulty_runtime, other_models, tiny_models, trained_tokenizers
 from fixtures import side_by_side as compared_sessions
 from fixtures.gate import Gate
+from fixtures.server_requests import client_of
 
 MODULES = {"llamacpp": "llama_cpp"}  # of runtimes that read GGUF files
 
@@ -380,12 +381,7 @@ def served(served_once: Engine) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def client(served_once: Engine) -> Iterator[httpx.Client]:
     """A client of a server of `served_once`, with one slot."""
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
+    with served_once.fork() as engine, client_of(engine) as opened:
         yield opened
 
 

@@ -8,10 +8,18 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.runtimes.reference import ReferenceSession
 from fixtures.echo_model import open_echo
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events, figure, let_until_free
+from fixtures.server_requests import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    ask,
+    client_of,
+    events,
+    figure,
+    let_until_free,
+)
 
 Serve = Callable[..., httpx.Client]
 TEXT = "one two three, one two three: caf\u00e9 \U0001f999 three"
@@ -21,11 +29,9 @@ COUNTED = "edge_spec_predicted_tokens_total"
 @pytest.fixture(scope="module")
 def echo() -> Iterator[httpx.Client]:
     """A model that answers with the message, a byte a token."""
-    options = ServerOptions(port=0, parallel=1)
     with (
         open_echo() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine) as client,
     ):
         yield client
 

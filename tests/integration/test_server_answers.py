@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from edge_spec.apps.server import RunningServer, ServerOptions, documents, replies
+from edge_spec.apps.server import documents, replies
 from edge_spec.cli.options import AskedOptions
 from edge_spec.cli.serve import plan_document
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, client_of, events
 
 Serve = Callable[..., httpx.Client]
 TOOL = {
@@ -339,8 +339,7 @@ def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
 def test_an_engine_drafts_afterwards_as_it_did_before(served: Engine) -> None:
     served.set_drafter("suffix")
     with (
-        RunningServer(served, ServerOptions(port=0, parallel=1)) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        client_of(served) as client,
     ):
         assert client.get("/edge-spec/info").json()["drafter"] == "suffix"
         ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": "none"})

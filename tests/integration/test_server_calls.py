@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.harmony import HarmonyForm
@@ -18,7 +17,7 @@ from edge_spec.text.tools.protocol import ToolForm
 from fixtures.call_templates import CALLS, SPECIAL
 from fixtures.echo_model import byte_tokenizer, open_echo
 from fixtures.keyed_templates import BARE, HARMONY, TEMPLATES, echoing
-from fixtures.server_requests import CHAT, ask, events
+from fixtures.server_requests import CHAT, ask, client_of, events
 
 TOOLS = [
     {
@@ -104,8 +103,7 @@ def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
         open_echo(
             template=echoing(source), tokenizer=tokenizer, parse_special=bool(special)
         ) as engine,
-        RunningServer(engine, ServerOptions(port=0, parallel=1)) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine) as client,
     ):
         yield Caller(client, request.param, source)
 

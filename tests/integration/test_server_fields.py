@@ -11,9 +11,18 @@ import httpx
 import pytest
 
 from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.messages import Message, for_template
-from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, events, post, refusal, text
+from fixtures.server_requests import (
+    BOTH,
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    client_of,
+    events,
+    post,
+    refusal,
+    text,
+)
 
 AGE = {
     "type": "object",
@@ -122,11 +131,9 @@ def test_a_choice_may_be_any_text(client: httpx.Client, path: str) -> None:
 
 @BOTH
 def test_minus_one_token_is_the_whole_context(served_once: Engine, path: str) -> None:
-    options = ServerOptions(port=0, parallel=1, max_tokens=5)
     with (
         served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        client_of(engine, max_tokens=5) as client,
     ):
         letters = "a" * 900  # a token each: few are left to write
         message = {"role": "user", "content": letters}

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions, documents
+from edge_spec.apps.server import documents
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from fixtures import infill_models
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events, refusal
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, client_of, events, refusal
 
 BEFORE, AFTER = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
 AROUND: dict[str, Any] = {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 24}
@@ -32,12 +32,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def editor(coder: Engine) -> Iterator[httpx.Client]:
     """A client of a server of `coder`, with one slot."""
-    options = ServerOptions(port=0, parallel=1)
-    with (
-        coder.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as opened,
-    ):
+    with coder.fork() as engine, client_of(engine) as opened:
         yield opened
 
 
@@ -99,6 +94,16 @@ def test_a_reply_has_the_fields_that_are_asked_for(
 ) -> None:
     told = ask(editor, "/infill", **AROUND, response_fields=body)
     assert list(told) == body[:expected]
+    assert list(streamed(editor, **AROUND, response_fields=body)[-1]) == body[:expected]
+    documents.LlamaCppCompletion(**ask(editor, "/infill", **AROUND, response_fields=[]))
+
+
+def test_the_stop_string_that_ended_a_text_is_told(editor: httpx.Client) -> None:
+    asked = {**AROUND, "grammar": 'root ::= "abc"', "stop": ["x", "b"]}
+    told = ask(editor, "/infill", **asked)
+    assert (told["content"], told["stop_type"], told["stopping_word"]) == ("a", "word", "b")
+    told = ask(editor, "/infill", **{**asked, "stop": ["x", "y"]})
+    assert (told["content"], told["stop_type"], told["stopping_word"]) == ("abc", "eos", "")
 
 
 def test_an_editors_request_is_taken_as_it_sends_it(editor: httpx.Client) -> None:

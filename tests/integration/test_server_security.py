@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server import ServerOptions
 from edge_spec.errors import UsageError
-from fixtures.server_requests import CHAT
+from fixtures.server_requests import CHAT, client_of
 
 Serve = Callable[..., httpx.Client]
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -51,11 +51,9 @@ def test_without_the_key_nothing_is_told(
 
 @pytest.fixture(scope="module")
 def keyed(served_once: Any) -> Any:
-    options = ServerOptions(port=0, parallel=1, api_key="secret")
     with (
         served_once.fork() as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        client_of(engine, api_key="secret") as client,
     ):
         yield client
 

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
+from edge_spec.apps.server import ServerOptions
 from edge_spec.apps.server.schema import ChatRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.errors import UsageError
 from fixtures.echo_model import THINKING_TEMPLATE, open_echo
-from fixtures.server_requests import CHAT, HELLO, ask, events
+from fixtures.server_requests import CHAT, HELLO, ask, client_of, events
 
 OPENING, THOUGHT, ENDING = "<think>\n", "so it is", "\n</think>\n\n"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -25,11 +25,9 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 @pytest.fixture(scope="module", params=["{{ '<think>\\n' }}", "{{ '</think>'[:0] }}"])
 def thinker(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A model that answers with the last message; its template opens a thought, or it does."""
-    options = ServerOptions(port=0, parallel=1)
     with (
         open_echo(opening=request.param) as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine) as client,
     ):
         yield client
 
@@ -157,11 +155,9 @@ def test_who_asks_for_thoughts_turns_them_on(body: Any, is_on: bool) -> None:
 def test_an_answer_goes_on_within_its_thought_or_after_it(begun: str) -> None:
     echoed = f"{OPENING}so it is{ENDING}yes"
     goes_on = {"role": "assistant", "prefix": True, "content": begun}
-    options = ServerOptions(port=0, parallel=1)
     with (
         open_echo(template=THINKING_TEMPLATE) as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine) as client,
     ):
         messages = [{"role": "user", "content": echoed}, goes_on]
         choice = ask(client, CHAT, messages=messages, max_tokens=300)["choices"][0]
@@ -193,11 +189,9 @@ def test_thoughts_are_among_the_scored_tokens(thinker: httpx.Client) -> None:
 def test_the_servers_own_budget_is_of_requests_that_do_not_say(
     body: dict[str, Any], thought: str | None
 ) -> None:
-    options = ServerOptions(port=0, parallel=1, reasoning=2)
     with (
         open_echo(opening="{{ '<think>\\n' }}") as engine,
-        RunningServer(engine, options) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine, reasoning=2) as client,
     ):
         message = answer(client, "yes", **body)["message"]
     assert (message.get("reasoning_content") or "").rstrip() == (thought or "").rstrip()
@@ -226,8 +220,7 @@ def test_a_thought_has_room_beside_the_text_where_nobody_says_how_long_an_answer
 ) -> None:
     with (
         open_echo(opening="{{ '<think>\\n' }}") as engine,
-        RunningServer(engine, ServerOptions(port=0, parallel=1, **options)) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        client_of(engine, **options) as client,
     ):
         message = {"role": "user", "content": f"{OPENING}{THOUGHT}{ENDING}yes"}
         choice = ask(client, CHAT, messages=[message], **body)["choices"][0]

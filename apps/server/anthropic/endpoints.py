@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import FastAPI
 from starlette.responses import Response
 
@@ -52,9 +50,7 @@ def add_messages(app: FastAPI, running: Running) -> None:
     @app.post(COUNT, response_model=TokenCount, responses=_ERRORS)
     async def count(request: CountRequest) -> dict[str, int]:
         """The tokens of a conversation with its tools."""
-        model = running.models.find(request.model or None)
-        async with running.models.using(model) as opened:
-            work = await asyncio.to_thread(_work, opened.desk, request)
+        work = await running.ask(request.model, lambda desk: _work(desk, request))
         return {"input_tokens": len(work.prompts[0])}
 
 

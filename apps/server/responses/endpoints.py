@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -43,9 +42,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses/input_tokens", response_model=TokenCount)
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
         """How many tokens a request has the model read."""
-        model = running.models.find(request.model or None)
-        async with running.models.using(model) as opened:
-            work = await asyncio.to_thread(work_of, opened.desk, request)
+        work = await running.ask(request.model, lambda desk: work_of(desk, request))
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
     _add_refusals(app)
