@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
-from edge_spec.text.tools.literals import overlap
-from edge_spec.text.tools.value_literal import unescaped
+from edge_spec.text.stop_cutter import overlap
+from edge_spec.text.tools.value_literal import as_json, ends_in_escape, unescaped
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.keyed_shape import KeyedShape
@@ -78,7 +77,7 @@ class ArgumentValue:
         sure = held[: len(held) - max(kept, overlap(held, lead + end), overlap(held, end))]
         sure, found, _ = sure.partition(end)
         sure = sure.removesuffix(lead) if found and lead else sure
-        self.told += json_text(sure)[1:-1]
+        self.told += as_json(sure)[1:-1]
         return held[len(sure) :]
 
     # Values in quotes, or in a spelling of their own
@@ -104,7 +103,7 @@ class ArgumentValue:
             after = found + len(self._quote)
             if found < 0:
                 return self._tell_quoted(held)
-            is_escaped = style.is_python and _ends_in_escape(held[:found])
+            is_escaped = style.is_python and ends_in_escape(held[:found])
             rest = held[after:].lstrip()
             if not is_escaped and len(self._quote) == 1 and not rest:
                 # What follows tells whether it ends the text.
@@ -120,7 +119,7 @@ class ArgumentValue:
         sure = held[: len(held) - overlap(held, self._quote)]
         whole = _WHOLE.match(sure) if len(self._quote) == 1 else None
         sure = whole.group() if whole else sure
-        self.told += json_text(self._unescaped(sure))[1:-1]
+        self.told += as_json(self._unescaped(sure))[1:-1]
         return held[len(sure) :]
 
     def _read_literal(self, held: str) -> str:
@@ -140,9 +139,9 @@ class ArgumentValue:
 
     def _finish(self, text: str) -> None:
         if self._streams:
-            self.told += f'{json_text(text)[1:-1]}"'
+            self.told += f'{as_json(text)[1:-1]}"'
         elif self._quote:
-            self.told += self._form.style.meant(json_text(text), self._types)
+            self.told += self._form.style.meant(as_json(text), self._types)
         else:
             self.told += self._form.style.meant(text, self._types)
         self.is_complete = True
@@ -198,11 +197,3 @@ def _is_in_text(text: str) -> bool:
     if not text.lstrip().startswith(("[", "{")):
         return False
     return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
-
-
-def _ends_in_escape(text: str) -> bool:
-    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
-
-
-def json_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -6,33 +6,43 @@ import json
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
 
+from edge_spec.text.tools.value_literal import ends_in_escape
+
 _SPACE = " \t\r\n"
+_AFTER = ",}]<" + _SPACE  # a number or a word
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class ObjectEnd:
-    """Finds the end of a JSON object. It ends before "<" outside of a string, too, where the tag
+class ValueEnd:
+    """Finds the end of a JSON value. It ends before "<" outside of a string, too, where the tag
     after a call begins: the model has forgotten a brace."""
 
     def __init__(self) -> None:
         self.is_complete = False
-        self.missing = ""  # what closes an object that has ended too early
+        self.missing = ""  # what closes a value that has ended too early
         self._open: list[str] = []  # what closes the arrays and objects that are open
         self._in_string = False
         self._is_escaped = False
+        self._is_word = False  # or a number
 
     def find(self, piece: str) -> int:
-        """Returns how many characters of `piece` belong to the object."""
+        """Returns how many characters of `piece` belong to the value."""
         for place, character in enumerate(piece):
             if self._is_escaped:
                 self._is_escaped = False
             elif self._in_string:
                 self._is_escaped = character == "\\"
                 self._in_string = character != '"'
-            elif character == '"':
+                if not (self._in_string or self._open):
+                    self.is_complete = True
+                    return place + 1
+            elif character == '"' and not self._is_word:
                 self._in_string = True
-            elif character in _CLOSING:
+            elif character in _CLOSING and not self._is_word:
                 self._open.append(_CLOSING[character])
+            elif not self._open and character in _AFTER:
+                self.is_complete = True
+                return place
             elif character in "}]":
                 self._open.pop()
                 if not self._open:
@@ -42,6 +52,8 @@ class ObjectEnd:
                 self.is_complete = True
                 self.missing = "".join(reversed(self._open))
                 return place
+            else:
+                self._is_word = not self._open
         return len(piece)
 
 
@@ -91,7 +103,7 @@ class CallObject:
         self._at = _At.OBJECT
         self._text = ""  # of a key, or of a value that is known when it is complete
         self._role: Role | None = None
-        self._value = _Value()
+        self._value = ValueEnd()
         self._streams = False
 
     @property
@@ -117,7 +129,7 @@ class CallObject:
         """Reads one character outside of values."""
         if self._at is _At.KEY and self._text:
             self._text += character
-            if character == '"' and not _is_escaped(self._text):
+            if character == '"' and not ends_in_escape(self._text[:-1]):
                 self._begin_member()
         elif character in _SPACE:
             pass
@@ -155,7 +167,7 @@ class CallObject:
                 self._at = _At.BROKEN
 
     def _begin_value(self, character: str) -> None:
-        self._value = _Value()
+        self._value = ValueEnd()
         self._at, self._text = _At.INSIDE, ""
         is_of_arguments = self._role is Role.ARGUMENTS and not self.has_arguments
         self._streams = is_of_arguments and character == "{"
@@ -167,7 +179,7 @@ class CallObject:
         self._read_value(character)
 
     def _read_value(self, piece: str) -> int:
-        length = self._value.push(piece)
+        length = self._value.find(piece)
         self._keep(piece[:length])
         if self._value.is_complete:
             self._keep(self._value.missing)
@@ -200,50 +212,6 @@ class CallObject:
             self.id = value
 
 
-class _Value:
-    """Finds the end of a JSON value."""
-
-    def __init__(self) -> None:
-        self.is_complete = False
-        self.missing = ""
-        self._nested: ObjectEnd | None = None
-        self._first = ""
-        self._is_begun = False
-        self._is_escaped = False
-
-    def push(self, piece: str) -> int:
-        """Returns how many characters of `piece` belong to the value."""
-        if not self._first and piece:
-            self._first = piece[0]
-            self._nested = ObjectEnd() if self._first in "{[" else None
-        elif not piece:
-            return 0
-        if self._nested is not None:
-            length = self._nested.find(piece)
-            self.is_complete, self.missing = self._nested.is_complete, self._nested.missing
-            return length
-        return self._string(piece) if self._first == '"' else self._scalar(piece)
-
-    def _string(self, piece: str) -> int:
-        for place, character in enumerate(piece):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif character == "\\":
-                self._is_escaped = True
-            elif character == '"' and self._is_begun:
-                self.is_complete = True
-                return place + 1
-            self._is_begun = True
-        return len(piece)
-
-    def _scalar(self, piece: str) -> int:
-        for place, character in enumerate(piece):
-            if character in ",}]<" + _SPACE:
-                self.is_complete = True
-                return place
-        return len(piece)
-
-
 def _arguments_text(value: object, text: str) -> str:
     """Returns arguments that are no object as one, if they mean one: null, or JSON in a string."""
     if value is None and text.strip() in ("null", '""', ""):
@@ -251,9 +219,3 @@ def _arguments_text(value: object, text: str) -> str:
     if isinstance(value, str):
         return value if value.strip() else "{}"
     return text
-
-
-def _is_escaped(text: str) -> bool:
-    """Says whether the quote that ends `text` is part of the string."""
-    before = text[:-1]
-    return (len(before) - len(before.rstrip("\\"))) % 2 == 1

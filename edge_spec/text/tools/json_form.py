@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,9 @@ from edge_spec.text.tools.json_reader import JsonReader
 from edge_spec.text.tools.json_shape import JsonShape
 from edge_spec.text.tools.literals import Slot
 from edge_spec.text.tools.part_list import IdStyle
+from edge_spec.text.tools.value_rules import ANYTHING, literal, regex_of
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
-_ANYTHING = "/(.|\\n)*/"
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class JsonForm(JsonShape):
     def _answers(self, names: Sequence[str], several: bool) -> list[str]:
         """Returns rules of text, or of text and then calls, or of calls as they are read where
         their tags are missing."""
-        rules = [f"TEXT: {_ANYTHING}"]
+        rules = [f"TEXT: {ANYTHING}"]
         kinds = ["TEXT", "calls" if self.is_bare else "opened rest"]
         if not self.is_bare:
-            rules.append(f"opened[lazy]: TEXT @{quoted(self.marker)}")
+            rules.append(f"opened[lazy]: TEXT {literal(self.marker)}")
         if self.is_named:
             kinds.append("untagged")
             rules += self._untagged(names, several)
@@ -76,28 +75,28 @@ class JsonForm(JsonShape):
         """Yields rules of one call, as models repeat it, unless the form itself has no tags. The
         name tells it from other text."""
         own_tag = "" if self.is_bare else self.marker
-        listed = [re.escape(name).replace("/", r"\/") for name in names]
+        listed = list(map(regex_of, names))
         other = "OTHER" if self.is_bare else "OTHER | reopened rest"
         if self.is_bare and several and self.between is not None:
-            more = f"({_literal(self.between)} call){{0,{MAX_CALLS - 2}}} {_literal(self.closing)}"
-            other += f" | named {_literal('}' + self.between)} call {more}"
+            more = f"({literal(self.between)} call){{0,{MAX_CALLS - 2}}} {literal(self.closing)}"
+            other += f" | named {literal('}' + self.between)} call {more}"
         yield f"untagged: head (named END | {other})"
         yield f"head[lazy]: /{untagged.head_pattern(own_tag)}/"
         yield f"END: /{untagged.END_PATTERN}/"
-        yield f"OTHER: {_ANYTHING} & ~/({'|'.join(listed)}){untagged.ARGUMENTS_PATTERN}(.|\\n)*/"
+        yield f"OTHER: {ANYTHING} & ~/({'|'.join(listed)}){untagged.ARGUMENTS_PATTERN}(.|\\n)*/"
         if not self.is_bare:
-            yield f"reopened[lazy]: OTHER @{quoted(self.marker)}"
+            yield f"reopened[lazy]: OTHER {literal(self.marker)}"
         yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
         for index, name in enumerate(listed):
             yield f"NAMED{index}: /{name}{untagged.ARGUMENTS_PATTERN}/"
 
     def _calls(self, several: bool) -> list[str]:
         marker = "" if self.is_bare else self.marker
-        rest = f"{_literal(self.opening.removeprefix(marker))} call"
+        rest = f"{literal(self.opening.removeprefix(marker))} call"
         if several and self.between is not None:
-            rest += f" ({_literal(self.between)} call){{0,{MAX_CALLS - 1}}}"
-        rest += f" {_literal(self.closing)}"
-        return [f"calls: {_literal(marker)} rest", f"rest: {rest}"]
+            rest += f" ({literal(self.between)} call){{0,{MAX_CALLS - 1}}}"
+        rest += f" {literal(self.closing)}"
+        return [f"calls: {literal(marker)} rest", f"rest: {rest}"]
 
     def _functions(self, tools: Tools) -> list[str]:
         rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
@@ -109,7 +108,7 @@ class JsonForm(JsonShape):
 
     def _parts(self, name: str, index: int) -> Iterator[str]:
         """Yields what a call of the function is made of, as Lark has it."""
-        literal = ""
+        text = ""
         slots = {
             Slot.ARGUMENTS: f"arguments{index}",
             Slot.ID: "/[a-zA-Z0-9]{9}/" if self.ids is IdStyle.NINE else "/[a-zA-Z0-9_-]{1,32}/",
@@ -119,21 +118,12 @@ class JsonForm(JsonShape):
             if piece is Slot.NAME:
                 piece = json.dumps(name)[1:-1] if self.is_object else name
             if isinstance(piece, str):
-                literal += piece
+                text += piece
                 continue
-            yield _literal(literal)
-            literal = ""
+            yield literal(text)
+            text = ""
             yield slots[piece]
-        yield _literal(literal)
-
-
-def _literal(text: str) -> str:
-    return f"@{quoted(text)}" if text else ""
-
-
-def quoted(text: str) -> str:
-    """Returns a literal of Lark. After @, special tokens in it are tokens of the answer."""
-    return _json(text)
+        yield literal(text)
 
 
 def _json(value: Any) -> str:

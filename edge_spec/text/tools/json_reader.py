@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from edge_spec.text.parts.part import Part
-from edge_spec.text.tools.call_object import CallObject, ObjectEnd, Role
+from edge_spec.text.tools.call_object import CallObject, Role, ValueEnd
 from edge_spec.text.tools.json_shape import JsonShape
 from edge_spec.text.tools.literals import (
     PARTIAL,
@@ -66,12 +66,8 @@ class JsonReader:
         self._held = ""
         self._begun = ""  # of a call whose name is not known
         self._object = CallObject({})
-        self._arguments = ObjectEnd()
+        self._arguments = ValueEnd()
         self._is_known = False  # the call has been told of
-
-    @property
-    def num_calls(self) -> int:
-        return self._parts.num_calls
 
     def push(self, markup: str) -> list[Part]:
         self._held += markup
@@ -83,7 +79,7 @@ class JsonReader:
         read = self._read
         self.is_cut = read in (self._read_head, self._read_object, self._read_arguments)
         is_unknown = read == self._read_object and not self._is_known
-        is_first = self._is_bare and not self.num_calls
+        is_first = self._is_bare and not self._parts.num_calls
         if is_first and is_unknown and self._object.name not in self._names:
             self.is_cut = False
             self._parts.add_text(self._begun)
@@ -118,7 +114,7 @@ class JsonReader:
         self._is_bare, self._read = self._form.is_bare, self._read_text
 
     def _read_text(self) -> bool:
-        strays = self._strays if self.num_calls else ()
+        strays = self._strays if self._parts.num_calls else ()
         place, marker = first_of([*self._markers, *self._starts, *strays], self._held)
         place += marker.startswith("\n")
         self._parts.add_text(self._held[:place])
@@ -152,15 +148,8 @@ class JsonReader:
         for opening in self._openings:
             found = matched(self._head(opening), self._held)
             is_open |= found is PARTIAL
-            if isinstance(found, Found):
-                if self._form.is_object:
-                    if not (rest := self._held[found.end :].lstrip()):
-                        return False
-                    if rest[0] == "{":
-                        self._begun, self._held = self._held[: -len(rest)], rest
-                        return self._begin_object()
-                elif (begun := self._begin_arguments(found)) is not None:
-                    return begun
+            if isinstance(found, Found) and (begun := self._begin_call(found)) is not None:
+                return begun
         if is_open:
             return False
         marker = max((each for each in self._markers if self._held.startswith(each)), key=len)
@@ -172,16 +161,19 @@ class JsonReader:
     def _head(self, opening: str) -> Sequence[Piece]:
         return [opening] if self._form.is_object else [opening, *self._form.call]
 
-    def _begin_arguments(self, found: Found) -> bool | None:
-        """Begins a call whose name stands before the arguments; None if no arguments follow."""
+    def _begin_call(self, found: Found) -> bool | None:
+        """Begins a call of which the text up to its object was found; None if none follows."""
         rest = self._held[found.end :].lstrip()
         if not rest:
             return False
         if rest[0] != "{":
             return None
+        if self._form.is_object:
+            self._begun, self._held = self._held[: -len(rest)], rest
+            return self._begin_object()
         name = found.values[Slot.NAME]
         self._parts.begin_call(name, self._form.read_id(name, found.values))
-        self._arguments = ObjectEnd()
+        self._arguments = ValueEnd()
         self._held, self._read = rest, self._read_arguments
         return True
 
@@ -267,27 +259,16 @@ class JsonReader:
 
     def _next_call(self) -> bool | None:
         """Begins the call that follows, if one does; None if none may."""
-        form = self._form
         if self._is_bare:
             rest = self._held.lstrip("; \n")
             if not rest:
                 return False
             between: str | None = self._held[: len(self._held) - len(rest)]
         else:
-            between = form.between
+            between = self._form.between
         if between is None:
             return None
         found = matched(self._head(between), self._held)
         if found is PARTIAL:
             return False
-        if found is None:
-            return None
-        if not form.is_object:
-            return self._begin_arguments(found)
-        rest = self._held[found.end :].lstrip()
-        if not rest:
-            return False
-        if rest[0] != "{":
-            return None
-        self._begun, self._held = self._held[: -len(rest)], rest
-        return self._begin_object()
+        return None if found is None else self._begin_call(found)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from edge_spec.errors import UsageError
 from edge_spec.text.parts.part import Part
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.argument_value import TEXT, ArgumentValue, json_text
+from edge_spec.text.tools.argument_value import TEXT, ArgumentValue
 from edge_spec.text.tools.keyed_shape import KeyedShape, argument_types
 from edge_spec.text.tools.literals import PARTIAL, Found, Slot, first_of, matched
 from edge_spec.text.tools.part_list import PartList
+from edge_spec.text.tools.value_literal import as_json
 from edge_spec.text.tools.value_style import ANY
 
 _PYTHON = ("<|python_start|>", "<|python_tag|>")  # before calls of Llama that would be bare without
@@ -32,10 +33,6 @@ class KeyedReader:
         self._value = ArgumentValue(form, TEXT)
         self._held = ""
         self._read: Callable[[], bool] = self._read_first if form.is_bare else self._read_text
-
-    @property
-    def num_calls(self) -> int:
-        return self._parts.num_calls
 
     def push(self, markup: str) -> list[Part]:
         self._held += markup
@@ -73,7 +70,7 @@ class KeyedReader:
         return False
 
     def _read_text(self) -> bool:
-        strays = self._strays() if self.num_calls else []
+        strays = self._strays() if self._parts.num_calls else []
         place, marker = first_of([*self._markers, *strays], self._held)
         self._parts.add_text(self._held[:place])
         self._held = self._held[place:]
@@ -165,7 +162,7 @@ class KeyedReader:
         self._held = self._held[end:]
         is_new = key not in self._names
         if is_new:
-            self._parts.add_arguments(f"{', ' if self._names else '{'}{json_text(key)}: ")
+            self._parts.add_arguments(f"{', ' if self._names else '{'}{as_json(key)}: ")
         self._names.add(key)
         known = self._types.get(key) or self._types.get(None)
         if known:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
+from edge_spec.text.stop_cutter import overlap
+
 TAG_PATTERN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
@@ -85,12 +87,6 @@ def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
     found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
     place, _, marker = min(found, default=(begun, 0, ""))
     return (place, marker) if place <= begun else (begun, "")
-
-
-def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that `tag` begins with."""
-    longest = min(len(text), len(tag) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def tags_of(text: str) -> list[str]:

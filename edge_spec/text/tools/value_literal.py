@@ -105,7 +105,7 @@ class LiteralReader:
             text = self._text[start:end]
             if len(quote) > 1:
                 return text
-            if (len(text) - len(text.rstrip("\\"))) % 2 == 0:
+            if not ends_in_escape(text):
                 return unescaped(text)
 
     def _take(self, text: str) -> bool:
@@ -132,6 +132,11 @@ _HEX = "[0-9a-fA-F]"
 _PAIR = rf"u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"  # one letter
 _ESCAPE = re.compile(rf"\\({_PAIR}|u{_HEX}{{4}}|x{_HEX}{{2}}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+
+
+def ends_in_escape(text: str) -> bool:
+    """Says whether a quote after this text is a part of it."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def unescaped(text: str) -> str:
