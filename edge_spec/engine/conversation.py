@@ -14,7 +14,12 @@ from edge_spec.core.metrics import PlainRate
 from edge_spec.core.model import Restorable, keep_place
 from edge_spec.core.session_errors import TranslatedErrors, roll_back, translate_errors
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.kept_conversations import LEAST_TOKENS, LONGEST_TAIL, KeptConversation
+from edge_spec.engine.kept_conversations import (
+    LEAST_TOKENS,
+    LONGEST_TAIL,
+    KeptConversation,
+    common,
+)
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.prompt_reading import PromptReading
@@ -67,13 +72,10 @@ class Conversation:
         if self.noise > self.decoder.tie_margin:
             self.tokens = []
         self.noise = self.decoder.tie_margin
-        shared = 0
-        for cached, token in zip(self.tokens, prompt[:-1], strict=False):
-            if cached != token:
-                break
-            shared += 1
+        before_pending = np.array(prompt[:-1], np.int32)
+        shared = common(np.array(self.tokens, np.int32), before_pending)
         if not self.tokens or len(self.tokens) - shared >= LEAST_TOKENS:
-            shared = self._exchange(prompt, shared)
+            shared = self._exchange(before_pending, shared)
         kept = self.cut(shared)
         self.tokens = list(prompt[:kept])
         tail = self._num_prompted - shared
@@ -88,7 +90,7 @@ class Conversation:
             self._places = sorted({shared, *ends})
         return kept
 
-    def _exchange(self, prompt: Sequence[int], shared: int) -> int:
+    def _exchange(self, prompt: np.ndarray, shared: int) -> int:
         """Keeps this conversation for later, unless the prompt goes on from nearly all of it, and
         takes up the one that it goes on from, if that is kept. Returns how many tokens of the
         prompt the cache then begins with. Raises SessionError."""
@@ -100,7 +102,7 @@ class Conversation:
                 kept = self._taken(target)
                 if kept is not None:
                     self.prompts.conversations.keep(kept)
-            found = self.prompts.take(np.array(prompt[:-1], np.int32), shared + LEAST_TOKENS)
+            found = self.prompts.take(prompt, shared + LEAST_TOKENS)
             if found is None or found[0].noise > self.noise:
                 return shared
             taken, length = found

@@ -52,7 +52,8 @@ class ConversationFiles:
         return None
 
     def write(self, kept: KeptConversation) -> None:
-        """Writes it in another thread, and removes what it has gone on from."""
+        """Writes it in another thread, and removes what it has gone on from, unless it cannot be
+        kept."""
         name = f"{self._beginning(kept.tokens)}-{_digest(kept.tokens)}{CONVERSATION_SUFFIX}"
         path = self._files.directory / name
         earlier = [
@@ -61,8 +62,8 @@ class ConversationFiles:
             if each != path and goes_on(kept.tokens, tokens)
         ]
         note = {_PROMPTED: kept.num_prompted}
-        self._files.write({path: KeptPrompt(kept.tokens, kept.state, kept.noise, note)})
-        for each in earlier:
+        is_kept = self._files.write({path: KeptPrompt(kept.tokens, kept.state, kept.noise, note)})
+        for each in earlier if is_kept else ():
             with suppress(OSError):  # another process has removed it
                 each.unlink()
 

@@ -57,14 +57,10 @@ class KeptConversations:
         with self._lock:
             return sum(each.num_bytes for each in self._kept)
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Says whether a state of that size may be kept at all."""
-        free = free_bytes()
-        return num_bytes <= self._max_bytes and (free is None or _SHARE * num_bytes <= free)
-
     def keep(self, new: KeptConversation) -> None:
-        """Those that it goes on from are dropped."""
-        if not self.has_room(new.num_bytes):
+        """Those that it goes on from are dropped. It is not kept where memory is short."""
+        free = free_bytes()
+        if new.num_bytes > self._max_bytes or (free is not None and _SHARE * new.num_bytes > free):
             return
         with self._lock:
             others = (each for each in self._kept if not goes_on(new.tokens, each.tokens))

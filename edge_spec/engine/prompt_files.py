@@ -120,15 +120,16 @@ class PromptFiles:
         with suppress(OSError):
             path.unlink()
 
-    def write(self, taken: Mapping[Path, KeptPrompt]) -> None:
+    def write(self, taken: Mapping[Path, KeptPrompt]) -> bool:
         """Writes states in another thread, one after the other. Where the disk is so slow that too
-        many bytes would wait for it, these are not kept."""
+        many bytes would wait for it, these are not kept, and it returns False."""
         size = sum(each.num_bytes for each in taken.values())
         with self._lock:
             if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
-                return
+                return False
             self._waiting_bytes += size
             self._writing = self._writer.submit(self._write_waiting, taken, size)
+        return True
 
     def flush(self) -> None:
         """Returns when everything is written."""
