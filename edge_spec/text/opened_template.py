@@ -37,7 +37,7 @@ class OpenedTemplate:
     ) -> None:
         """ends: tokens that end or begin a text."""
         self.template = ChatTemplate(source, special_tokens=special_tokens)
-        self.traits = TemplateTraits(self.template.render, lambda: codec.added_tokens())
+        self.traits = TemplateTraits(self.template.render, codec.added_tokens)
         self._source = source or ""
         self._codec = codec
         self._ends = ends

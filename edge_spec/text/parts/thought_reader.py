@@ -155,7 +155,8 @@ class ThoughtReader:
 
     def _read_first_space(self) -> bool:
         self._held = self._held.lstrip()
-        self._read = self._read_thought if self._held else self._read_first_space
+        if self._held:
+            self._read = self._read_thought
         return bool(self._held)
 
     def _read_thought(self) -> bool:
