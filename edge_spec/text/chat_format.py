@@ -160,7 +160,7 @@ class ChatFormat:
         read, and "chat_template" where there are several. Raises as `template` does."""
         opened = map(self._opened, (DEFAULT_TEMPLATE, *self.named_templates))
         names = {_NAME} if self.named_templates else set()
-        return frozenset(names.union(*(each.variables for each in opened)))
+        return frozenset(names.union(*(each.template.variables for each in opened)))
 
     def prompt_of(self, text: str, **options: Unpack[PromptOptions]) -> list[int]:
         """The tokens that ask for an answer to `text`, or, where the model has no chat template,

@@ -74,6 +74,7 @@ class ChatTemplate:
                 remedy="Use `generate --raw`, or a model with a valid template.",
             ) from error
 
+    @cached_property
     def variables(self) -> frozenset[str]:
         """Returns the names that the template reads and does not set."""
         from jinja2.meta import find_undeclared_variables
@@ -192,11 +193,7 @@ class ChatTemplate:
         return values
 
     def _reads(self, name: str) -> bool:
-        return name in self._source and name in self._variables
-
-    @cached_property
-    def _variables(self) -> frozenset[str]:
-        return self.variables()
+        return name in self._source and name in self.variables
 
     @cached_property
     def reads_parts(self) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 from edge_spec.errors import UsageError
-from edge_spec.text.plain_messages import Message, Tools, joined
+from edge_spec.text.plain_messages import (
+    Message,
+    Tools,
+    joined,
+    meant_arguments,
+    with_call_arguments,
+)
 from edge_spec.text.template_traits import TemplateTraits
 
 
@@ -68,16 +73,11 @@ def _check(where: str, functions: Any) -> None:
 
 def _as_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
     """The call with the arguments that its text means, if it is one of an object."""
-    arguments = call["function"].get("arguments", {})
     try:
-        meant = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        meant = meant_arguments(call["function"].get("arguments", {}))
     except ValueError:
         return call
-    return _with_arguments(call, meant) if isinstance(meant, dict) else call
-
-
-def _with_arguments(call: Mapping[str, Any], arguments: Any) -> Mapping[str, Any]:
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+    return with_call_arguments(call, meant) if isinstance(meant, dict) else call
 
 
 def _arranged(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:

@@ -43,11 +43,6 @@ class OpenedTemplate:
         self._ends = ends
 
     @cached_property
-    def variables(self) -> frozenset[str]:
-        """Returns the names that it reads."""
-        return self.template.variables()
-
-    @cached_property
     def thought(self) -> ThoughtForm | None:
         """Returns how the model writes its thoughts; None where it has none."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -73,6 +74,16 @@ def _text(part: Any) -> str:
             remedy='The model reads text: send parts {"type": "text", "text": "..."}.',
         )
     return text
+
+
+def meant_arguments(arguments: Any) -> Any:
+    """Returns what a call's arguments mean, which may be JSON text. Raises ValueError for text that
+    is none."""
+    return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+
+
+def with_call_arguments(call: Mapping[str, Any], arguments: Any) -> Mapping[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def joined(message: Message, other: Message) -> Message:

@@ -7,7 +7,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, joined
+from edge_spec.text.plain_messages import (
+    THOUGHTS,
+    Message,
+    Tools,
+    joined,
+    meant_arguments,
+    with_call_arguments,
+)
 from edge_spec.text.tools.call_ids import with_ids
 from edge_spec.text.tools.call_probes import with_tools
 from edge_spec.text.tools.detection import NativeTools
@@ -123,20 +130,18 @@ def _with_object(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, A
         arguments = {"arguments": arguments}
     else:
         return call
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+    return with_call_arguments(call, arguments)
 
 
 def _is_object(arguments: Any) -> bool:
     try:
-        meant = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        return isinstance(meant_arguments(arguments), Mapping)
     except ValueError:
         return False
-    return isinstance(meant, Mapping)
 
 
 def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = call["function"].get("arguments", {})
     if isinstance(arguments, str):
         return call
-    function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {**call, "function": function}
+    return with_call_arguments(call, json.dumps(arguments, ensure_ascii=False))

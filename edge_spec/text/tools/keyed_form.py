@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.plain_messages import Tools
+from edge_spec.text.plain_messages import Tools, meant_arguments
 from edge_spec.text.tools.arguments import arguments_schema, in_style
 from edge_spec.text.tools.json_form import MAX_CALLS
 from edge_spec.text.tools.keyed_reader import KeyedReader
@@ -30,8 +29,7 @@ class KeyedForm(KeyedShape):
         return f"{self.opening}{between.join(functions)}{self.closing}"
 
     def _call(self, function: Mapping[str, Any]) -> str:
-        given = function.get("arguments", {})
-        values = json.loads(given or "{}") if isinstance(given, str) else given
+        values = meant_arguments(function.get("arguments", {}))
         order = sorted(values) if self.is_sorted else values
         arguments = [
             f"{self.key_opening}{name}{self.before_value(isinstance(values[name], str))}"

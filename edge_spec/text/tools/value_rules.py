@@ -101,7 +101,7 @@ class ValueRules:
         """Returns a text and what closes it: it ends where that comes first."""
         closing, core = self._closing, self._closing.strip()
         if "enum" in schema:
-            return self._listed(text for text in schema["enum"] if core not in text)
+            return self._listed(closing, core, schema["enum"])
         patterns = list(_patterns(schema))
         if not self._style.wrap[0]:
             return self._until(closing, core, patterns)
@@ -109,9 +109,10 @@ class ValueRules:
         plain = self._until(closing, core, [*patterns, r"[^<&\n]*"])
         return f"({plain} | {literal(opening)} {self._until(end + closing, end, patterns)})"
 
-    def _listed(self, texts: Iterator[str]) -> str:
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        return f"({listed or _NOTHING}) {literal(self._closing)}"
+    def _listed(self, closing: str, core: str, texts: Sequence[str]) -> str:
+        """Returns one of those texts that have no `core` in them, and its closing."""
+        fitting = (json.dumps(each, ensure_ascii=False) for each in texts if core not in each)
+        return f"({' | '.join(fitting) or _NOTHING}) {literal(closing)}"
 
     def _until(self, closing: str, core: str, patterns: Sequence[str]) -> str:
         """Returns a text that matches the patterns and has no `core` in it, and its closing."""
@@ -149,9 +150,7 @@ class ValueRules:
         if not self._style.is_python:
             opening = literal(quote)
             if "enum" in schema:
-                texts = [text for text in schema["enum"] if quote not in text]
-                listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-                return f"{opening} ({listed or _NOTHING}) {opening}"
+                return f"{opening} {self._listed(quote, quote, schema['enum'])}"
             return f"{opening} {self._until(quote, quote, list(_patterns(schema)))}"
         name = self._new()
         self.rules.append(f"{name}: %json {in_style(schema)}")
