@@ -42,6 +42,7 @@ class LlamaCppRequest(AnswerRequest):
     """What both kinds of completions have. max_tokens: 0 reads the prompt alone, so that it is kept
     for the next request."""
 
+    has_origins = False
     max_tokens: (
         Annotated[
             Whole,

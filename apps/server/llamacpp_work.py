@@ -41,6 +41,8 @@ def fim_work(desk: Desk, request: CompletionRequest) -> Work:
     `infill_work` does."""
     if not isinstance(request.prompt, str):
         raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
+    if request.echo:
+        raise ApiError(400, "echo is not supported: leave it out.", param="echo")
     return desk.between(request, request.prompt, request.suffix or "")
 
 

@@ -114,7 +114,7 @@ def _envelope(
         model,
         len(work.prompts),
         request.num_choices,
-        origins=request.speculative is not None and request.speculative.tokens,
+        origins=request.asks_origins,
         logprobs=request.num_logprobs is not None,
         usage=bool(request.stream_options and request.stream_options.include_usage),
     )

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, refusal
 from edge_spec.apps.server.forms import FormRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
 from edge_spec.apps.server.reasoning import ReasoningRequest
@@ -128,6 +128,7 @@ class Prediction(Body):
 class AnswerRequest(FormRequest):
     """The fields of every request for an answer."""
 
+    has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -157,6 +158,11 @@ class AnswerRequest(FormRequest):
         return self.n or 1
 
     @property
+    def asks_origins(self) -> bool:
+        """Says whether the answer is to tell where each token came from."""
+        return self.speculative is not None and self.speculative.tokens
+
+    @property
     def limit(self) -> int | None:
         """Returns None where the request does not say, NO_LIMIT where it wants none."""
         return self.max_completion_tokens or self.max_tokens
@@ -171,10 +177,19 @@ class AnswerRequest(FormRequest):
         given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return tuple(stop for stop in given if stop)
 
+    @model_validator(mode="after")
+    def _asks_what_has_a_place(self) -> AnswerRequest:
+        if self.asks_origins and not self.has_origins:
+            raise refusal(
+                "speculative", f"asks for what has no place in a message of this API: {LEAVE_OUT}"
+            )
+        return self
+
     def given(self, kind: type[Body]) -> dict[str, Any]:
-        """Returns those of its fields that were sent and that `kind` has, too."""
-        names = kind.model_fields.keys() & self.model_fields_set
-        return {name: getattr(self, name) for name in names}
+        """Returns those of its fields that were sent and that `kind` has, too, as JSON has them."""
+        names = set(kind.model_fields)
+        # Without warnings: members of unions are found by what a request has, not by what was read.
+        return self.model_dump(include=names, exclude_unset=True, by_alias=True, warnings=False)
 
     def seed_of(self, choice: int) -> int | None:
         """Choices with the same seed would be the same."""

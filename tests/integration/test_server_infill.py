@@ -221,6 +221,8 @@ def test_completions_with_a_suffix_fill_in(editor: httpx.Client, coder: Engine) 
         (COMPLETIONS, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
         (COMPLETIONS, {"prompt": "a", "suffix": "x", "echo": True}, "echo"),
         ("/v1/fim/completions", {"prompt": [1, 2], "suffix": "x"}, "prompt"),
+        ("/v1/fim/completions", {"prompt": "a", "echo": True}, "echo"),
+        ("/completion", {"prompt": "a", "speculative": {"tokens": True}}, "speculative"),
         ("/completion", {"prompt": ["a", "b"]}, "prompt"),
         ("/completion", {"prompt": "a", "echo": True}, "echo"),
         ("/tokenize", {"content": {"a": 1}}, "content"),

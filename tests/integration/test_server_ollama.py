@@ -67,6 +67,7 @@ def test_a_form(user: Any) -> None:
     told = user.chat("tiny", messages=HELLO, format=schema, options=options).message.content
     assert 10 <= json.loads(told)["age"] <= 99
     assert user.chat("tiny", messages=HELLO, format="json", options=FEW).message.content[0] == "{"
+    assert user.generate("tiny", "abc", raw=True, format="json", options=FEW).response[0] == "{"
 
 
 def test_a_model_is_opened_where_nothing_is_asked(user: Any) -> None:
@@ -91,6 +92,8 @@ def test_models(user: Any, client: httpx.Client) -> None:
         ({"messages": [{"role": "user", "content": "a", "images": ["YQ=="]}]}, "images is not su"),
         ({"options": {"mirostat": 2}}, "mirostat is not supported"),
         ({"options": {"num_predic": 2}}, "num_predic is no field that is known here"),
+        ({"options": {"top_k": "a"}}, 'top_k: "a" should be a valid integer.'),
+        ({"think": "a b"}, 'think: "a b" should match'),
         ({"options": [1]}, "options should be an object."),
         ({"format": "xml"}, "format is no form that is known here: send json"),
     ],
@@ -99,6 +102,28 @@ def test_a_refusal_is_in_its_form(client: httpx.Client, asked: dict[str, Any], t
     response = client.post("/api/chat", json={"messages": HELLO, "model": "tiny", **asked})
     assert response.status_code in (400, 404)
     assert list(response.json()) == ["error"]
+    assert told in response.json()["error"]
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"messages": HELLO}, "messages belongs to POST /api/chat: send prompt."),
+        ({"raw": True, "system": "a"}, "system is of the chat template, which raw and suffix go"),
+        ({"suffix": "b", "system": "a"}, "system is of the chat template, which raw and suffix go"),
+        ({"raw": True, "tools": [TOOL]}, "tools is not supported"),
+        ({"raw": True, "think": True}, "enable_thinking is not supported"),
+        ({"speculative": {"tokens": True}}, "speculative asks for what has no place in a message"),
+    ],
+)
+def test_what_a_text_cannot_be_asked_with_is_refused(
+    client: httpx.Client, asked: dict[str, Any], told: str
+) -> None:
+    response = client.post("/api/generate", json={"prompt": "a", **asked})
+    assert (response.status_code, list(response.json())) == (400, ["error"])
     assert told in response.json()["error"]
 
 
@@ -131,6 +156,16 @@ def test_a_thought_stands_beside_the_text(
     assert "".join(each.message.thinking or "" for each in streamed) == (thought or "")
     assert "".join(each.message.content for each in streamed) == "yes"
     assert thinker.generate("echo", text, think=think).thinking == thought
+
+
+def test_a_thought_that_is_not_wanted_is_left_out(thinker: Any) -> None:
+    asked: dict[str, Any] = {"messages": said(f"{OPENED}so\n</think>\n\nyes")}
+    asked["options"] = {"include_reasoning": False}
+    whole = thinker.chat("echo", **asked)
+    streamed = list(thinker.chat("echo", **asked, stream=True))
+    for answer in ([whole], streamed):
+        assert "".join(each.message.content for each in answer) == "yes"
+        assert not any(each.message.thinking for each in answer)
 
 
 def test_calls_of_tools(thinker: Any) -> None:

@@ -95,6 +95,7 @@ class CountRequest(AnswerRequest):
         harmless=others.MESSAGES_HARMLESS,
         off=others.MESSAGES_OFF,
     )
+    has_origins = False
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -145,12 +146,7 @@ class CountRequest(AnswerRequest):
 
     @model_validator(mode="after")
     def _fits(self) -> CountRequest:
-        told = self.speculative is not None and self.speculative.tokens
-        for name, asks in (
-            ("n", self.num_choices > 1),
-            ("n_probs", self.n_probs),
-            ("speculative", told),
-        ):
+        for name, asks in (("n", self.num_choices > 1), ("n_probs", self.n_probs)):
             if asks:
                 raise refusal(name, f"asks for what has no place in a message: {LEAVE_OUT}")
         last = self.messages[-1]

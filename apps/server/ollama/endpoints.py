@@ -45,10 +45,7 @@ def add_ollama(app: FastAPI, running: Running) -> None:
 
     async def answer(request: OllamaChatRequest) -> Response:
         model = running.models.find(_plain_name(running.models, request.model) or None)
-        is_chat = not isinstance(request, OllamaGenerateRequest)
-        reply = OllamaReply(
-            model.name, is_chat=is_chat, has_scores=request.num_logprobs is not None
-        )
+        reply = OllamaReply(request, model.name)
         continued = request.continued()
         if not request.messages and continued is None:
             async with running.models.using(model):

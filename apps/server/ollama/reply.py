@@ -11,6 +11,7 @@ from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.ollama.request import OllamaChatRequest, OllamaGenerateRequest
 from edge_spec.apps.server.replies import reason_of
 from edge_spec.apps.server.reply import Reply, arguments_of
 
@@ -20,10 +21,11 @@ class OllamaReply(Reply):
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(self, model: str, *, is_chat: bool, has_scores: bool) -> None:
+    def __init__(self, request: OllamaChatRequest, model: str) -> None:
         self._model = model
-        self._is_chat = is_chat
-        self._has_scores = has_scores
+        self._is_chat = not isinstance(request, OllamaGenerateRequest)
+        self._has_scores = request.num_logprobs is not None
+        self._tells_thoughts = request.tells_thoughts
 
     def waiting(self) -> str:
         return _line(self._document())
@@ -31,9 +33,11 @@ class OllamaReply(Reply):
     def piece(self, round_: Round) -> str:
         chunk = round_.chunk
         scores = self._scores(chunk.tokens)
-        if chunk.kind is PartKind.CALL or not (chunk.text or scores):
+        is_text = chunk.kind is PartKind.TEXT
+        is_told = is_text or (chunk.kind is PartKind.REASONING and self._tells_thoughts)
+        if not is_told or not (chunk.text or scores):
             return ""
-        name = "content" if chunk.kind is PartKind.TEXT else "thinking"
+        name = "content" if is_text else "thinking"
         return _line(self._document({name: chunk.text}, **scores))
 
     def end(self, ended: Ended) -> str:
@@ -49,7 +53,8 @@ class OllamaReply(Reply):
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
-        thought = {"thinking": result.reasoning} if result.reasoning else {}
+        is_told = result.reasoning and self._tells_thoughts
+        thought = {"thinking": result.reasoning} if is_told else {}
         said = {"content": result.text, **thought, **_calls(result)}
         return self._document(said, **self._scores(result.tokens), **_last(result))
 

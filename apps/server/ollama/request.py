@@ -10,7 +10,7 @@ from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.field_names import OtherNames, refusal
 from edge_spec.apps.server.messages import Message
 from edge_spec.apps.server.refusals import converted
-from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest
+from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 
 
 class OllamaChatRequest(ChatRequest):
@@ -21,6 +21,7 @@ class OllamaChatRequest(ChatRequest):
         harmless=others.OLLAMA_HARMLESS,
         off=others.CHAT_OFF,
     )
+    has_origins = False
     stream: bool | None = True
     messages: list[Message] = Field(default_factory=list)
     n: Literal[1] | None = None
@@ -45,6 +46,10 @@ class OllamaGenerateRequest(OllamaChatRequest):
 
     @model_validator(mode="after")
     def _asks_as_a_user(self) -> OllamaGenerateRequest:
+        if self.messages:
+            raise refusal("messages", "belongs to POST /api/chat: send prompt")
+        if self.system and (self.raw or self.suffix):
+            raise refusal("system", "is of the chat template, which raw and suffix go without")
         if self.prompt:
             system = [Message(role="system", content=self.system)] if self.system else []
             self.messages = [*system, Message(role="user", content=self.prompt)]
@@ -53,8 +58,11 @@ class OllamaGenerateRequest(OllamaChatRequest):
     def continued(self) -> CompletionRequest | None:
         if not (self.suffix or (self.raw and self.prompt)):
             return None
+        asked = self.given(ChatRequest)  # what only a template reads is refused by its name
+        for name in ("messages", "top_logprobs"):
+            asked.pop(name, None)
         own = {"prompt": self.prompt, "suffix": self.suffix, "logprobs": self.num_logprobs}
-        return converted(CompletionRequest, {**self.given(AnswerRequest), **own})
+        return converted(CompletionRequest, {**asked, **own})
 
 
 def _plain(given: Any) -> Any:

@@ -42,7 +42,7 @@ class ResponsesReply(Reply):
 
     def __init__(self, request: ResponsesRequest, work: Work, model: str) -> None:
         self._has_scores = request.num_logprobs is not None
-        self._has_origins = request.speculative is not None and request.speculative.tokens
+        self._has_origins = request.asks_origins
         self._output = Output(
             request.called,
             tells_thoughts=request.tells_thoughts,

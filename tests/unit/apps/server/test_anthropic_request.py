@@ -196,7 +196,12 @@ def test_fields_become_those_of_a_conversation(body: Any, expected: Any) -> None
 
 def test_a_form_of_the_answer_is_held() -> None:
     format = {"type": "json_schema", "schema": PATHS}
-    for body in ({"output_config": {"format": format}}, {"output_format": format}):
+    of_openai = {"type": "json_schema", "json_schema": {"schema": PATHS}}
+    for body in (
+        {"output_config": {"format": format}},
+        {"output_format": format},
+        {"response_format": of_openai},
+    ):
         request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat()
         assert request.form is not None and request.form.field == "response_format"
 
