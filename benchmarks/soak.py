@@ -216,9 +216,7 @@ def run(arguments: Namespace) -> dict[str, Any]:
     pair = pair if arguments.draft else []
     serve = ["serve", arguments.model, "--json", "--port", "0", "--parallel", "2", *pair]
     with ExitStack() as opened:
-        sdk = opened.enter_context(
-            child(["soak_askers.py", arguments.model, context, threads, *pair])
-        )
+        sdk = opened.enter_context(child(["soak_sdk.py", arguments.model, context, threads, *pair]))
         next_line(sdk)
         server = opened.enter_context(
             child(["-c", SERVER, *serve, "--context", context, "--threads", threads])
