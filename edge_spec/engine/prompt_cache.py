@@ -136,8 +136,8 @@ class PromptCache:
             return kept, length
 
     def take(self, prompt: np.ndarray, more_than: int) -> tuple[KeptConversation, int] | None:
-        """Returns the conversation in memory, or on disk, that shares most tokens with the prompt,
-        if they are more than that, and how many."""
+        """Returns the conversation in memory, else on disk, that shares most tokens with the
+        prompt, if they are more than that, and how many."""
         found = self.conversations.take(prompt, more_than)
         if found is None and self.conversation_files is not None:
             found = self.conversation_files.take(prompt, more_than)
