@@ -211,13 +211,9 @@ class JsonReader:
         call = self._object
         if call.name is None or not _FUNCTION.fullmatch(call.name):
             return False
-        if not (call.has_arguments or call.is_complete):
+        if not (call.has_arguments or (call.is_complete and not self._is_bare)):
             return False
         if self._is_bare and self._names and call.name not in self._names:
-            return False
-        if self._is_bare and not call.has_arguments:
-            return False
-        if call.is_broken and not call.has_arguments:
             return False
         self._parts.begin_call(call.name, call.id)
         return True
