@@ -21,6 +21,7 @@ from edge_spec.models.hub.client import HubReference
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
 from edge_spec.text.chat_format import ChatFormat
+from fixtures.echo_model import byte_tokenizer
 from fixtures.silence import quiet
 
 UNCHECKED = ExportOptions(check=False)
@@ -47,9 +48,8 @@ def directory(tiny: ModuleType, path: Path, files: dict[str, Any]) -> Path:
 
 
 def text_of(source: Any) -> ChatFormat:
-    """Needs no tokenizer: none of these is encoded."""
     return ChatFormat(
-        tokenizer=None,  # type: ignore[arg-type]
+        tokenizer=byte_tokenizer(),
         chat_template=source.chat_template,
         eos_ids=(),
         bos_id=None,
