@@ -50,3 +50,9 @@ class Body(BaseModel):
             return given
         taken = [field.alias or name for name, field in cls.model_fields.items()]
         return cls.other_names.read(given, taken)
+
+
+class OpenBody(Body):
+    """An object in which clients keep things of their own, such as ids."""
+
+    other_names = OtherNames(keeps_others=True)

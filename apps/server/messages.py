@@ -8,27 +8,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject
+from edge_spec.apps.server.body import Body, JsonObject, OpenBody
 from edge_spec.apps.server.field_names import Off, OtherNames, readable, refusal
 from edge_spec.apps.validation import by_kind
 from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128
-_OWN = OtherNames(keeps_others=True)
 _TEXTS = ("text", "input_text", "output_text")
 _PARTS: dict[str | None, str] = {**dict.fromkeys(_TEXTS, "<text>"), "refusal": "<refusal>"}
 
 
-class TextPart(Body):
-    other_names = _OWN
+class TextPart(OpenBody):
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(Body):
+class RefusalPart(OpenBody):
     """A text that declines."""
 
-    other_names = _OWN
     type: Literal["refusal"]
     refusal: str
 
@@ -69,16 +66,14 @@ def joined(content: Content) -> str:
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
-class FunctionCall(Body):
+class FunctionCall(OpenBody):
     """A call as an answer had it; arguments that were not there are none."""
 
-    other_names = _OWN
     name: str
     arguments: Arguments | None = None
 
 
-class ToolCall(Body):
-    other_names = _OWN
+class ToolCall(OpenBody):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
@@ -126,16 +121,14 @@ class Message(Body):
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
-class Function(Body):
-    other_names = _OWN
+class Function(OpenBody):
     name: ToolName
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
-class FunctionName(Body):
-    other_names = _OWN
+class FunctionName(OpenBody):
     name: str
 
 
@@ -147,8 +140,7 @@ def _wrapped(given: Any) -> Any:
     return {"type": given.get("type", "function"), "function": given}
 
 
-class Tool(Body):
-    other_names = _OWN
+class Tool(OpenBody):
     type: Literal["function"] = "function"
     function: Function
 
@@ -167,8 +159,7 @@ class Tool(Body):
         return given
 
 
-class NamedTool(Body):
-    other_names = _OWN
+class NamedTool(OpenBody):
     type: Literal["function"] = "function"
     function: FunctionName
 

@@ -35,20 +35,15 @@ class Desk:
     def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
         """model: its name, as answers have it."""
         self.model = model
+        self.engine = engine
         self.drafter = engine.drafter
-        self._engine = engine
         self._options = options
-
-    @property
-    def engine(self) -> Engine:
-        """Returns the engine whose model answers."""
-        return self._engine
 
     def chat(self, request: ChatRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         tools = [] if request.tool_choice == "none" else request.tools or []
         prompt = self._prompt(request, tools)
-        form = self._engine.parts.text.tool_form() if tools else None
+        form = self.engine.parts.text.tool_form() if tools else None
         if form is None:
             _refuse_calls(request.tool_choice)
             grammar = _grammar(request)
@@ -82,19 +77,19 @@ class Desk:
         """Returns what is asked for to stand between two texts. files, form: of the prompt, as
         `Engine.infill_prompt` takes them. Raises as `completion` does."""
         limit = request.limit or self._options.max_tokens
-        prompt = self._engine.infill_prompt(
+        prompt = self.engine.infill_prompt(
             prefix, suffix, files, max_tokens=None if limit == NO_LIMIT else limit, **form
         )
         return self._work(request, [prompt], _grammar(request))
 
     def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
-        return list(map(self._engine.parts.text.tokenizer.decode, prompts))
+        return list(map(self.engine.parts.text.tokenizer.decode, prompts))
 
     def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
         messages = [for_template(message) for message in request.messages]
         self._require_read(request)
         try:
-            return self._engine.chat_prompt(
+            return self.engine.chat_prompt(
                 messages,
                 [_shown(tool) for tool in tools],
                 **self._template_options(request),
@@ -110,7 +105,7 @@ class Desk:
     def _answer_form(
         self, request: ChatRequest, prompt: Sequence[int], tools: Sequence[Tool]
     ) -> AnswerForm | None:
-        form = self._engine.parts.text.answer_form(
+        form = self.engine.parts.text.answer_form(
             prompt, [_shown(tool) for tool in tools], **self._template_options(request)
         )
         if form is None or not request.has_thoughts_in_text:
@@ -130,7 +125,7 @@ class Desk:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
         for something."""
         asked = request.required_kwargs
-        unread = sorted(asked - self._engine.parts.text.template_variables) if asked else ()
+        unread = sorted(asked - self.engine.parts.text.template_variables) if asked else ()
         for name in unread:
             field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
             field = request.shown_as.get(field, field)
@@ -147,11 +142,11 @@ class Desk:
         if isinstance(request.tool_choice, NamedTool):
             return False
         if request.parallel_tool_calls is None:
-            return self._engine.parts.text.knows_tools
+            return self.engine.parts.text.knows_tools
         return request.parallel_tool_calls
 
     def _prompts(self, prompt: Any) -> list[Sequence[int]]:
-        encode = self._engine.encode
+        encode = self.engine.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
         if isinstance(prompt[0], int):
@@ -211,7 +206,7 @@ class Desk:
             given["seed"] = seed
         biases = {int(id): bias for id, bias in (request.logit_bias or {}).items()}
         if request.ignore_eos:
-            biases |= dict.fromkeys(self._engine.parts.text.eos_ids, -inf)
+            biases |= dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
         if biases:
             given["logit_bias"] = biases
         params = SamplingParams(**{**vars(self._options.sampling), **given})
@@ -221,7 +216,7 @@ class Desk:
     def _require_whole_history(self, request: AnswerRequest, params: SamplingParams) -> None:
         """Raises ApiError for penalties that are to look at the last tokens alone."""
         last = request.repeat_last_n
-        if not params.penalized or last in (None, -1) or last >= self._engine.context_length:
+        if not params.penalized or last in (None, -1) or last >= self.engine.context_length:
             return
         raise ApiError(
             400,

@@ -8,22 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Tag, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.body import JsonObject, OpenBody
+from edge_spec.apps.server.field_names import refusal
 from edge_spec.apps.server.messages import Content, TextPart, joined, only
 from edge_spec.apps.server.sealed_thoughts import unsealed
 from edge_spec.apps.validation import by_kind
 
-_OWN = OtherNames(keeps_others=True)
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
 # model, and other in each request, so that nothing that comes after it would be read once only.
 _FOR_SERVERS = re.compile(r"\Ax-anthropic-billing-header:(?: *[\w-]+=[^;\n]*;)*\n?")
 
 
-class Thinking(Body):
+class Thinking(OpenBody):
     """What an earlier answer thought. signature: as the answer had it."""
 
-    other_names = _OWN
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
@@ -33,25 +31,22 @@ class Thinking(Body):
         return self.thinking or unsealed(self.signature)
 
 
-class RedactedThinking(Body):
+class RedactedThinking(OpenBody):
     """A thought that only its own maker can read."""
 
-    other_names = _OWN
     type: Literal["redacted_thinking"]
 
 
-class ToolUse(Body):
-    other_names = _OWN
+class ToolUse(OpenBody):
     type: Literal["tool_use"]
     id: str
     name: str
     input: JsonObject
 
 
-class ToolReference(Body):
+class ToolReference(OpenBody):
     """Names a tool that was searched for. All tools are in the prompt here."""
 
-    other_names = _OWN
     type: Literal["tool_reference"]
     tool_name: str
 
@@ -64,8 +59,7 @@ ResultBlock = Annotated[
 ]
 
 
-class ToolResult(Body):
-    other_names = _OWN
+class ToolResult(OpenBody):
     type: Literal["tool_result"]
     tool_use_id: str
     content: (
@@ -108,8 +102,7 @@ _ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistan
 _ROLES[ToolUse] = "assistant"
 
 
-class Message(Body):
-    other_names = _OWN
+class Message(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: Blocks
 

@@ -8,19 +8,17 @@ from pydantic import Field, model_validator
 
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.anthropic.blocks import Message, conversation
-from edge_spec.apps.server.body import Body, Count, JsonObject
+from edge_spec.apps.server.body import Body, Count, JsonObject, OpenBody
 from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, readable, refusal
 from edge_spec.apps.server.forms import Schema
 from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName
 from edge_spec.apps.server.refusals import converted
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest
 
-_OWN = OtherNames(keeps_others=True)
 _EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
 
 
-class Tool(Body):
-    other_names = _OWN
+class Tool(OpenBody):
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
@@ -75,8 +73,7 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Body):
-    other_names = _OWN
+class OutputFormat(OpenBody):
     type: Literal["json_schema"]
     given: Schema = Field(alias="schema")
 

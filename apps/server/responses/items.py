@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
-from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.field_names import OtherNames, readable
+from edge_spec.apps.server.body import OpenBody
+from edge_spec.apps.server.field_names import readable
 from edge_spec.apps.server.messages import (
     Arguments,
     Content,
@@ -21,18 +21,14 @@ from edge_spec.apps.server.responses.tools import qualified
 from edge_spec.apps.server.sealed_thoughts import unsealed
 from edge_spec.apps.validation import by_kind
 
-_OWN = OtherNames(keeps_others=True)  # such as ids, and the status that an answer gave an item
 
-
-class MessageItem(Body):
-    other_names = _OWN
+class MessageItem(OpenBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-class CallItem(Body):
-    other_names = _OWN
+class CallItem(OpenBody):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -40,23 +36,20 @@ class CallItem(Body):
     arguments: Arguments | None = None
 
 
-class CallOutputItem(Body):
-    other_names = _OWN
+class CallOutputItem(OpenBody):
     type: Literal["function_call_output"]
     call_id: str
     output: Content
 
 
-class ThoughtText(Body):
-    other_names = _OWN
+class ThoughtText(OpenBody):
     type: Literal["reasoning_text", "summary_text", "text"]
     text: str
 
 
-class ThoughtItem(Body):
+class ThoughtItem(OpenBody):
     """A thought of an earlier answer, as a text, a summary or sealed."""
 
-    other_names = _OWN
     type: Literal["reasoning"]
     summary: list[ThoughtText] | None = None
     content: list[ThoughtText] | None = None

@@ -7,30 +7,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.field_names import OtherNames
+from edge_spec.apps.server.body import OpenBody
 from edge_spec.apps.server.messages import MAX_TOOLS, Tool
 from edge_spec.apps.validation import chosen_by
 
-_OWN = OtherNames(keeps_others=True)
 # Agents offer these beside their own tools without being asked to.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
 
 
-class Namespace(Body):
+class Namespace(OpenBody):
     """Functions under a common name, such as those of an MCP server of the client's."""
 
-    other_names = _OWN
     type: Literal["namespace"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
-class HostedTool(Body):
+class HostedTool(OpenBody):
     """A tool that OpenAI would run; the model is not told of it."""
 
-    other_names = _OWN
     type: Literal["web_search", "web_search_preview", "image_generation"]
 
 
