@@ -16,6 +16,7 @@ from edge_spec.text.parts.thought_forms import SWITCHES
 Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
     r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
+    r"|inner_suffix|<channel\|>|\u25c1/think"
 )
 Render = Callable[..., str]
 
@@ -27,7 +28,7 @@ def speaks_of_thoughts(form: str) -> bool:
 
 def read_reasoning(text: str) -> Reasoning:
     """Reads what a person typed. Raises UsageError for what is none of `Reasoning`."""
-    found: Any = int(text) if text.isascii() and text.isdecimal() else text
+    found: Any = int(text) if re.fullmatch("[0-9]{1,18}", text) else text
     thought_budget(found)
     return cast(Reasoning, found)
 

@@ -122,6 +122,7 @@ MISTAKES = [
     (["generate", "x", "--max-tokens", "0"], 2, "max_tokens is 0"),
     (["generate", "x", "--reasoning", "maybe"], 2, "reasoning is 'maybe'"),
     (["chat", "--reasoning", "-1"], 2, "reasoning is '-1'"),
+    (["generate", "x", "--reasoning", "9" * 5000], 2, "reasoning is '999"),
     (["serve", "--reasoning", "1.5"], 2, "the number of tokens that a thought may have"),
     (["generate", "hf:name", "x"], 2, "'hf:name' names no model of the hub"),
     (["generate"], 2, ""),

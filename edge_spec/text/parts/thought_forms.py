@@ -12,7 +12,7 @@ from edge_spec.text.parts.answer_form import ThoughtForm
 from edge_spec.text.plain_messages import THOUGHTS, Message
 
 # What opens a thought and what ends it, with the space around, where a template shows neither.
-_TAGS = (
+TAGS = (
     *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
@@ -38,7 +38,7 @@ def thought_form(source: str, render: Render, added: Collection[str]) -> Thought
     found = _shown(render) if _MENTION.search(source) else None
     if found is not None:
         return found
-    for opening, ending in _TAGS:
+    for opening, ending in TAGS:
         closing = ending.strip()
         if opening in source or closing in source or {opening, closing} <= set(added):
             return ThoughtForm(opening, closing, ending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from edge_spec.text.parts.thought_forms import TAGS
+from edge_spec.text.thoughts import speaks_of_thoughts
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
@@ -166,6 +169,11 @@ def test_a_model_without_a_switch_is_held_to_no_thought() -> None:
     text = chat_format("{{ '</think>'[:0] }}")  # it opens thoughts by itself
     form = text.answer_form(text.chat_prompt(HELLO, reasoning="off"), reasoning="off")
     assert form == AnswerForm(ThoughtForm(*THINK), budget=0)
+
+
+@pytest.mark.parametrize(("_", "closing"), TAGS)
+def test_a_grammar_that_writes_any_known_closing_speaks_of_thoughts(_: str, closing: str) -> None:
+    assert speaks_of_thoughts(f'root ::= {json.dumps(closing, ensure_ascii=False)} "x"')
 
 
 @pytest.mark.parametrize("value", ["on", -1, True, 1.5])
