@@ -9,7 +9,7 @@ import { pathToFileURL } from "node:url";
 const { resolve } = createRequire(join(process.env.EDGE_SPEC_NODE_CLIENTS, "package.json"));
 const { OpenAI, BadRequestError, NotFoundError } = await import(pathToFileURL(resolve("openai")));
 const client = new OpenAI({ baseURL: process.env.EDGE_SPEC_URL, apiKey: "none", maxRetries: 0 });
-const messages = [{ role: "user", content: "Write a sentence about the sea." }];
+const messages = [{ role: "user", content: "Write a long story about the sea." }];
 const asked = { model: "smollm2", messages, temperature: 0, max_tokens: 24 };
 const weather = {
   type: "function",
