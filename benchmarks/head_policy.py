@@ -60,7 +60,7 @@ class AsksAfterEveryToken:
         self.kinds: list[int] = []  # of the first choice of each pass of the head
         self.drafted: Drafted = []
 
-    def begin(self) -> None:
+    def begin(self, num_prompt: int = 0) -> None:
         self.drafted = []
 
     def wants(self, drafter: Drafter) -> bool:

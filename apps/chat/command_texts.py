@@ -63,6 +63,8 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
     if reasons:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
     lines += _histogram(stats.acceptance_histogram)
+    if stats.policy:
+        lines.append(f"policy: {stats.policy}")
     lines.append(_promise(stats))
     if stats.kernels is not None:
         lines.append(stats.kernels)

@@ -130,6 +130,7 @@ def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dic
         "drafter": loading.drafter,
         "drafts": drafts,
         "lossless": str(engine.parts.speculation_factory.lossless.promise),
+        "policy": engine.parts.speculation.policy.beliefs(),
         "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
         "threads": loading.threads,
     }

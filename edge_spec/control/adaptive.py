@@ -5,52 +5,47 @@ last rounds, since time could have been spent on those. To choose what is worth 
 maximizes tokens a second over all of them (Dinkelbach 1967, On nonlinear fractional programming),
 where the best ratio round by round would not. Seconds come from t(k), measured and corrected by
 every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
-of them (Calibration). Plain decoding is always among the choices; a drafter that loses against it
-rests (Backoff).
+of them (Calibration). Plain decoding is always among the choices. Whether a drafter is asked at all
+is a matter of its account, which pays for the worst that the round could bring (RegretAccount).
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from edge_spec.control.backoff import (
-    UNPROVEN_HEAD_LOSS,
-    UNPROVEN_LOSS,
-    WITH_COSTLY,
-    WITH_FREE,
-    Backoff,
-    Baseline,
-)
-from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
+from edge_spec.control.calibration import learn, reach_beside, reach_of
 from edge_spec.control.cost import RowCosts
+from edge_spec.control.drafter_record import DrafterRecord
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, RoundPlan, limited
+from edge_spec.control.round_seconds import RoundSeconds
 from edge_spec.control.tree_shape import KeptShape, plan_rows
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 
-_MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
-_UNPROVEN_TOKENS = 2  # draft tokens a round of a drafter that nobody has shown to pay
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 # What other shares do: benchmarks/head_policy.py --checked.
 _CHECKED = 0.2
-
-_log = logging.getLogger(__name__)
+_LONGEST_SLEEP = 32  # rounds: what passes take may change meanwhile
 
 
 class _Candidate(NamedTuple):
-    """A drafter's proposal, and the tokens a second that it is expected to commit."""
+    """A drafter's proposal, the tokens that it is expected to commit, and in which time."""
 
     name: str
     tree: TokenTree
     reach: list[float]
     plan: RoundPlan
-    rate: float
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
 
 
 class AdaptivePolicy:
@@ -74,218 +69,267 @@ class AdaptivePolicy:
         clock: Callable[[], float] = time.perf_counter,
         shared_costs: RowCosts | None = None,
     ) -> None:
-        self.costs = self._own_costs = costs  # of the last round's kind of pass
-        self._shared_costs = shared_costs or costs
+        self.seconds = RoundSeconds(costs, shared_costs or costs)
         self.max_draft_tokens = max_draft_tokens
         self.branches = branches
         self.probes = probes
-        self.calibrations: dict[str, Calibration] = {}  # by drafter
+        self.records: dict[str, DrafterRecord] = {}  # by drafter
         self._clock = clock
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
-        self._free = free
-        self._backoffs: dict[str, Backoff] = {}
-        self._baseline = Baseline(costs.plain_rows)
-        self._asked: dict[str, tuple[float, TokenTree]] = {}  # in this round: seconds, draft tokens
+        # In this round, of those that were asked: seconds without and of reading, draft tokens.
+        self._asked: dict[str, tuple[float, float, TokenTree]] = {}
+        self._asleep = self._slept = 0  # rounds without a look at drafters: left, and past
+        self._asking_s = 0.0  # likewise: all that asking took
+        self._own_s = 0.0  # that the policy took to learn from the round before
+        self._limited = Budget(0, 1), Budget(0, 1)  # of the last round: given, and as limited
+        self._present: dict[str, DrafterRecord] = {}  # of those that could be asked in this round
+        self._resting: frozenset[str] = frozenset()  # those of them that were not
         self._chosen: str | None = None
-        self._seconds = costs.at(1)
-        self._tokens = 1.0
         self._kept_shape = KeptShape()
-        self._around_s = 0.0  # of a round, outside drafting and the pass
 
-    def begin(self) -> None:
-        """A drafter that lost in the text before, and pays in most, is asked again."""
-        for backoff in self._backoffs.values():
-            backoff.begin_text()
+    @property
+    def costs(self) -> RowCosts:
+        """Returns those of rows in the last round's kind of pass."""
+        return self.seconds.costs
+
+    def begin(self, num_prompt: int = 0) -> None:
+        self._wake()
+        self._asleep = 0
+        for record in self.records.values():
+            record.begin_text(num_prompt)
+
+    def wants(self, drafter: Drafter) -> bool:
+        record = self._record(drafter)
+        pays = self._worth(record) < 1 and self._affordable(record, Budget(1, 2), has_read=True) > 0
+        return record.reads_prompt(pays)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        self._asked.clear()
-        self._chosen = None
-        limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
+        self._forget_round()
+        if budget != self._limited[0]:
+            limits = limited(budget, self.max_draft_tokens, self.branches, self.probes)
+            self._limited = budget, limits
+        limits = self._limited[1]
+        plain = TokenTree.chain(pending)
         if not drafters:
-            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
+            return RoundPlan(plain, PlainReason.OFF)
         if limits.num_draft_tokens <= 0:
-            return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
+            return RoundPlan(plain, PlainReason.BUDGET)
         if not self.costs.is_scaled:  # what a step takes, the first ones tell
-            return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
-        if self._baseline.is_due:
-            limits = self._within_plain_step(limits)
-            if limits.num_draft_tokens <= 0:
-                return RoundPlan(TokenTree.chain(pending), PlainReason.BASELINE)
+            return RoundPlan(plain, PlainReason.BASELINE)
+        if self._asleep:
+            return RoundPlan(plain, PlainReason.COOLDOWN, resting=self._resting)
+        self._wake()
+        self._present = {drafter.name: self._record(drafter) for drafter in drafters}
+        best, reason = self._best(drafters, pending, limits)
+        if best is not None and not self._is_known_to_pay(best):
+            best, reason = None, PlainReason.BASELINE
+        self._chosen = best.name if best is not None else None
+        plan = best.plan if best is not None else RoundPlan(plain, reason)
+        resting = [name for name, record in self._present.items() if not record.attends]
+        if not resting:
+            return plan
+        self._resting = frozenset(resting)
+        if len(resting) == len(self._present):
+            self._asleep = self._rounds_to_wake()
+        return plan._replace(resting=self._resting)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        if self._asleep:
+            self._asleep -= 1
+            self._slept += 1
+            return
+        start = self._clock()
+        times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
+        if math.isfinite(sum(times)):  # else of a clock that is broken
+            asked_s = sum(own_s + read_s for own_s, read_s, _ in self._asked.values())
+            self.seconds.observe(round_stats, asked_s)
+            self._settle(round_stats)
+        self._forget_round()  # the next one may be plain without asking this policy
+        self._own_s = max(0.0, self._clock() - start)
+
+    def beliefs(self) -> str:
+        row = self.costs.slope / self.costs.at(1)
+        told = [f"a row costs {row:.2f} of a step"]
+        for name, record in self.records.items():
+            if found := record.calibration.of_late:
+                told.append(f"{name} is right {found[0]:.2f} \u00b1 {found[1]:.2f} of the time")
+            told.append(f"{name} may lose {record.account.balance:.1f} steps")
+        return ", ".join(told)
+
+    def _best(
+        self, drafters: Sequence[Drafter], pending: int, limits: Budget
+    ) -> tuple[_Candidate | None, PlainReason]:
+        """Asks drafters, and returns the best of what they propose, or why there is nothing."""
         best: _Candidate | None = None
         reason = PlainReason.NO_CANDIDATE
         for drafter in drafters:
-            backoff = self._backoff(drafter)
-            if backoff.resting:
-                backoff.count()
-                reason = PlainReason.COOLDOWN
+            record = self._present[drafter.name]
+            worth = self._worth(record)
+            record.is_slow = worth >= 1
+            most = 0 if record.is_slow else self._affordable(record, limits)
+            if not most:
+                reason = PlainReason.BELOW_BREAK_EVEN if record.is_slow else PlainReason.COOLDOWN
+                record.miss(1, self.seconds.plain_s)
                 continue
-            if best is not None and not self._is_asked_beside(best, backoff):
+            if best is not None and not self._is_asked_beside(best, record):
+                record.wait()
                 continue
-            worth = self._worth(backoff.draft_token_s)
-            if worth >= 1:
-                _log.info(
-                    "%s rests: a draft token costs %.2f of a token's time", drafter.name, worth
-                )
-                backoff.rest(self._plain_s)
-                reason = PlainReason.BELOW_BREAK_EVEN
+            tree = self._ask(drafter, pending, limits, most, worth)
+            if len(tree) == 1 and best is None:
                 continue
-            tree = self._ask(drafter, pending, limits, worth)
-            reach = reach_of(self._calibration_of(drafter.name), tree)
+            reach = reach_of(record.calibration, tree)
             found = self._judged(drafter.name, tree, reach, limits)
             if found is not None and found.plan.tree.draft_probs:
                 # Samples are not dropped for what they are, so not held against another plan.
-                best = found
-                break
+                return found, reason
             if best is not None:
                 beside = reach_beside(best.tree, best.reach, tree, reach)
                 best = self._judged(best.name, best.tree, beside, limits)
             best = max(filter(None, (best, found)), key=lambda each: each.rate, default=None)
-            if len(tree) > 1:
-                reason = PlainReason.BELOW_BREAK_EVEN
-        self._chosen = best.name if best is not None else None
-        return best.plan if best is not None else RoundPlan(TokenTree.chain(pending), reason)
+            reason = PlainReason.BELOW_BREAK_EVEN
+        return best, reason
 
-    def wants(self, drafter: Drafter) -> bool:
-        backoff = self._backoff(drafter)
-        return not backoff.resting and self._worth(backoff.draft_token_s) < 1
-
-    def observe(self, round_stats: RoundStats) -> None:
-        self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
-        if self.costs.is_scaled:
-            self._baseline.observe(round_stats, self.costs.at(1))
-            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
-        else:
-            self.costs.observe(round_stats.num_rows, round_stats.forward_s)
-            self._seconds = self.costs.at(1)
-        # What drafters learn afterwards is left out: it costs the same in every round.
-        around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
-        usual_s = self.costs.at(round_stats.num_rows) + self._around_s
-        pass_s = without_outlier(round_stats.forward_s + around_s, usual_s)
-        self._around_s += 0.05 * (without_outlier(around_s, usual_s) - self._around_s)
-        asked_s = sum(seconds for seconds, _ in self._asked.values())
-        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
-        self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
-        # A machine that slows down slows plain steps down as well, which shows later: no drafter is
-        # to answer for the time between, so its rows are charged as they cost on average now.
-        rows_s = self.costs.at(round_stats.num_rows) + self._around_s
-        for name, (draft_s, tree) in self._asked.items():
-            learn(self._calibration_of(name), tree, round_stats.tokens)
-            backoff = self._backoffs[name]
-            if self._chosen in (None, name):
-                backoff.observe(rows_s + draft_s, round_stats.num_tokens, self._plain_s)
-            else:  # it has cost its time, and another one has drafted
-                backoff.unused(draft_s, self._plain_s)
-            if backoff.resting:
-                _log.info("%s rests: its rounds were slower than plain steps", name)
-        self._asked.clear()  # the next round may be plain without asking this policy
-
-    def _use(self, costs: RowCosts) -> None:
-        """Goes on from what was measured in passes of this kind."""
-        if costs is not self.costs:
-            before_s = self._plain_s
-            self.costs = costs
-            self._seconds *= self._plain_s / before_s
-
-    @property
-    def _plain_s(self) -> float:
-        """Returns the seconds of a plain round."""
-        return self.costs.at(1) + self._around_s
-
-    @property
-    def _token_s(self) -> float:
-        """Returns the seconds of a token at the better of the last rounds' rate and plain
-        decoding's."""
-        return min(self._seconds / self._tokens, self._plain_s)
-
-    def _within_plain_step(self, limits: Budget) -> Budget:
-        """Returns the limits of a pass that takes no longer than a plain step."""
-        rows = min(limits.num_rows, self.costs.plain_rows)
-        return replace(
-            limits, num_rows=rows, num_draft_tokens=min(limits.num_draft_tokens, rows - 1)
-        )
-
-    def _is_asked_beside(self, best: _Candidate, backoff: Backoff) -> bool:
-        """Says whether a drafter may have better draft tokens, or shows for little which of these
-        are wrong (`reach_beside`)."""
-        if backoff.rate > best.rate:
-            return True
-        rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
-        return backoff.asked_s < _CHECKED * rows_s
-
-    def _worth(self, draft_token_s: float) -> float:
-        """Returns how likely a draft token has to be: what it and its row cost, over the time of a
-        token."""
-        return (self.costs.slope + draft_token_s) / self._token_s
-
-    def _judged(
-        self, name: str, tree: TokenTree, reach: list[float], limits: Budget
-    ) -> _Candidate | None:
-        """The best plan with a drafter's tree, where there is one."""
-        plan = plan_rows(tree, reach, limits, self.costs, self._token_s)
-        if plan is None:
-            return None
-        # What all that were asked have taken is spent, whoever drafts.
-        spent_s = sum(seconds for seconds, _ in self._asked.values())
-        expected = sum(plan.values) or sum(reach_of(self._calibration_of(name), plan.tree))
-        seconds = self.costs.at(len(plan.tree)) + self._around_s + spent_s
-        return _Candidate(name, tree, reach, plan, expected / seconds)
-
-    def _ask(self, drafter: Drafter, pending: int, limits: Budget, worth: float) -> TokenTree:
-        """Asks for one draft token where it is not known what that takes, and for few where nothing
-        has shown that they are of use."""
-        backoff = self._backoff(drafter)
-        most = limits.num_draft_tokens if backoff.is_proven else _UNPROVEN_TOKENS
-        most = min(most, max(1, backoff.texts.draft_tokens(worth)))
+    def _ask(
+        self, drafter: Drafter, pending: int, limits: Budget, most: int, worth: float
+    ) -> TokenTree:
+        """Asks for at most so many draft tokens, and for one where it is not known what that
+        takes."""
+        record = self.records[drafter.name]
         asked = Budget(
-            min(limits.num_draft_tokens, most) if backoff.measured else 1,
+            most if record.is_measured else 1,
             limits.num_rows,
             limits.branches,
             limits.probes,
             min_reach=worth,
             free_rows=self.costs.plain_rows,
-            shape=self._shape(drafter, limits) if backoff.measured else (),
+            shape=self._shape(drafter, limits) if record.is_measured else (),
         )
         start = self._clock()
         tree = drafter.propose(pending, asked)
-        was_measured = backoff.measured
-        taken_s = backoff.drafted(len(tree) - 1, self._clock() - start)
-        if backoff.measured and not was_measured and self._is_expected_to_pay(drafter):
-            backoff.trust()
-        self._asked[drafter.name] = taken_s, tree
+        taken_s = self._clock() - start
+        taken_s = max(0.0, taken_s) if math.isfinite(taken_s) else 0.0
+        self._asking_s += taken_s
+        own_s, read_s = record.answered(len(tree) - 1, taken_s, self.seconds.plain_s)
+        self._asked[drafter.name] = own_s, read_s, tree
         return tree
 
-    def _is_expected_to_pay(self, drafter: Drafter) -> bool:
-        """Forecasts it by what is reported of its draft tokens and what they cost."""
-        draft_token_s = self._backoff(drafter).draft_token_s
-        reach, tokens = 1.0, 1.0
-        for depth, chance in enumerate(drafter.reported_acceptance, start=1):
-            reach *= chance
-            tokens += reach
-            seconds = self.costs.at(depth + 1) + self._around_s + depth * draft_token_s
-            if seconds < tokens * self._plain_s:
-                return True
-        return False
+    def _judged(
+        self, name: str, tree: TokenTree, reach: list[float], limits: Budget
+    ) -> _Candidate | None:
+        """The best plan with a drafter's tree, where there is one that its account pays for."""
+        record = self.records[name]
+        # What all that were asked have taken is spent, whoever drafts.
+        spent_s = sum(own_s for own_s, *_ in self._asked.values())
+        plan = plan_rows(tree, reach, limits, self.costs, self.seconds.token_s)
+        if plan is None:
+            return None
+        rows = len(plan.tree)
+        if self.seconds.most_lost_s(rows) + spent_s > record.account.stake * self.seconds.plain_s:
+            return None
+        expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))
+        return _Candidate(name, tree, reach, plan, expected, self.seconds.at(rows) + spent_s)
 
-    def _backoff(self, drafter: Drafter) -> Backoff:
-        if drafter.name not in self._backoffs:
-            patience, first_loss = WITH_FREE, None
-            if drafter.name not in self._free:
-                patience = WITH_COSTLY
-                first_loss = UNPROVEN_HEAD_LOSS if drafter.traits.head else UNPROVEN_LOSS
-            backoff = Backoff(self._draft_token_s.get(drafter.name), patience, first_loss)
-            self._backoffs[drafter.name] = backoff
-            if backoff.measured and first_loss is not None and drafter.reported_acceptance:
-                (backoff.trust if self._is_expected_to_pay(drafter) else backoff.doubt)()
-        return self._backoffs[drafter.name]
+    def _is_known_to_pay(self, best: _Candidate) -> bool:
+        """Says whether it gains more than what is not known of a plain step's time."""
+        seconds = self.seconds
+        more_s = seconds.at(len(best.plan.tree)) - seconds.plain_s  # what was asked is spent
+        gain = best.tokens - 1 - more_s / seconds.token_s
+        return gain * seconds.plain_s >= (best.tokens - 1) * self.costs.plain_deviation_s
 
-    def _calibration_of(self, name: str) -> Calibration:
-        return self.calibrations.setdefault(name, Calibration())
+    def _is_asked_beside(self, best: _Candidate, record: DrafterRecord) -> bool:
+        """Says whether a drafter may have better draft tokens, or shows for little which of these
+        are wrong (`reach_beside`)."""
+        if record.rate > best.rate:
+            return True
+        rows_s = self.costs.at(len(best.plan.tree)) - self.costs.at(1)
+        return record.asked_s < _CHECKED * rows_s
+
+    def _worth(self, record: DrafterRecord) -> float:
+        """Returns how likely a draft token has to be: what it and its row cost, over the time of a
+        token."""
+        return (self.seconds.row_s + record.draft_token_s) / self.seconds.token_s
+
+    def _affordable(self, record: DrafterRecord, limits: Budget, has_read: bool = False) -> int:
+        """Returns how many draft tokens the account pays for, should all of them be wrong."""
+        plain_s, most = self.seconds.plain_s, limits.num_draft_tokens
+        left_s = record.account.stake * plain_s - record.answer_s(0)
+        if not has_read:
+            left_s -= record.unread_s(plain_s)
+
+        def pays(count: int) -> bool:
+            rows_s = self.seconds.most_lost_s(min(count + 1, limits.num_rows))
+            return rows_s + count * record.draft_token_s <= left_s
+
+        if pays(most):  # in most rounds all of them or none
+            return most
+        return next(filter(pays, range(most - 1, 0, -1))) if pays(1) else 0
+
+    def _settle(self, round_stats: RoundStats) -> None:
+        """Charges each drafter with what it has taken, and pays it for what it has brought."""
+        plain_s = self.seconds.plain_s
+        # A machine that slows down slows plain steps down as well, which shows later: rows are
+        # charged as they cost on average now, and no drafter is to answer for the time between.
+        rows_s = self.seconds.at(round_stats.num_rows)
+        attending = sum(record.attends for record in self._present.values())
+        # What is not an answer: choosing, observing, and learning from the round before.
+        rest_s = max(0.0, round_stats.draft_s - self._asking_s + self._own_s)
+        share_s = without_outlier(rest_s, rows_s) / max(1, attending)
+        for name, record in self._present.items():
+            if not record.attends:
+                continue
+            spent_s, tokens = share_s, 0
+            if name in self._asked:
+                own_s, read_s, tree = self._asked[name]
+                spent_s += own_s + read_s
+                if len(tree) > 1:
+                    learn(record.calibration, tree, round_stats.tokens)
+                if self._chosen in (None, name):  # else another one has drafted
+                    spent_s += rows_s
+                    tokens = round_stats.num_tokens
+                    record.drafted(spent_s, tokens)
+            record.watched(share_s)
+            record.account.settle(tokens - spent_s / plain_s)
+
+    def _wake(self) -> None:
+        """Counts the rounds that were slept through."""
+        if self._slept:
+            self.seconds.rest(self._slept)
+            for record in self._present.values():
+                record.miss(self._slept, self.seconds.plain_s)
+            self._slept = 0
+
+    def _rounds_to_wake(self) -> int:
+        """Returns for how many rounds no account will pay for an answer."""
+        plain_s = self.seconds.plain_s
+        rows_s = self.seconds.most_lost_s(2)
+        rounds = [
+            record.account.rounds_to(
+                (record.unread_s(plain_s) + record.answer_s(1) + rows_s) / plain_s
+            )
+            for record in self._present.values()
+            if not record.is_slow
+        ]
+        return min([*rounds, _LONGEST_SLEEP])
+
+    def _forget_round(self) -> None:
+        self._asked.clear()
+        self._asking_s = 0.0
+        self._chosen = None
+
+    def _record(self, drafter: Drafter) -> DrafterRecord:
+        if drafter.name not in self.records:
+            draft_token_s = self._draft_token_s.get(drafter.name)
+            reported, pays = drafter.reported_acceptance, True
+            if draft_token_s is not None and reported:
+                pays = self.seconds.best_gain(reported, draft_token_s) > 0
+            self.records[drafter.name] = DrafterRecord(draft_token_s, pays)
+        return self.records[drafter.name]
 
     def _shape(self, drafter: Drafter, limits: Budget) -> tuple[int, ...]:
         """Returns the shape of a tree that samples are to fill."""
         acceptance = () if not limits.branches else drafter.sibling_acceptance()
         if not acceptance:
             return ()
-        pass_s = self._draft_token_s.get(drafter.name, self._backoff(drafter).draft_token_s)
+        pass_s = self._draft_token_s.get(drafter.name, self.records[drafter.name].draft_token_s)
         room = (limits.num_rows, limits.num_draft_tokens)
         return self._kept_shape.fitting(acceptance, self.costs, pass_s, *room)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import sqrt
 
 import numpy as np
 
@@ -49,6 +50,16 @@ class Calibration:
         self._seen[bucket] = _MEMORY * self._seen[bucket] + 1
         self._right[bucket] = _MEMORY * self._right[bucket] + right
         self._claimed[bucket] = _MEMORY * self._claimed[bucket] + confidence
+
+    @property
+    def of_late(self) -> tuple[float, float] | None:
+        """Returns the share of the last draft tokens that were right, and its standard deviation;
+        None before any was decided."""
+        seen = sum(self._seen)
+        if not seen:
+            return None
+        share = sum(self._right) / seen
+        return share, sqrt(share * (1 - share) / seen)
 
     def counts(self) -> np.ndarray:
         """[3, buckets] float64: draft tokens, those that were right, and the sum of their

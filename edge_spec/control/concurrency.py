@@ -56,24 +56,21 @@ class SharedPolicy:
         self._num_rows = num_rows
         self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
 
-    def begin(self) -> None:
-        self._policy.begin()
+    def begin(self, num_prompt: int = 0) -> None:
+        self._policy.begin(num_prompt)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
-        rows = budget.num_rows
+        rows, left = budget.num_rows, budget.num_draft_tokens
         if self._num_rows is not None:
             rows = min(rows, max(1, self._num_rows // max(1, self._load.active)))
         if (fitting := self._fitting(drafters)) is not None:
             rows = min(rows, fitting)
-        own = replace(
-            budget,
-            num_rows=rows,
-            num_draft_tokens=min(budget.num_draft_tokens, rows - 1),
-        )
-        plan = self._policy.choose(drafters, pending, own)
+        if rows < budget.num_rows:
+            budget = replace(budget, num_rows=rows, num_draft_tokens=min(left, rows - 1))
+        plan = self._policy.choose(drafters, pending, budget)
         if len(plan.tree) > 1:
             self._is_divisible = bool(plan.values)
-        if plan.plain_reason is PlainReason.BUDGET and budget.num_draft_tokens > 0:
+        if plan.plain_reason is PlainReason.BUDGET and left > 0:
             return plan._replace(plain_reason=PlainReason.SHARED)
         return plan
 
@@ -88,3 +85,6 @@ class SharedPolicy:
 
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()

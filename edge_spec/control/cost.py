@@ -6,21 +6,29 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import accumulate
+from math import sqrt
 from operator import mul
 
+from edge_spec.control.estimates import Level
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.fading_line import FadingLine
 
 _MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
 _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed
 _FAMILIARITY = 12.0  # passes that the measurement counts for at first
-_TOGETHER = 0.1  # weight of first and further rows changing alike: that of 3 passes of 2 rows
+# Weight of first and further rows changing alike: of a measured table that of 3 passes of 2 rows;
+# of usual proportions that of none: rows may cost anything there.
+_TOGETHER, _HARDLY_TOGETHER = 0.1, 0.002
+_NOISE = 0.1  # deviation of a pass
+_ROUGH = 0.2  # deviation of one width from usual proportions
 _LEAST_DRIFT = 0.05
 _OUTDATED = 0.75  # times the measured duration, from which on the machine was busy then
 _SETTLED = 26  # passes, of which the first have little weight by now
 _HOPED = 0.25  # of what further rows would cost then, by what the first row tells
 _TABLE_ROWS = 64  # that are asked for in every round
 _FIRST_PASSES = 4  # of which the fastest tells what a step takes: the very first one binds buffers
+_LOOKED_UP = 8  # passes for which an upper bound is kept: it changes slowly
+_KEPT = 0.98  # of how a width differs, after as many passes
 _LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
 
 
@@ -69,28 +77,66 @@ class RowCosts:
         self._scale = scale or Scale()
         self._passes = 0  # observed
         self._is_shared = False
-        self.drift = Drift()
+        self.drift = Drift(_TOGETHER if scale is None else _HARDLY_TOGETHER)
+        self._own: dict[int, Level] = {}  # by rows, how passes of a width differ from all
+        self._rough = 0.0 if scale is None else _ROUGH
+        self._last_s: dict[int, float] = {}  # by rows, of the last pass that had them
+        self._most: dict[int, float] = {}  # by rows, for a few passes
         self._rows = sorted(seconds)
         self._seconds = [seconds[rows] for rows in self._rows]
         self._experts: Callable[[float], float] = lambda rows: rows
         if num_experts > experts_used > 0:
             self._experts = lambda rows: experts_touched(rows, num_experts, experts_used)
+        # As measured, and all that is learnt later in the time of the first row.
         self._first_s = self._measured(1)
-        self._known = [self._measured(rows) for rows in range(_TABLE_ROWS + 1)]
+        self._known = [self._measured(rows) / self._first_s for rows in range(_TABLE_ROWS + 1)]
 
     def at(self, rows: float) -> float:
-        is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
-        measured = self._known[int(rows)] if is_known else self._measured(rows)
-        units = self.drift.first * self._first_s + self._dearer * (measured - self._first_s)
-        return self._scale.unit_s * units
+        firsts = self.drift.first * (1 + self._own_mean(rows))
+        return self._unit_s * (firsts + self._dearer * (self._in_table(rows) - 1))
 
     def further(self, rows: int) -> list[float]:
         """Returns what passes of 1, 2, ... `rows` rows take on top of one row's."""
-        known, first_s = self._known, self._first_s
-        if rows > _TABLE_ROWS:
-            known = [self._measured(each) for each in range(rows + 1)]
-        dearer = self._dearer * self._scale.unit_s
-        return [dearer * (seconds - first_s) for seconds in known[1 : rows + 1]]
+        unit_s, dearer, first = self._unit_s, self._dearer, self.drift.first
+        return [
+            unit_s * (dearer * (self._in_table(each) - 1) + first * self._own_mean(each))
+            for each in range(1, rows + 1)
+        ]
+
+    def most_further_s(self, rows: int) -> float:
+        """Returns what a pass may take on top of one row's: a standard deviation more than is
+        expected."""
+        if rows not in self._most:
+            self._most[rows] = self.at(rows) - self.at(1) + self.deviation_s(rows)
+        return self._most[rows]
+
+    def deviation_s(self, rows: int) -> float:
+        """Returns the standard deviation of what a pass takes beyond a plain step's."""
+        of_line = self.drift.deviation(0.0, self._in_table(rows) - 1)
+        return self._unit_s * sqrt(of_line**2 + self._own_variance(rows))
+
+    @property
+    def plain_deviation_s(self) -> float:
+        """Returns the standard deviation of what a plain step takes."""
+        return self._unit_s * self.drift.deviation(1.0, 0.0)
+
+    @property
+    def _unit_s(self) -> float:
+        return self._scale.unit_s * self._first_s
+
+    def _in_table(self, rows: float) -> float:
+        is_known = isinstance(rows, int) and 0 < rows <= _TABLE_ROWS
+        return self._known[int(rows)] if is_known else self._measured(rows) / self._first_s
+
+    def _own_mean(self, rows: float) -> float:
+        return self._own[int(rows)].mean if rows in self._own else 0.0
+
+    def _own_variance(self, rows: int) -> float:
+        if rows in self._own:
+            return self._own[rows].variance
+        if not self._rough or rows <= self.plain_rows:
+            return 0.0
+        return (self._rough * self._in_table(rows)) ** 2
 
     @property
     def _dearer(self) -> float:
@@ -148,12 +194,32 @@ class RowCosts:
         return max(rows for rows in self._rows if self.at(rows) <= (1 + more) * self.at(1))
 
     def observe(self, rows: int, seconds: float) -> None:
-        self._scale.observe(self._measured(rows), seconds)
-        expected = self.at(rows)
-        seconds = min(max(seconds, expected / _MAX_DRIFT), expected * _MAX_DRIFT)
-        further = (self._measured(rows) - self._first_s) / self._first_s
-        self.drift.observe(further, seconds / (self._scale.unit_s * self._first_s))
+        if self._passes % _LOOKED_UP == 0 or self._passes < _LOOKED_UP:
+            self._most.clear()
+            for own in self._own.values():  # a width that seems dear is not seen again otherwise
+                own.mean *= _KEPT
         self._passes += 1
+        if rows <= self.plain_rows or not self._scale.is_known:
+            self._scale.observe(self._measured(rows), seconds)
+        firsts = self._believed(rows, seconds) / self._unit_s
+        further = self._in_table(rows) - 1
+        if rows in self._own or self._own_variance(rows):
+            line = self.drift.first + self.drift.further * further
+            noise = self.drift.deviation(1.0, further) ** 2 + (_NOISE * line) ** 2
+            own = self._own.setdefault(rows, Level(0.0, self._own_variance(rows)))
+            own.observe(firsts / self.drift.first - line / self.drift.first, noise)
+            firsts -= self.drift.first * own.mean
+        self.drift.observe(further, firsts)
+
+    def _believed(self, rows: int, seconds: float) -> float:
+        """Returns the seconds of a pass without what something else has added to it."""
+        expected = self.at(rows)
+        # One slow pass says little: the first has memory to take, any may wait for other processes.
+        last_s, self._last_s[rows] = self._last_s.get(rows, expected), seconds
+        seconds = min(seconds, max(last_s, expected))
+        more_s = 3 * self.deviation_s(rows) if self._rough else 0.0
+        seconds = max(seconds, min(expected / _MAX_DRIFT, expected - more_s))
+        return min(seconds, max(expected * _MAX_DRIFT, expected + more_s))
 
     def _measured(self, rows: float) -> float:
         if len(self._rows) == 1:
@@ -175,7 +241,9 @@ class Drift:
     other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, together: float = _TOGETHER) -> None:
+        """together: weight of both changing alike."""
+        self._together = together
         self.first = self.further = 1.0
         self.knows_further = False  # by passes of late, rather than by how the first row changes
         # y: the time of a pass, x: that of its further rows as measured, both in first rows.
@@ -188,8 +256,13 @@ class Drift:
         self._line.observe(further, seconds)
         self.knows_further = self._line.spread >= _TOGETHER
         # A pass of 0 seconds at x = -1 lies on every line whose two parts changed alike.
-        first, self.further = self._line.fit(-1.0, _TOGETHER, least_slope=_LEAST_DRIFT)
+        first, self.further = self._line.fit(-1.0, self._together, least_slope=_LEAST_DRIFT)
         self.first = max(_LEAST_DRIFT, first)
+
+    def deviation(self, first: float, further: float) -> float:
+        """Returns the standard deviation of what so many first and further rows take, in the
+        measured seconds of a first row."""
+        return _NOISE * self._line.deviation(further, -1.0, self._together, first)
 
 
 def costs_of(

@@ -23,11 +23,12 @@ class RoundPlan(NamedTuple):
     # Of each row of a chain, the chance that it and all above it are right: a pass that others
     # share may score its first rows only. Empty: it is scored as a whole.
     values: tuple[float, ...] = ()
+    resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
 
 
 class Policy(Protocol):
-    def begin(self) -> None:
-        """A text begins, about which nothing is known yet."""
+    def begin(self, num_prompt: int = 0) -> None:
+        """A text begins, about which nothing is known yet, after so many tokens of a prompt."""
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The tree of the next round, with at most the budget's rows."""
@@ -37,6 +38,9 @@ class Policy(Protocol):
 
     def observe(self, round_stats: RoundStats) -> None:
         """Learns from a round that has ended."""
+
+    def beliefs(self) -> str:
+        """Returns in a sentence what it goes by now; "" where it has learnt nothing."""
 
 
 class FixedPolicy:
@@ -61,7 +65,7 @@ class FixedPolicy:
         self.branches = branches
         self.probes = probes
 
-    def begin(self) -> None: ...
+    def begin(self, num_prompt: int = 0) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         limits = limited(
@@ -85,6 +89,9 @@ class FixedPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""
 
 
 def limited(
@@ -125,7 +132,7 @@ class AlwaysVerifyPolicy:
         self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
         self._turn = 0
 
-    def begin(self) -> None: ...
+    def begin(self, num_prompt: int = 0) -> None: ...
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
@@ -136,3 +143,6 @@ class AlwaysVerifyPolicy:
         return True
 
     def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""

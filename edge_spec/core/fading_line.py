@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 
 class FadingLine:
     """Least squares of y = intercept + slope * x over weighted points, kept as five sums."""
@@ -32,6 +34,15 @@ class FadingLine:
         self._y *= self._remembered
         self._xy *= self._remembered
         self.add(x, y, 1.0)
+
+    def deviation(self, x: float, root: float, weight: float, at: float = 1.0) -> float:
+        """Returns the standard deviation of at * intercept + x * slope, as `fit` finds them, where
+        that of an observation is 1."""
+        count, sum_x = self._count + weight, self._x + weight * root
+        xx = self._xx + weight * root * root
+        spread = count * xx - sum_x * sum_x
+        variance = (at * at * xx - 2 * at * x * sum_x + x * x * count) / spread
+        return sqrt(max(0.0, variance))
 
     def fit(self, root: float, weight: float, least_slope: float = 0.0) -> tuple[float, float]:
         """Returns intercept and slope, the latter not below `least_slope`.

@@ -186,6 +186,7 @@ class Stats:
     draft_characters_accepted: int = 0
     staleness: str | None = None  # of the draft: one line, where it has got worse
     failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
+    policy: str = ""  # what it went by at the end: one line
     kernels: str | None = None  # of edge-spec's own, or why not: one line
 
     def observe(self, round_stats: RoundStats) -> None:
@@ -273,5 +274,5 @@ _TOLD = (
     *("near_ties", "anticipated_n", "overlapped_n", "overlap_reasons"),
     *("plain_per_second", "speedup", "lossless", "plain_width", "fastest_plain_per_second"),
     *("speedup_over_fastest_plain", "staleness", "failed_drafters"),
-    "kernels",
+    *("policy", "kernels"),
 )

@@ -68,6 +68,10 @@ class CompositeDrafter(DrafterGroup):
         self._growth.teach(self._acceptance, verdict.tokens)
         super().observe(tree, out, verdict)
 
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth = nothing(verdict.next_token)
+        super().skip(tree, out, verdict)
+
     @property
     def anticipates(self) -> bool:
         return any(drafter.anticipates for drafter in self._drafters)

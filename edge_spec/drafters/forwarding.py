@@ -18,7 +18,8 @@ _MEMBERS = {
 }
 # Calls that return nothing, and go to all.
 _CALLED = (
-    *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin", "observe"),
+    *("attach", "attach_again", "use_sampler", "recover", "prepare", "begin"),
+    *("observe", "skip"),
     *("extend_draft", "rollback_draft", "close"),
 )
 

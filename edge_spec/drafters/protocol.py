@@ -120,6 +120,11 @@ class Drafter:
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         """Learns the outcome of a round, whoever proposed its tree."""
 
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """Hears of a round for which it was not asked, since it does not pay now: it learns as much
+        as it needs to go on later, in as little time as possible."""
+        self.observe(tree, out, verdict)
+
     def sibling_acceptance(self) -> Sequence[float]:
         """Tells how often the first, second, ... sampled child of a row is the one that is
         accepted; empty where the drafter does not sample."""

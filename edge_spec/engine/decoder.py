@@ -153,7 +153,7 @@ class Decoder:
         return PlainReason.REPLAY if undecided else None
 
     def _begin(self, prompt: Sequence[int], sampler: Sampler) -> None:
-        self.policy.begin()
+        self.policy.begin(len(prompt))
         for drafter in self.drafters:
             drafter.use_sampler(sampler)
             drafter.begin(prompt)
@@ -189,7 +189,8 @@ class Decoder:
             self.recorder.observe(out, verdict)
         committed_s = self.clock()
         for drafter in self.drafters if verdict.tokens else ():
-            drafter.observe(plan.tree, out, verdict)
+            rests = drafter.name in plan.resting
+            (drafter.skip if rests else drafter.observe)(plan.tree, out, verdict)
         ended_s = self.clock()
         stats = RoundStats(
             num_rows=len(plan.tree),

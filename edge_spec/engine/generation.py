@@ -153,6 +153,7 @@ class Generation(Iterator[Chunk]):
                 for drafter in conversation.decoder.drafters
                 if drafter.idle_reason is PlainReason.DRAFT_FAILED
             )
+            stats.policy = conversation.decoder.policy.beliefs()
             stats.plain_per_second = conversation.plain_rate.tokens_per_second
             if self._reading is not None:
                 self._reading.finish()

@@ -45,8 +45,8 @@ class ExactPolicy:
         self._widths = widths
         self._probes = probes
 
-    def begin(self) -> None:
-        self._policy.begin()
+    def begin(self, num_prompt: int = 0) -> None:
+        self._policy.begin(num_prompt)
 
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         """The narrowest width has to fit the budget's rows."""
@@ -65,13 +65,16 @@ class ExactPolicy:
             tree = tree.first_rows(verified)
         width = min(width for width in widths if width >= len(tree))
         values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
-        return RoundPlan(tree, plan.plain_reason, width, verified, values)
+        return RoundPlan(tree, plan.plain_reason, width, verified, values, plan.resting)
 
     def wants(self, drafter: Drafter) -> bool:
         return self._policy.wants(drafter)
 
     def observe(self, round_stats: RoundStats) -> None:
         self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()
 
 
 class LosslessMode(StrEnum):

@@ -220,3 +220,6 @@ class Charged(Drafter):
     def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._drafter.observe(tree, out, verdict)
         self._clock.advance(self._cost.observe_s)
+
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._drafter.skip(tree, out, verdict)

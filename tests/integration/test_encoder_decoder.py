@@ -180,7 +180,7 @@ def test_a_pair_is_known_by_its_answers_to_other_sources(
     monkeypatch.setattr("edge_spec.loader.open.draft_token_s", lambda *measured: 1e-6)
     monkeypatch.setattr(
         "edge_spec.loader.open.begun_costs",
-        lambda *measured: RowCosts({1: 1e-3, 2: 1.1e-3, 8: 2e-3}),
+        lambda *measured: RowCosts({1: 1e-3, 2: 1.2e-3, 8: 2e-3}),
     )
     opened = partial(load, str(target), runtime="reference", drafter="draft-model")
     with opened(draft=str(draft), draft_runtime="reference") as first:

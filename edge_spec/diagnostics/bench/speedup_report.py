@@ -166,6 +166,8 @@ def _lossless(report: Document) -> list[str]:
             f"A plain step takes {settings['plain_cost']:.2f} times the fastest: over that one "
             f"the speedup is {speedup / settings['plain_cost']:.2f}."
         )
+    if settings.get("policy"):
+        lines.append(f"At the end the policy went by this: {settings['policy']}.")
     return lines
 
 

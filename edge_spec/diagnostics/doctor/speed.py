@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from edge_spec.control.cost import RowCosts, forecast_speedup
+from edge_spec.control.regret import FIRST
 from edge_spec.diagnostics.doctor.chosen import Chosen, Opening
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.factory import auto_drafters
@@ -22,6 +23,7 @@ _SHOWN = (1, 2, 4, 8)
 _MIN_ROUNDS = 100  # with a draft token, before use tells anything
 _SLOW = 1.0  # steps of the target that one of the draft takes
 _PRECISION = 1e-4
+_WHERE = f"is asked in rounds where that pays; a text loses about {FIRST:g} plain steps at most"
 
 
 class Costs(NamedTuple):
@@ -55,7 +57,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
 def _drafting(chosen: Chosen) -> Iterator[Finding]:
     """Names who drafts, so that no draft is inactive unnoticed."""
     if chosen.head:
-        yield ok("drafter", f"{_named(chosen)}: the head is asked in rounds where that pays")
+        yield ok("drafter", f"{_named(chosen)}: the head {_WHERE}")
     elif chosen.asked is None:
         yield ok("drafter", f"{_named(chosen)}; no draft was named")
     elif not chosen.options.drafts:
@@ -66,7 +68,7 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
             f"Measure again: {chosen.plan_command} --refresh; or insist: --drafter draft-model.",
         )
     else:
-        yield ok("drafter", f"{_named(chosen)}: the draft is asked in rounds where that pays")
+        yield ok("drafter", f"{_named(chosen)}: the draft {_WHERE}")
 
 
 def _lossless(chosen: Chosen) -> Iterator[Finding]:

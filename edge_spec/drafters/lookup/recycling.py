@@ -112,6 +112,10 @@ class RecyclingDrafter(Drafter):
         while len(self._table) > MAX_TABLE_TOKENS:
             self._table.popitem(last=False)
 
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        """What the target thought likely here is not looked for: that is what takes time."""
+        self._growth = nothing(verdict.next_token)
+
     def stats(self) -> dict[str, np.ndarray]:
         return {self.name: self._acceptance.stats()}
 

@@ -198,6 +198,11 @@ class SuffixDrafter(Drafter):
         self._assumed.clear()
         self._index.extend(verdict.tokens)
 
+    def skip(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._growth = nothing(verdict.next_token)
+        self._assumed.clear()
+        self._index.extend(verdict.tokens)
+
     def extend_draft(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth.teach(self._acceptance, verdict.tokens)
         match = self._assumed[-1] if self._assumed else self._index.match

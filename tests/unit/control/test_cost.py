@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edge_spec.control.cost import (
     RowCosts,
+    Scale,
     costs_of,
     expected_tokens,
     experts_touched,
@@ -234,3 +235,32 @@ def test_a_machine_that_is_slower_than_measured_is_not_hoped_for() -> None:
         costs.observe(1, 3 * SECONDS[1])
     assert not costs.is_outdated
     assert costs.at(2) == pytest.approx(3 * SECONDS[2], rel=0.05)
+
+
+def test_the_first_pass_of_a_width_does_not_make_it_dear() -> None:
+    """It takes memory and reads code: ten times a pass, say. The second one is believed."""
+    costs = RowCosts(SECONDS)
+    for _ in range(30):
+        costs.observe(1, 1.0)
+    costs.observe(4, 20.0)
+    assert costs.at(4) == pytest.approx(SECONDS[4], rel=0.01)
+    costs.observe(4, 3.0)
+    assert costs.at(4) > 1.1 * SECONDS[4]
+    expected = costs.at(8)
+    costs.observe(8, 1.0)  # faster than expected is believed at once
+    assert costs.at(8) < 0.97 * expected
+
+
+def test_costs_of_usual_proportions_learn_a_width_by_itself() -> None:
+    """A kernel that works in fours makes four rows cheaper than two."""
+    costs = RowCosts({1: 1.0, 2: 1.15, 4: 1.5, 8: 2.3}, scale=Scale(is_known=False))
+    for _ in range(8):
+        costs.observe(1, 0.01)
+    assert costs.deviation_s(4) > 0.1 * costs.at(4)
+    for _ in range(12):
+        costs.observe(1, 0.01)
+        costs.observe(2, 0.016)
+        costs.observe(4, 0.012)
+    assert costs.at(2) == pytest.approx(0.016, rel=0.07)
+    assert costs.at(4) == pytest.approx(0.012, rel=0.07)
+    assert costs.deviation_s(4) < 0.08 * costs.at(4)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.backoff import Backoff, TextGains
 from edge_spec.drafters.protocol import Budget
 from fixtures.costly_drafts import Clock, DraftingAtCost, pass_s, policy_of, stats_of
 
@@ -81,15 +80,15 @@ def speeds(mix: str, draft_token_s: float) -> Mapping[Kind | None, float]:
 @pytest.mark.parametrize(
     ("mix", "draft_token_s", "least_of_bad", "least"),
     [
-        # Judged by all texts alike, the bad ones had 0.91, 0.94, 0.89, 0.88, 0.77 and 0.73, and all
-        # of them 1.08, 1.04, 1.12, 1.03, 1.52 and 1.25 (test below). The bounds are two standard
-        # deviations over seeds, 0.02, below what is reached.
-        ("mixed", 0.1, 0.94, 1.26),
-        ("mixed", 0.2, 0.92, 1.18),
-        ("short", 0.1, 0.95, 1.15),
-        ("short", 0.2, 0.92, 1.11),
-        ("mostly good", 0.1, 0.93, 1.55),
-        ("mostly good", 0.2, 0.88, 1.38),
+        # Two standard deviations over seeds, 0.02, below what is reached.
+        ("mixed", 0.1, 0.92, 1.27),
+        ("mixed", 0.2, 0.92, 1.19),
+        ("short", 0.1, 0.93, 1.16),
+        ("short", 0.2, 0.93, 1.08),
+        ("mostly good", 0.1, 0.90, 1.48),
+        ("mostly good", 0.2, 0.89, 1.32),
+        ("mostly bad", 0.1, 0.95, 1.02),
+        ("mostly bad", 0.2, 0.95, 1.0),
     ],
 )
 def test_a_text_in_which_a_draft_does_not_pay_loses_little(
@@ -100,103 +99,6 @@ def test_a_text_in_which_a_draft_does_not_pay_loses_little(
     assert found[None] >= least
 
 
-@pytest.mark.parametrize("draft_token_s", [0.1, 0.2])
-@pytest.mark.parametrize("mix", ["fair", "poor", "mostly bad"])
-def test_texts_that_are_alike_or_mostly_bad_lose_nothing_by_it(
-    mix: str, draft_token_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside the same policy that judges every text by all of them alike."""
-    found = speeds(mix, draft_token_s)
-    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
-    before = speeds(mix, draft_token_s)
-    assert found[None] >= 0.99 * before[None]
-
-
-def test_without_it_short_texts_would_lose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the bounds above are held against, so that they say something."""
-    monkeypatch.setattr("edge_spec.control.backoff.FEWEST_TEXTS", float("inf"))
-    found = speeds("mostly good", 0.2)
-    assert found[BAD] < 0.8 and found[None] < 1.3
-
-
-def gains_of(*texts: list[float]) -> TextGains:
-    gains = TextGains()
-    for text in texts:
-        for gain in text:
-            gains.observe(gain)
-        gains.begin_text()
-    return gains
-
-
-def test_where_texts_differ_two_lost_rounds_are_enough() -> None:
-    gains = gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4)
-    assert gains.weight < 2
-    limits = [gains.draft_tokens(0.3)]
-    for _ in range(4):
-        gains.observe(-0.5)
-        limits.append(gains.draft_tokens(0.3))
-    assert gains.is_losing
-    assert limits[0] == 1 and sorted(limits, reverse=True) == limits
-
-
-def test_draft_tokens_that_cost_nothing_are_not_limited() -> None:
-    """Measured on a busy machine, more rows may take no longer than one."""
-    gains = gains_of(*[[2.0, 2.5, 1.5], [-0.4, -0.3]] * 4)
-    assert gains.draft_tokens(0.0) > 1000
-
-
-def test_where_texts_are_alike_a_text_is_judged_by_all() -> None:
-    gains = gains_of(*[[1.0, -0.4, 0.9, -0.3]] * 6)
-    for _ in range(8):
-        gains.observe(-0.4)
-    assert gains.weight == 40 and not gains.is_losing
-    assert gains.draft_tokens(0.3) > 2
-
-
-def test_nothing_is_said_of_few_texts_or_where_most_lose() -> None:
-    for texts in (1 * [[2.0, -0.4]], 8 * [[-0.3, -0.4]]):
-        gains = gains_of(*texts)
-        for _ in range(9):
-            gains.observe(-1.0)
-        assert not gains.is_losing
-        assert gains.draft_tokens(0.3) > 1000
-
-
-def test_a_rest_that_a_text_has_earned_ends_with_it() -> None:
-    backoff = Backoff(0.2)
-    for number in range(10):
-        backoff.begin_text()
-        for gain in ([2.0] * 4, [-0.4] * 2)[number % 2]:
-            backoff.observe(1.0, 1 + round(gain), 1.0) if gain > 0 else backoff.unused(0.4, 1.0)
-    backoff.begin_text()
-    assert not backoff.resting
-    for _ in range(9):
-        backoff.unused(0.4, 1.0)
-    assert backoff.resting
-    backoff.begin_text()
-    assert not backoff.resting
-
-
-def test_a_rest_that_all_texts_have_earned_goes_on() -> None:
-    backoff = Backoff(0.2, first_loss=2.0)
-    for _ in range(4):
-        backoff.begin_text()
-        backoff.unused(1.0, 1.0)
-    assert backoff.resting
-    backoff.begin_text()
-    assert backoff.resting
-
-
-def test_a_longer_rest_after_that_of_a_text_goes_on() -> None:
-    backoff = Backoff(0.2, first_loss=2.0)
-    for number in range(10):
-        backoff.begin_text()
-        for gain in ([2.0] * 4, [-0.4] * 2)[number % 2]:
-            backoff.observe(1.0, 1 + round(gain), 1.0) if gain > 0 else backoff.unused(0.4, 1.0)
-    backoff.begin_text()
-    for _ in range(9):
-        backoff.unused(0.4, 1.0)
-    assert backoff.resting
-    backoff.rest(1.0)
-    backoff.begin_text()
-    assert backoff.resting
+@pytest.mark.parametrize(("mix", "least"), [("fair", 1.2), ("poor", 0.98)])
+def test_texts_that_are_alike_are_judged_by_all_of_them(mix: str, least: float) -> None:
+    assert speeds(mix, 0.2)[None] >= least

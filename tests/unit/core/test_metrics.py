@@ -166,6 +166,7 @@ def test_statistics_are_json_under_the_fields_names() -> None:
             "failed_drafters",
             "plain_per_second",
             "speedup",
+            "policy",
             "kernels",
         ),
     }

@@ -239,7 +239,9 @@ def test_free_ones_share_a_tree_and_a_costly_one_is_asked_after_them(package: Mo
     speculation = with_costs().choose("their-model,theirs,suffix,their-samples,plain")
     names = [drafter.name for drafter in speculation.drafters]
     assert names == ["theirs+suffix+plain", "their-samples", "their-model"]
-    assert speculation.policy._free == {"theirs+suffix+plain", "their-samples", "prediction"}
+    costs = speculation.policy._draft_token_s
+    free = {name for name, token_s in costs.items() if token_s == 0}
+    assert free == {"theirs+suffix+plain", "their-samples", "prediction"}
 
 
 def test_a_pass_of_the_draft_is_what_its_draft_tokens_cost(package: ModuleType) -> None:

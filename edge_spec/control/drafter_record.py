@@ -1,0 +1,132 @@
+"""What the policy knows of one drafter: what an answer of it takes, how often it is right, and what
+it may still lose."""
+
+from __future__ import annotations
+
+import math
+
+from edge_spec.control.calibration import Calibration
+from edge_spec.control.regret import FIRST, RegretAccount
+from edge_spec.core.outliers import without_outlier
+
+# Plain steps that reading a token is taken for before it was seen, and all tokens at most: a
+# drafter that could not be paid for any more would never be tried again.
+_READING, _MOST_UNSEEN = 0.05, 2.0
+_MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
+_SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
+
+
+class DrafterRecord:
+    """One drafter as the policy sees it.
+
+    draft_token_s: seconds a draft token; None: not known yet, 0: it is looked up, and nothing has
+    to be read before. pays: whether reports of it let that be expected.
+    """
+
+    def __init__(self, draft_token_s: float | None, pays: bool = True) -> None:
+        self.calibration = Calibration()
+        self.account = RegretAccount(FIRST if pays else 0.0)
+        self.attends = True  # it observes this round
+        self.asked_s = 0.0  # mean seconds of an answer; 0 before the first
+        self._token_s = draft_token_s
+        self._is_given, self._is_free = draft_token_s is not None, draft_token_s == 0
+        self._fixed_s = 0.0  # of an answer without a draft token
+        self._watching_s = 0.0  # mean seconds that it takes to observe a round
+        self._answers = 0
+        self.is_slow, self._slow_rounds = False, 0  # its draft tokens cost more than they bring
+        self._unread = 0  # tokens that it has to read before it can draft, at least
+        self._reading_s = 0.0 if self._is_free else None  # of one of them; None: not known yet
+        self._reads_prompt = True
+        self._seconds = self._tokens = 0.0  # means over rounds that drafted with it
+
+    def begin_text(self, num_prompt: int) -> None:
+        self.account.begin_text()
+        self._unread = 0 if self._reads_prompt else self._unread + num_prompt
+
+    def reads_prompt(self, pays: bool) -> bool:
+        """Decides whether it reads the prompt before the text begins."""
+        self._reads_prompt = pays
+        return pays
+
+    @property
+    def is_measured(self) -> bool:
+        return self._token_s is not None
+
+    @property
+    def draft_token_s(self) -> float:
+        """Returns the seconds of a draft token; 0 before it was measured."""
+        return self._token_s or 0.0
+
+    @property
+    def rate(self) -> float:
+        """Returns the tokens a second of its rounds. Before the first it may be better than any
+        other."""
+        return self._tokens / self._seconds if self._seconds else math.inf
+
+    def unread_s(self, plain_s: float) -> float:
+        """Returns the seconds to expect of what it has to read before it can draft. plain_s: of a
+        plain step."""
+        if self._reading_s is None:
+            return min(_READING * self._unread, _MOST_UNSEEN) * plain_s
+        return self._reading_s * self._unread
+
+    def answer_s(self, draft_tokens: int) -> float:
+        """Returns the seconds to expect of an answer and of observing the round."""
+        return self._fixed_s + self._watching_s + draft_tokens * self.draft_token_s
+
+    def miss(self, rounds: int, plain_s: float) -> None:
+        """Counts rounds in which it is neither asked nor shown the outcome. plain_s: of a plain
+        step."""
+        self.attends = False
+        self._unread += rounds
+        self.account.rest(rounds, (self._reading_s or 0.0) / plain_s)
+        if not self.is_slow:
+            return
+        # What its draft tokens cost is timed again after a while, where it was timed here: the
+        # machine may have been busy.
+        self._slow_rounds += rounds
+        if self._slow_rounds >= _SLOW_ROUNDS and not self._is_given:
+            self._token_s, self._answers, self._slow_rounds = None, 0, 0
+
+    def wait(self) -> None:
+        """Counts a round in which it observes what another one has drafted."""
+        self.attends = True
+        self._unread += 1
+
+    def answered(self, draft_tokens: int, seconds: float, plain_s: float) -> tuple[float, float]:
+        """Counts an answer; returns its seconds, fewer where the machine was busy with something
+        else, and those of reading before. plain_s: of a plain step."""
+        self.attends = True
+        if not self._answers and self._is_free:  # it has read its files, or has waited
+            seconds = min(seconds, plain_s)
+        self._answers += 1
+        unread, self._unread = self._unread, 0
+        if unread and not self._is_free:
+            usual_s = self._fixed_s + draft_tokens * self.draft_token_s
+            read_s = max(0.0, seconds - usual_s)
+            before_s = read_s / unread if self._reading_s is None else self._reading_s
+            self._reading_s = max(read_s / unread, _faded(before_s, read_s / unread))
+            return min(seconds, usual_s), read_s
+        if self._answers > 1:
+            usual_s = self.draft_token_s * max(draft_tokens, 1)
+            seconds = without_outlier(seconds, max(self.asked_s, usual_s))
+            if draft_tokens:
+                now_s = max(0.0, seconds - self._fixed_s) / draft_tokens
+                self._token_s = now_s if self._token_s is None else _faded(self._token_s, now_s)
+        if not draft_tokens:
+            self._fixed_s = _faded(self._fixed_s or seconds, seconds)
+        self.asked_s = _faded(self.asked_s or seconds, seconds)
+        return seconds, 0.0
+
+    def watched(self, seconds: float) -> None:
+        """Counts the time that it took to observe a round."""
+        self._watching_s = _faded(self._watching_s or seconds, seconds)
+
+    def drafted(self, seconds: float, tokens: int) -> None:
+        """Counts a round whose draft tokens were its own."""
+        self._seconds = _faded(self._seconds, seconds)
+        self._tokens = _faded(self._tokens, tokens)
+
+
+def _faded(mean: float, value: float) -> float:
+    return _MEMORY * mean + (1 - _MEMORY) * value
