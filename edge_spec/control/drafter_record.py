@@ -19,8 +19,9 @@ _SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
 class DrafterRecord:
     """One drafter as the policy sees it.
 
-    draft_token_s: seconds a draft token; None: not known yet, 0: it is looked up, and nothing has
-    to be read before. pays: whether reports of it let that be expected.
+    draft_token_s: seconds a draft token; None: not known yet, 0: it is looked up, and has nothing
+    to read before. pays: whether it is expected to, by what is reported of it. is_slow: its draft
+    tokens cost more than they bring.
     """
 
     def __init__(self, draft_token_s: float | None, pays: bool = True) -> None:
@@ -33,13 +34,14 @@ class DrafterRecord:
         self._fixed_s = 0.0  # of an answer without a draft token
         self._watching_s = 0.0  # mean seconds that it takes to observe a round
         self._answers = 0
-        self.is_slow, self._slow_rounds = False, 0  # its draft tokens cost more than they bring
+        self.is_slow, self._slow_rounds = False, 0
         self._unread = 0  # tokens that it has to read before it can draft, at least
         self._reading_s = 0.0 if self._is_free else None  # of one of them; None: not known yet
         self._reads_prompt = True
         self._seconds = self._tokens = 0.0  # means over rounds that drafted with it
 
     def begin_text(self, num_prompt: int) -> None:
+        """Begins a text after a prompt of so many tokens, which it has read or still has to."""
         self.account.begin_text()
         self._unread = 0 if self._reads_prompt else self._unread + num_prompt
 

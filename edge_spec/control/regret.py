@@ -7,7 +7,7 @@ from math import ceil, sqrt
 FIRST = 1.5  # plain steps, at the beginning of a text
 INCOME = 0.02  # likewise, a round, of one that has won lately
 PUT_BY = 0.01  # likewise, at most, for reading what is written while it is not asked
-_LEAST = 1.0  # likewise, at the beginning of a text, of one that has won lately
+_LEAST = 0.75  # likewise, at the beginning of a text, of one that has won lately
 _MOST = 8.0  # likewise, ever
 _STAKE = 0.8  # of what is left, so that one round does not end drafting
 _LATELY = 64  # rounds without a gain, after which income has fallen by a third
@@ -17,11 +17,11 @@ class RegretAccount:
     """Counts in plain steps what the rounds of one drafter have won over plain decoding and what
     they may still lose.
 
-    It may be asked only where the account pays for the worst that may come of it. So a text of R
-    rounds takes at most FIRST + INCOME * R plain steps longer than plain decoding would
-    (docs/policy.md). One that does not win is tried the more seldom the longer that lasts: in R
-    rounds it loses in the order of the root of R, as in the trials of a bandit (Lai and Robbins
-    1985; Auer et al. 2002).
+    It may be asked only where the account pays for the worst that may come of it. So with it a text
+    of R rounds takes at most FIRST + (INCOME + PUT_BY) * R plain steps longer than plain decoding
+    would (docs/policy.md). One that does not win is tried the more seldom the longer that lasts: in
+    R rounds it loses in the order of the root of R, as bandits do in the worst case (Auer et al.
+    2002, The Nonstochastic Multiarmed Bandit Problem).
     """
 
     def __init__(self, balance: float = FIRST) -> None:
@@ -48,7 +48,7 @@ class RegretAccount:
         self.balance = min(_MOST, self.balance + rounds * min(unread, PUT_BY))
 
     def rounds_to(self, stake: float) -> int:
-        """Returns after how many rounds in which it is not asked it may lose so much."""
+        """Returns after how many rounds, in which it is not asked, a round may lose so much."""
         missing = stake / _STAKE - self.balance
         return ceil(missing / self._income) if missing > 0 else 0
 

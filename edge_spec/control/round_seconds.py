@@ -9,8 +9,8 @@ from edge_spec.core.metrics import RoundStats
 from edge_spec.core.outliers import without_outlier
 
 _MEMORY = 0.98  # weight of the rounds before, in means over rounds: about the last 50 count
-_ANCHORED = 8
 _AROUND_MEMORY = 0.95  # likewise, of what comes around passes
+_ANCHORED = 8  # plain steps after wider passes, for which one after a plain one is remembered
 
 
 class RoundSeconds:
@@ -30,7 +30,7 @@ class RoundSeconds:
         # Of plain steps after others, and after a pass of more rows, beyond what is expected.
         self._alone_s = self._after_s = 0.0
         self._switches = 1.0  # share of passes of more rows that a plain step comes after
-        self._anchored = 0  # plain steps after wider passes for which one by itself is known
+        self._anchored = 0  # plain steps after wider passes for which that is remembered
         self._was_wider = False  # the last pass
         self._seconds, self._tokens = costs.at(1), 1.0  # means over rounds
         self._look()
@@ -64,17 +64,15 @@ class RoundSeconds:
         if not self.costs.is_scaled:
             self.costs.observe(round_stats.num_rows, round_stats.forward_s)
             self._seconds = self.costs.at(1)
-            self._look()
         else:
             self.costs.observe(round_stats.num_rows, self._without_switch(round_stats))
             usual_s = self.at(round_stats.num_rows)
             self._around_s = _faded(self._around_s, without_outlier(around_s, usual_s))
-            self._look()
         self._was_wider = round_stats.num_rows > self.costs.plain_rows
         pass_s = without_outlier(round_stats.forward_s + around_s, self.at(round_stats.num_rows))
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
-        self.token_s = min(self._seconds / self._tokens, self.plain_s)
+        self._look()
 
     def rest(self, rounds: int) -> None:
         """Counts plain rounds that were not looked at."""
@@ -117,8 +115,8 @@ class RoundSeconds:
     def _use(self, costs: RowCosts) -> None:
         """Goes on from what was measured in passes of this kind."""
         if costs is not self.costs:
-            before_s = self.plain_s
-            self.costs = costs
+            before_s, self.costs = self.plain_s, costs
+            self._look()
             self._seconds *= self.plain_s / before_s
 
 

@@ -13,12 +13,14 @@ from edge_spec.core.metrics import RoundStats
 SECONDS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8}
 
 
-def round_of(rows: int, forward_s: float, around_s: float = 0.0, sharing: int = 1) -> RoundStats:
+def round_of(
+    rows: int, forward_s: float, around_s: float = 0.0, sharing: int = 1, tokens: int = 1
+) -> RoundStats:
     return RoundStats(
         num_rows=rows,
         num_draft_tokens=rows - 1,
-        num_accepted=0,
-        num_tokens=1,
+        num_accepted=tokens - 1,
+        num_tokens=tokens,
         plain_reason=None,
         near_ties=0,
         draft_s=0.0,
@@ -73,6 +75,16 @@ def test_shared_passes_are_learnt_by_themselves() -> None:
     assert found.costs is shared and found.plain_s == pytest.approx(0.5)
     found.observe(round_of(1, 1.0), 0.0)
     assert found.costs is own and found.plain_s == pytest.approx(1.0)
+
+
+def test_a_token_is_worth_as_much_in_a_shared_pass() -> None:
+    """In plain steps: what drafting has saved by itself is expected there, too."""
+    found = RoundSeconds(RowCosts(SECONDS), RowCosts({1: 0.5, 8: 0.9}))
+    for _ in range(300):
+        found.observe(round_of(4, 1.4, tokens=4), 0.0)
+    assert found.token_s == pytest.approx(1.4 / 4, rel=0.02)
+    found.observe(round_of(1, 0.5, sharing=3), 0.0)
+    assert found.token_s == pytest.approx(0.5 * 1.4 / 4, rel=0.05)
 
 
 @pytest.mark.parametrize(("right", "pays"), [(0.9, True), (0.1, False)])
