@@ -53,13 +53,13 @@ class Calibration:
 
     @property
     def of_late(self) -> tuple[float, float] | None:
-        """Returns the share of the last draft tokens that were right, and its standard deviation;
-        None before any was decided."""
-        seen = sum(self._seen)
+        """Returns the share of the last draft tokens that were right, and its standard deviation,
+        where any share was as likely before; None before any was decided."""
+        seen, right = sum(self._seen), sum(self._right)
         if not seen:
             return None
-        share = sum(self._right) / seen
-        return share, sqrt(share * (1 - share) / seen)
+        mean = (right + 1) / (seen + 2)
+        return right / seen, sqrt(mean * (1 - mean) / (seen + 3))
 
     def counts(self) -> np.ndarray:
         """[3, buckets] float64: draft tokens, those that were right, and the sum of their

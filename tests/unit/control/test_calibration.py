@@ -138,3 +138,17 @@ def test_within_a_bucket_a_surer_draft_token_stays_likelier() -> None:
         calibration.observe(1, 0.7, right)
     estimates = [calibration.estimate(1, confidence) for confidence in (0.66, 0.7, 0.74, 0.79)]
     assert all(low < high for low, high in pairwise(estimates))
+
+
+@pytest.mark.parametrize(("right", "seen"), [(0, 4), (3, 4), (4, 4), (6, 12)])
+def test_what_is_told_of_a_few_draft_tokens_is_told_with_its_uncertainty(
+    right: int, seen: int
+) -> None:
+    calibration = Calibration()
+    assert calibration.of_late is None
+    for number in range(seen):
+        calibration.observe(1, 0.5, number < right)
+    told = calibration.of_late
+    assert told is not None
+    assert told[0] == pytest.approx(right / seen, abs=0.06)  # the older ones count less
+    assert 0.1 < told[1] < 0.2
