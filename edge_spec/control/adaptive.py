@@ -134,10 +134,11 @@ class AdaptivePolicy:
         return plan._replace(resting=self._resting)
 
     def observe(self, round_stats: RoundStats) -> None:
-        if self._asleep:
+        if self._asleep and self.seconds.is_usual(round_stats):
             self._asleep -= 1
             self._slept += 1
             return
+        self._asleep = 0
         start = self._clock()
         times = (round_stats.forward_s, round_stats.draft_s, round_stats.total_s)
         if math.isfinite(sum(times)):  # else of a clock that is broken

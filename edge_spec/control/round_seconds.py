@@ -59,7 +59,7 @@ class RoundSeconds:
 
     def observe(self, round_stats: RoundStats, asked_s: float) -> None:
         """Counts a round in which asking drafters took so long."""
-        self._use(self._shared_costs if round_stats.num_sharing > 1 else self._own_costs)
+        self._use(self._costs_of(round_stats))
         around_s = round_stats.total_s - round_stats.forward_s - round_stats.draft_s
         if not self.costs.is_scaled:
             self.costs.observe(round_stats.num_rows, round_stats.forward_s)
@@ -73,6 +73,10 @@ class RoundSeconds:
         self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (pass_s + asked_s)
         self._tokens = _MEMORY * self._tokens + (1 - _MEMORY) * round_stats.num_tokens
         self._look()
+
+    def is_usual(self, round_stats: RoundStats) -> bool:
+        """Says whether its pass was of the kind that the last round had."""
+        return self._costs_of(round_stats) is self.costs
 
     def rest(self, rounds: int) -> None:
         """Counts plain rounds that were not looked at."""
@@ -111,6 +115,9 @@ class RoundSeconds:
 
     def _switched_s(self, rows: int) -> float:
         return self._switches * self._switch_s if rows > self.costs.plain_rows else 0.0
+
+    def _costs_of(self, round_stats: RoundStats) -> RowCosts:
+        return self._shared_costs if round_stats.num_sharing > 1 else self._own_costs
 
     def _use(self, costs: RowCosts) -> None:
         """Goes on from what was measured in passes of this kind."""
