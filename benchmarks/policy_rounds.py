@@ -47,7 +47,7 @@ def answer_prompts(model: str, options: dict[str, Any]) -> None:
         around_s = stats.total_s - stats.forward_s + learning_s
         rounds.append(Round(stats.num_rows, stats.num_tokens, stats.forward_s, around_s))
 
-    Decoder._observe = noted  # type: ignore[method-assign]
+    Decoder._observe = noted  # type: ignore[assignment, method-assign]
     with edge_spec.load(model, **options) as engine:
         print("ready", flush=True)
         for line in sys.stdin:
