@@ -118,6 +118,11 @@ def compare(asked: list[Installation]) -> dict[str, Any]:
     pass_s = {width: median(found) for width, found in seen.items()}
     plain = asked[0]
     found: dict[str, Any] = {}
+    if (1, False) in pass_s:  # a graph that is built again, say
+        found["passes"] = {
+            "plain_step_ms": 1e3 * pass_s[1, True],
+            "after_a_wider_pass_ms": 1e3 * pass_s[1, False],
+        }
     for each in asked:
         by_text = [token_s(rounds, pass_s) for rounds in each.answers]
         plain_by_text = [token_s(rounds, pass_s) for rounds in plain.answers]
@@ -129,6 +134,8 @@ def compare(asked: list[Installation]) -> dict[str, Any]:
             "of_plain_normalized": sum(s * n for s, n in zip(plain_by_text, weights, strict=True))
             / sum(s * n for s, n in zip(by_text, weights, strict=True)),
             "worst": min(ratios),
+            "around_passes_ms": 1e3
+            * median(one.around_s for rounds in each.answers for one in rounds),
             "slower_than_0.97": sum(ratio < 0.97 for ratio in ratios),
             "texts": len(ratios),
             "texts_that_differ": sum(

@@ -78,8 +78,8 @@ class AdaptivePolicy:
         self._draft_token_s = {**dict.fromkeys(free, 0.0), **draft_token_s}
         # In this round, of those that were asked: seconds without and of reading, draft tokens.
         self._asked: dict[str, tuple[float, float, TokenTree]] = {}
+        self._asking_s = 0.0  # all that asking has taken in this round
         self._asleep = self._slept = 0  # rounds without a look at drafters: left, and past
-        self._asking_s = 0.0  # likewise: all that asking took
         self._own_s = 0.0  # that the policy took to learn from the round before
         self._limited = Budget(0, 1), Budget(0, 1)  # of the last round: given, and as limited
         self._present: dict[str, DrafterRecord] = {}  # of those that could be asked in this round
@@ -153,7 +153,7 @@ class AdaptivePolicy:
         told = [f"a row costs {row:.2f} of a step"]
         for name, record in self.records.items():
             if found := record.calibration.of_late:
-                told.append(f"{name} is right {found[0]:.2f} \u00b1 {found[1]:.2f} of the time")
+                told.append(f"{name} is right {found[0]:.2f} ± {found[1]:.2f} of the time")
             told.append(f"{name} may lose {record.account.balance:.1f} steps")
         return ", ".join(told)
 

@@ -49,7 +49,7 @@ class PolicyStage(Stage):
                 drafter.prepare(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._policy.begin()
+        self._policy.begin(len(prompt))
         super().begin(prompt)
 
     def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
