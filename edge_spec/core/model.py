@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UsageError
 
 # numpy's names of the types that an array of a session's or a drafter's state may have.
 StateType = Literal["<f2", "<f4", "<f8", "<i4", "<i8", "|u1"]
 STATE_TYPES: tuple[str, ...] = get_args(StateType)
+_WISHES = ("takes_turns", "prefers_cpu", "may_hold_less", "scored_tokens")  # that none refuses
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,9 @@ class RuntimeOptions:
     takes_turns: bool = False  # with other models: threads that wait for work would slow these down
     prefers_cpu: bool = False  # where no device is named, also if there are faster ones
     may_hold_less: bool = False  # than context_length, where its cache has a fixed size
+    # Of a model that drafts: others read -infinity where that makes its passes faster. A runtime
+    # that cannot leave them out scores all.
+    scored_tokens: ScoredTokens | None = None
     # host:port of each, whose devices are added
     rpc_servers: tuple[str, ...] = field(default=(), metadata={"option": "rpc"})
 
@@ -261,7 +266,7 @@ class RuntimeOptions:
         """Raises UsageError if an option is set that the runtime does not know."""
         for option in fields(self):
             if (
-                option.name not in (*known, "takes_turns", "prefers_cpu", "may_hold_less")
+                option.name not in (*known, *_WISHES)
                 and getattr(self, option.name) != option.default
             ):
                 name = option.metadata.get("option", option.name.replace("_", "-"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edge_spec.core.model_info import ModelInfo
+from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Rows
 
@@ -67,6 +68,7 @@ class ModelChoices:
     mmap: bool | None  # None: what is fastest
     vocabulary_only: bool = False
     num_cached: int = 0  # of the layers, those with keys and values on the devices
+    scored_tokens: ScoredTokens | None = None  # on the CPU, with kernels of ours
 
 
 class Way(NamedTuple):

@@ -75,6 +75,7 @@ class LlamaCppModel:
             moved.num_layers if moved else options.gpu_layers,
             options.mmap,
             num_cached=moved.num_cached if moved else 0,
+            scored_tokens=options.scored_tokens,
         )
         calls = library
         if moved and library.for_devices:

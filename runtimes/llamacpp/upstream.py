@@ -238,7 +238,7 @@ def _load_model(
     handles = [device.handle for device in choices.devices]
     listed = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)  # lives until the return
     params.devices = ctypes.cast(listed, ctypes.c_void_p)
-    with Loading(rows) as loading:
+    with Loading(rows, scored_tokens=choices.scored_tokens) as loading:
         handle: int | None = api.llama_model_load_from_file(path, params)
     if not choices.vocabulary_only:
         packed[path] = loading.packed

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.llamacpp.rows import findings, library
 
@@ -54,17 +55,21 @@ class Rows:
             why = "there are no kernels for its types" if packed.left else "as asked for"
             return f"rows: off, {why}"
         left = ", ".join(f"{count} of {name}" for name, count in packed.left.items())
-        return f"rows: {self.table}, {packed.num_packed} matrices" + (left and f", not {left}")
+        scored = f", {packed.num_scored} tokens scored" if packed.num_scored else ""
+        all_packed = f"rows: {self.table}, {packed.num_packed} matrices{scored}"
+        return all_packed + (left and f", not {left}")
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What of a model's matrices the kernels took. left: by type, how many llama.cpp kept."""
+    """What of a model's matrices the kernels took. left: by type, how many llama.cpp kept.
+    num_scored: tokens that the output matrix has rows of, where others were left out."""
 
     num_packed: int = 0
     num_bytes: int = 0
     num_failed: int = 0
     left: dict[str, int] = field(default_factory=dict)
+    num_scored: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -149,16 +154,21 @@ def stock_weights() -> Iterator[None]:
 
 
 class Loading:
-    """Notes what one load of a model, in this thread, gives to the kernels."""
+    """Notes what one load of a model, in this thread, gives to the kernels. scored_tokens: those
+    that the output matrix is to have rows of; None: all."""
 
-    def __init__(self, rows: Rows, *, wants_stock: bool = False) -> None:
+    def __init__(
+        self, rows: Rows, *, wants_stock: bool = False, scored_tokens: ScoredTokens | None = None
+    ) -> None:
         self._is_on = rows.table is not None
+        self._scored = scored_tokens or ScoredTokens(b"")
         self._wants_stock = wants_stock or _wants_stock.get()
         self.packed = Packed()
 
     def __enter__(self) -> Loading:
         if self._is_on:
-            library.function("begin_load")(int(self._wants_stock))
+            wanted = self._scored
+            library.function("begin_load")(int(self._wants_stock), wanted.ids, len(wanted))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +176,11 @@ class Loading:
             load = library.Load()
             library.function("end_load")(ctypes.byref(load))
             self.packed = Packed(
-                load.num_packed, load.packed_bytes, load.num_failed, _by_name(load.left)
+                load.num_packed,
+                load.packed_bytes,
+                load.num_failed,
+                _by_name(load.left),
+                len(self._scored) if load.num_trimmed else 0,
             )
 
 

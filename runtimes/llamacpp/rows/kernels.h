@@ -14,6 +14,7 @@ namespace rows {
 enum class Type : int { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16, F32 };
 constexpr int kNumTypes = 11;
 constexpr int kPanelRows = 8;  // activation rows that one call multiplies
+constexpr int kMostTileRows = 16;
 constexpr int kMaxHeadSize = 512;
 
 // Attention of `num_rows` rows (a query of one head each) to the keys and values of one KV head.

@@ -43,6 +43,7 @@ class Load(ctypes.Structure):
         ("num_failed", ctypes.c_int32),
         ("packed_bytes", ctypes.c_int64),
         ("left", ctypes.c_int32 * _NUM_TYPES),  # matrices that ggml keeps, by its types
+        ("num_trimmed", ctypes.c_int32),
     )
 
 
@@ -56,7 +57,7 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("takes", [], _INT),
     ("buffer_type", [], _HANDLE),
     ("libraries", [_HANDLE, _TEXT, ctypes.c_size_t], _INT),
-    ("begin_load", [_INT], None),
+    ("begin_load", [_INT, _TEXT, ctypes.c_int64], None),
     ("end_load", [ctypes.POINTER(Load)], None),
     ("log", [_INT, _TEXT, _HANDLE], None),
     ("log_from", [_INT], None),

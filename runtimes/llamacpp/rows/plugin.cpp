@@ -7,6 +7,7 @@
 #include <cstring>
 #include <new>
 #include <string_view>
+#include <vector>
 
 #include "plugin_memory.h"
 
@@ -31,8 +32,16 @@ struct Load {
   int32_t num_packed, num_failed;
   int64_t packed_bytes;
   int32_t left[kMostTypes];  // tensors of products that ggml keeps, by type
+  int32_t num_trimmed;       // matrices that only the wanted outputs were packed of
 };
 thread_local Load load;
+
+// The tokens that a load's model is to score, in rising order; none: all of them.
+struct Wanted {
+  const int32_t* tokens;
+  int64_t count;
+};
+thread_local Wanted wanted;
 
 struct Storage {
   Memory memory;
@@ -46,6 +55,7 @@ void free_buffer(Buffer* buffer) {
   for (Weight* weight = storage->weights; weight != nullptr;) {
     Weight* next = weight->next;
     std::free(weight->staging);
+    std::free(const_cast<int32_t*>(weight->kept));
     delete weight;
     weight = next;
   }
@@ -53,15 +63,50 @@ void free_buffer(Buffer* buffer) {
   delete storage;
 }
 
+std::string_view name_of(const Tensor* tensor) {
+  return {tensor->name, strnlen(tensor->name, sizeof tensor->name)};
+}
+
+// Whether its rows score one token each. Embeddings are in a buffer of ours where they are the
+// output matrix, too.
+bool scores_tokens(const Tensor* tensor) {
+  const std::string_view name = name_of(tensor);
+  return name == "output.weight" || name == "token_embd.weight";
+}
+
+// As `describe`, of what is packed of a weight that is being loaded. `kept` is the caller's own.
+bool describe_wanted(const Tensor* tensor, Weight* found) {
+  if (!describe(tensor, tensor->ne[2] > 1, found)) return false;
+  const bool is_trimmed = wanted.count > 0 && scores_tokens(tensor) && found->num_matrices == 1 &&
+                          wanted.tokens[0] >= 0 &&
+                          wanted.tokens[wanted.count - 1] < found->num_outputs;
+  if (!is_trimmed) return true;
+  found->kept = wanted.tokens;
+  found->num_kept = wanted.count;
+  const int rows = plugin.kernels->tile_rows;
+  found->num_tiles = (wanted.count + rows - 1) / rows;
+  return true;
+}
+
 void* get_base(Buffer* buffer) { return storage_of(buffer)->memory.data(); }
 
 int init_tensor(Buffer* buffer, Tensor* tensor) {
   Weight described;
   tensor->extra = nullptr;
-  if (tensor->view_src != nullptr || !describe(tensor, tensor->ne[2] > 1, &described))
+  if (tensor->view_src != nullptr || !describe_wanted(tensor, &described))
     return ggml::kSuccess;  // no operation takes it
+  if (described.kept != nullptr) {
+    const size_t bytes = described.num_kept * sizeof(int32_t);
+    auto* kept = static_cast<int32_t*>(std::malloc(bytes));
+    if (kept == nullptr) return ggml::kAllocationFailed;
+    std::memcpy(kept, described.kept, bytes);
+    described.kept = kept;
+  }
   auto* weight = new (std::nothrow) Weight(described);
-  if (weight == nullptr) return ggml::kAllocationFailed;
+  if (weight == nullptr) {
+    std::free(const_cast<int32_t*>(described.kept));
+    return ggml::kAllocationFailed;
+  }
   Storage* storage = storage_of(buffer);
   weight->next = storage->weights;
   storage->weights = weight;
@@ -69,18 +114,32 @@ int init_tensor(Buffer* buffer, Tensor* tensor) {
   return ggml::kSuccess;
 }
 
+// Packs a tile of rows that stand anywhere in the file.
+void pack_kept(const Weight& weight, const uint8_t* source, const int32_t* rows, int64_t count,
+               uint8_t* target) {
+  std::vector<uint8_t> together(count * weight.row_bytes);
+  for (int64_t i = 0; i < count; i++)
+    std::memcpy(together.data() + i * weight.row_bytes, source + rows[i] * weight.row_bytes,
+                weight.row_bytes);
+  plugin.kernels->pack(weight.type, together.data(), weight.row_bytes, static_cast<int>(count),
+                       weight.num_blocks, target);
+}
+
 void pack(Weight* weight, const uint8_t* source, uint8_t* target) {
   const Kernels& kernels = *plugin.kernels;
   const int64_t tiles = weight->num_tiles, total = tiles * weight->num_matrices;
   in_parallel(total, weight->packed_bytes(), [&](int64_t index) {
     const int64_t matrix = index / tiles, first = index % tiles * kernels.tile_rows;
-    const int64_t count = std::min<int64_t>(kernels.tile_rows, weight->num_outputs - first);
+    const int64_t count = std::min<int64_t>(kernels.tile_rows, weight->num_packed() - first);
+    uint8_t* tile = target + index * weight->tile_bytes;
+    if (weight->kept != nullptr)
+      return pack_kept(*weight, source, weight->kept + first, count, tile);
     kernels.pack(weight->type, source + (matrix * weight->num_outputs + first) * weight->row_bytes,
-                 weight->row_bytes, static_cast<int>(count), weight->num_blocks,
-                 target + index * weight->tile_bytes);
+                 weight->row_bytes, static_cast<int>(count), weight->num_blocks, tile);
   });
   weight->is_ready = true;
   load.num_packed++;
+  load.num_trimmed += weight->kept != nullptr;
   load.packed_bytes += static_cast<int64_t>(weight->packed_bytes());
 }
 
@@ -135,7 +194,8 @@ Buffer* allocate(BufferType* type, size_t size) {
 
 size_t allocation_size(BufferType*, const Tensor* tensor) {
   Weight weight;
-  if (describe(tensor, tensor->ne[2] > 1, &weight)) return weight.packed_bytes();
+  if (is_ours(tensor) && packed(tensor) != nullptr) return packed(tensor)->packed_bytes();
+  if (describe_wanted(tensor, &weight)) return weight.packed_bytes();
   size_t last = tensor->nb[0];  // of a tensor that no operation takes
   for (int i = 1; i < 4; i++) last = std::max<size_t>(last, tensor->nb[i] * tensor->ne[i]);
   return last;
@@ -166,10 +226,6 @@ class Rows final : public ggml::ExtraBufferType {
     const std::string_view name = name_of(weight);
     return is_matrix(weight) && (name.find(".ffn_gate_inp") != name.npos ||
                                  name.find("per_layer_model_proj") != name.npos);
-  }
-
-  static std::string_view name_of(const Tensor* tensor) {
-    return {tensor->name, strnlen(tensor->name, sizeof tensor->name)};
   }
 
   // It asks so for scales of matrices, too.
@@ -253,9 +309,13 @@ BufferType* make_buffer_type(void* device) {
 
 }  // namespace rows
 
-EDGE_SPEC_EXPORT void edge_spec_rows_begin_load(int wants_stock) {
+// tokens: in rising order, and without any twice, those whose scores a model is loaded for, which
+// stay the caller's until the load has ended; none for all.
+EDGE_SPEC_EXPORT void edge_spec_rows_begin_load(int wants_stock, const int32_t* tokens,
+                                                int64_t num_tokens) {
   rows::load = {};
   rows::load.wants_stock = wants_stock;
+  rows::wanted = {tokens, num_tokens};
   rows::watch_sources(true);
 }
 
@@ -263,6 +323,7 @@ EDGE_SPEC_EXPORT void edge_spec_rows_begin_load(int wants_stock) {
 EDGE_SPEC_EXPORT void edge_spec_rows_end_load(rows::Load* found) {
   *found = rows::load;
   rows::load = {};
+  rows::wanted = {};
   rows::watch_sources(false);
 }
 

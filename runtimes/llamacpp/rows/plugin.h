@@ -20,9 +20,13 @@ struct Weight {
   uint8_t* staging;   // where they come in pieces
   bool is_ready;      // packed, wholly
   Weight* next;
+  // Outputs that are computed, in rising order, where others are left out and read -infinity.
+  const int32_t* kept;
+  int64_t num_kept;
 
   size_t file_bytes() const { return row_bytes * num_outputs * num_matrices; }
   size_t packed_bytes() const { return tile_bytes * num_tiles * num_matrices; }
+  int64_t num_packed() const { return kept == nullptr ? num_outputs : num_kept; }  // of a matrix
 };
 
 struct Plugin {

@@ -42,10 +42,25 @@ bool without_weight(const ComputeParams* params, const Tensor* op) {
   return true;
 }
 
+// Of a tile of outputs that stand anywhere in the rows.
+void multiply_kept(const Weight& weight, const uint8_t* tile, int64_t first, const char* panel,
+                   int count, float* const* rows) {
+  const Kernels& kernels = *plugin.kernels;
+  const auto outputs = std::min<int64_t>(kernels.tile_rows, weight.num_kept - first);
+  float together[kPanelRows][kMostTileRows];
+  float* out[kPanelRows];
+  for (int i = 0; i < count; i++) out[i] = together[i];
+  kernels.multiply(weight.type, tile, weight.num_blocks, panel, count, out,
+                   static_cast<int>(outputs));
+  for (int i = 0; i < count; i++)
+    for (int64_t at = 0; at < outputs; at++) rows[i][weight.kept[first + at]] = together[i][at];
+}
+
 void multiply_tile(const Weight& weight, const uint8_t* tile, int64_t tile_index,
                    const char* panel, int count, float* const* rows) {
   const Kernels& kernels = *plugin.kernels;
   const int64_t first = tile_index * kernels.tile_rows;
+  if (weight.kept != nullptr) return multiply_kept(weight, tile, first, panel, count, rows);
   float* out[kPanelRows];
   for (int i = 0; i < count; i++) out[i] = rows[i] + first;
   const auto outputs = std::min<int64_t>(kernels.tile_rows, weight.num_outputs - first);
@@ -114,6 +129,18 @@ class Products final : public PackedProducts {
     }
   }
 
+  // Gives what no tile computes its value, between the outputs of this thread's tiles and before
+  // those of the next one's.
+  static void leave_out(const Weight& weight, const Tensor* op, int64_t first, int64_t last) {
+    const int64_t rows = plugin.kernels->tile_rows;
+    const int64_t from = first == 0 ? 0 : weight.kept[first * rows];
+    const int64_t to = last == weight.num_tiles ? weight.num_outputs : weight.kept[last * rows];
+    for (int64_t row = 0; row < num_rows(op); row++) {
+      auto* values = reinterpret_cast<float*>(row_at(op, row));
+      std::fill(values + from, values + to, -std::numeric_limits<float>::infinity());
+    }
+  }
+
   static void multiply(const ComputeParams* params, const Workspace& space, const Weight& weight,
                        const Tensor* op) {
     const int64_t total = num_rows(op), tiles = weight.num_tiles;
@@ -121,6 +148,7 @@ class Products final : public PackedProducts {
     const int64_t last = tiles * (params->ith + 1) / params->nth;
     const auto* data = static_cast<const uint8_t*>(op->src[0]->data);
     const size_t stride = panel_bytes(weight);
+    if (weight.kept != nullptr) leave_out(weight, op, first, last);
     for (int64_t begin = 0; begin < total; begin += kBlockRows) {
       const int64_t end = std::min(total, begin + kBlockRows);
       for (int64_t tile = first; tile < last; tile++)
