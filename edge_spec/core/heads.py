@@ -4,7 +4,7 @@ them. Formats differ in names and conventions; what stands here is the same for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -199,12 +199,20 @@ class EagleHead:
     window: int | None = None  # tokens that a row sees at most; None: as many as are kept
     # Rows [rows, hidden_size] of its own embedding, without reading all of it.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
+    # Rows of its own output matrix, by places among the scored tokens.
+    head_rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.feature_layers))
         all_tokens = self.config.vocab_size
         scored = all_tokens if self.token_ids is None else len(self.token_ids)
         return f"{self.kind} from features {inputs}, scores {scored} of {all_tokens} tokens"
+
+    def scoring(self, token_ids: np.ndarray) -> EagleHead:
+        """Returns a head of all tokens that scores these alone: [tokens] int64."""
+        rows = self.head_rows
+        own = None if rows is None else lambda places: rows(token_ids[places])
+        return replace(self, token_ids=token_ids, head_rows=own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,10 +39,11 @@ from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_directory, cache_directory
 from edge_spec.storage.locks import single_flight
+from edge_spec.text.frequent_tokens import frequent_tokens
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-STORED_VERSION = 4  # raise it where exporters store a step in another way
+STORED_VERSION = 5  # raise it where exporters store a step in another way
 # Width from which layers have 4 bits. Below it a head's step takes hardly longer with 8, since what
 # it costs is not its bytes; output matrices have 8 bits at every width, as in our bundles.
 WIDE = 2048
@@ -90,7 +91,7 @@ def open_trained_head(
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)
         else:
-            network = EagleNetwork(head, tables, backend)
+            network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
 
@@ -107,7 +108,17 @@ class _NoTables:
 
 def _has_tables(head: EagleHead | DFlashHead) -> bool:
     """Says whether the head needs none of the target's tables."""
-    return isinstance(head, EagleHead) and head.embed_rows is not None and "head" in head.tensors
+    is_eagle = isinstance(head, EagleHead)
+    return is_eagle and head.embed_rows is not None and head.head_rows is not None
+
+
+def _with_fewer_tokens(head: EagleHead, target: ResolvedModel) -> EagleHead:
+    """Returns the head with the likely ones of a large vocabulary, where it scores all of it: what
+    it drafts of the others is worth less than what they cost, and the target writes them still."""
+    if head.token_ids is not None:
+        return head
+    likely = frequent_tokens(target.vocabulary(), target.config.vocab_size)
+    return head if likely is None else head.scoring(likely)
 
 
 def reported_acceptance(path: Path) -> tuple[float, ...]:

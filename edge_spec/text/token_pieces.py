@@ -17,7 +17,7 @@ _UNREADABLE = "\ufffd"
 # GPT-2's stand-ins for bytes: printable Latin-1 for itself, the others from U+0100 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + place): byte for place, byte in enumerate(_OTHERS)
 }
 
@@ -103,6 +103,6 @@ class TokenBytes:
         spelled = self._tokenizer.id_to_token(token) or ""
         if found := _BYTE.fullmatch(spelled):
             return bytes([int(found[1], 16)])
-        if _BYTES.keys() >= set(spelled):
-            return bytes(map(_BYTES.__getitem__, spelled))
+        if BYTES.keys() >= set(spelled):
+            return bytes(map(BYTES.__getitem__, spelled))
         return spelled.encode()

@@ -6,7 +6,7 @@ way. Layer ids of SpecForge are those of layers whose output is read, all others
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,12 @@ def eagle_head(files: HeadFiles) -> EagleHead:
 
 def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:
     """Returns the head with its tensors, which stay in their files until they are asked for."""
-    embed = named.get("embed")
-    rows = None if embed is None else lambda tokens: embed.rows(tokens).float32()
-    return replace(head, tensors=StoredTensors(named), embed_rows=rows)
+    embed_rows, head_rows = (_rows_of(named.get(name)) for name in ("embed", "head"))
+    return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
+
+
+def _rows_of(table: StoredTensor | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    return None if table is None else lambda rows: table.rows(rows).float32()
 
 
 def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import EagleHead
+from edge_spec.core.heads import EagleHead, EntryRows
+from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.loader.head import StoredTables
 from fixtures import heads
 
 LAYERS, VOCAB = 3, 265
@@ -71,6 +73,59 @@ def test_state_and_embedding_of_mimo_change_places(tiny: ModuleType, tmp_path: P
     stored = heads.draw(LAYERS, VOCAB, "mimo").tensors["fc.weight"]
     np.testing.assert_array_equal(read.tensors["fc.weight"][:, :64], stored[:, 64:])
     assert str(read) == "MTP from features 3, scores 265 of 265 tokens"
+
+
+@pytest.mark.parametrize("own_output", [False, True])
+@pytest.mark.usefixtures("fixed_policy")
+def test_of_a_large_vocabulary_the_likely_tokens_are_scored(
+    own_output: bool, tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is the same, and so is what the layer says of each of them."""
+
+    def change(head: heads.Head) -> None:
+        if own_output:
+            drawn = np.random.default_rng(3).standard_normal((VOCAB, heads.HIDDEN))
+            head.tensors["shared_head.head.weight"] = drawn.astype(np.float32)
+
+    path = write(tiny, tmp_path / "model", "deepseek", change)
+    source = open_checkpoint(path)
+    whole = open_head(path, source.config)
+    assert isinstance(whole, EagleHead)
+    ids = np.array([5, 90, 91, 264])
+    tables = StoredTables(source)
+    both = [EagleNetwork(each, tables) for each in (whole, whole.scoring(ids))]
+    state = np.random.default_rng(0).standard_normal((1, heads.HIDDEN)).astype(np.float32)
+    rows = EntryRows(
+        both[0].embed(np.array([7])),
+        state,
+        np.empty((0, heads.HIDDEN), np.float32),
+        *(np.array([0]) for _ in range(2)),
+        0,
+        None,
+        np.array([0]),
+    )
+    cache = np.zeros((1, 2, heads.KV_HEADS, 1, heads.HEAD_DIM), np.float32)
+    scores = [each.bound_to(cache)(rows)[1] for each in both]
+    np.testing.assert_allclose(both[1].spread(scores[1])[0][ids], scores[0][0][ids], atol=1e-5)
+    assert np.isneginf(np.delete(both[1].spread(scores[1])[0], ids)).all()
+
+    with edge_spec.load(str(path), runtime="reference", drafter="none") as engine:
+        plain = [token.id for token in engine.generate(PROMPT, max_tokens=30).tokens]
+    seen: list[int] = []
+
+    def likeliest(network: EagleNetwork, scores: np.ndarray) -> list[tuple[int, int]]:
+        seen.append(len(scores))
+        return asked(network, scores)
+
+    asked = EagleNetwork.likeliest
+    monkeypatch.setattr(EagleNetwork, "likeliest", likeliest)
+    monkeypatch.setattr("edge_spec.text.frequent_tokens._FIRST", 128)
+    monkeypatch.setattr("edge_spec.text.frequent_tokens._OF_SCRIPT", 4)
+    with edge_spec.load(str(path), runtime="reference", drafter="eagle", draft=str(path)) as engine:
+        result = engine.generate(PROMPT, max_tokens=30)
+    assert [token.id for token in result.tokens] == plain
+    assert result.stats.drafters["eagle"].draft_n > 0
+    assert min(seen) >= 128 and max(seen) < 199
 
 
 def _drop(name: str) -> Callable[[heads.Head], object]:

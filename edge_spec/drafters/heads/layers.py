@@ -3,7 +3,7 @@ those of Llama and Qwen3, in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -132,10 +132,15 @@ def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatri
 def targets_output(
     tables: TargetTables, token_ids: np.ndarray | None, vocab_size: int
 ) -> HeadMatrix:
-    """The target's own, read in parts."""
+    """Returns the target's own."""
     ids = np.arange(vocab_size) if token_ids is None else token_ids
-    parts = [ids[start : start + _ROWS_AT_ONCE] for start in range(0, len(ids), _ROWS_AT_ONCE)]
-    return HeadMatrix(tuple(partial(tables.output_rows, part) for part in parts), is_output=True)
+    return output_matrix(tables.output_rows, ids)
+
+
+def output_matrix(read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> HeadMatrix:
+    """Returns these rows of an output matrix, which are read in parts."""
+    parts = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
+    return HeadMatrix(tuple(partial(read, part) for part in parts), is_output=True)
 
 
 def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from edge_spec.drafters.heads.layers import (
     HeadLayers,
     attend,
     layer_matrices,
+    output_matrix,
     own_matrix,
     targets_output,
 )
@@ -158,7 +159,7 @@ def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatri
     matrices = {"fc": own_matrix(head.tensors, ["fc"])}
     for layer in range(head.config.num_layers):
         matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
-    if "head" in head.tensors:
-        parts: tuple[Callable[[], np.ndarray], ...] = (partial(head.tensors.__getitem__, "head"),)
-        return matrices | {"head": HeadMatrix(parts, is_output=True)}
-    return matrices | {"head": targets_output(tables, head.token_ids, head.config.vocab_size)}
+    if head.head_rows is None:
+        return matrices | {"head": targets_output(tables, head.token_ids, head.config.vocab_size)}
+    scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
+    return matrices | {"head": output_matrix(head.head_rows, np.arange(scored))}
