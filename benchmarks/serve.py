@@ -4,6 +4,8 @@
     python benchmarks/serve.py table --model FILE --peer "llama-server -m {model} --port {port}"
     python benchmarks/serve.py stall --peer "llama-server -m {model} -t 2 -np 8 --port {port}"
     python benchmarks/serve.py table --clients 4,8 --kinds short --peer-url http://127.0.0.1:8081
+    python benchmarks/serve.py kinds --model coder-1.5b --own "draft=--draft coder-0.5b" \\
+        --peer "llama-server -m {model} -t 2 -np 1 --metrics --port {port}" --kept answers.jsonl
 
 Servers run in processes of their own and are asked greedily; clients share the machine's cores with
 them. Linux only.
@@ -20,6 +22,15 @@ sentence. Prints the table as Markdown, and how many times as fast ours is. Rows
 --clients, --long-clients and --kinds can be measured by themselves; --quick leaves out what takes
 longest, about 6 minutes with --repeats 2.
 
+`kinds`: one client's answers to prompts of several kinds, those of held_out.jsonl unless --prompts
+says otherwise: 12 that ask for code, 12 for a change of given code, 12 for an explanation, and 12
+others, which no training of ours saw. Every server answers a prompt before the next one: ours with
+the options of each --own NAME=OPTIONS, and with NAME=COMMAND or NAME=URL those of others. Prints
+rates by kind, over those of --base, and the least of answers that have more than 60 tokens; whether
+texts are those of --base, and of our plain decoding if an arm is called `plain`; and how many
+rounds that drafted had 1, 2, 3 and 4 right draft tokens at least. Answers are kept in --kept:
+the same command goes on where it ended, and --seconds ends it early (0: prints what there is).
+
 `stall`: what --writers wait for their next text, and write, while a prompt of --long-tokens that
 came in between is read.
 """
@@ -28,6 +39,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,9 +49,10 @@ from pathlib import Path
 from typing import Any
 
 import real_models
+import serve_kinds
 import serve_stall
 import serve_table
-from common import open_engine, report
+from common import open_engine, read_prompts, report
 from serve_clients import (
     Answer,
     Server,
@@ -53,6 +67,8 @@ from serve_clients import (
 from edge_spec.engine.engine import Engine
 
 DRAFTERS = {"auto": "auto", "plain": "none"}  # of our servers in the table
+OWN_ARMS = ("plain=--drafter none", "suffix=--drafter suffix", "auto=")  # of `kinds`
+HELD_OUT = Path(__file__).with_name("held_out.jsonl")
 
 
 def ask_sdk(engine: Engine, prompt: str, max_tokens: int) -> Answer:
@@ -123,6 +139,23 @@ def stall(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"stall": found}
 
 
+def kinds(arguments: argparse.Namespace) -> dict[str, Any]:
+    arms: dict[str, serve_table.Opens] = peers(arguments)
+    base = arguments.base or next(iter(arms), "plain")
+    for own_arm in arguments.own or OWN_ARMS:
+        name, _, options = own_arm.partition("=")
+        arms[name] = partial(own_with, arguments, options)
+    if base not in arms:
+        raise SystemExit(f"--base is one of {', '.join(arms)}, not {base}")
+    prompts = read_prompts(arguments.prompts, arguments.per_category)
+    plan = serve_kinds.Plan(
+        prompts, arguments.tokens, arguments.repeats, arguments.seconds, arguments.kept
+    )
+    found = serve_kinds.figures(serve_kinds.measure(arms, plan), prompts, base)
+    print(serve_kinds.markdown(found), flush=True)
+    return {"kinds": found}
+
+
 def counts(text: str) -> list[int]:
     return sorted(int(count) for count in text.split(","))
 
@@ -138,15 +171,37 @@ def own(
     return own_server(real_models.named(arguments.model), options)
 
 
+def own_with(arguments: argparse.Namespace, options: str) -> AbstractContextManager[Server]:
+    """Opens a server of ours, of one slot; options: of `edge-spec serve`, where a model may be one
+    of real_models.py."""
+    words = [
+        real_models.named(word) if word in real_models.MODELS else word
+        for word in shlex.split(options)
+    ]
+    threads = ["--threads", str(arguments.threads)] if arguments.threads else []
+    runtime = ["--runtime", arguments.runtime] if arguments.runtime else []
+    slots = ["--parallel", str(arguments.parallel)]
+    return own_server(real_models.named(arguments.model), [*slots, *threads, *runtime, *words])
+
+
 def peers(arguments: argparse.Namespace) -> dict[str, serve_table.Opens]:
-    """Returns the servers of others by the name of their program, or by their address."""
+    """Returns the servers of others by their names, which are those of their programs, or their
+    addresses, where none is given as NAME=."""
     found: dict[str, Callable[[], AbstractContextManager[Server]]] = {}
-    for command in arguments.peer:
+    for asked in arguments.peer:
+        name, command = named_peer(asked, Path(asked.split()[0]).name)
         words = command.replace("{model}", real_models.named(arguments.model))
-        found[Path(command.split()[0]).name] = partial(peer_server, words)
-    for url in arguments.peer_url:
-        found[url] = partial(nullcontext, server_at(url))
+        found[name] = partial(peer_server, words)
+    for asked in arguments.peer_url:
+        name, url = named_peer(asked, asked)
+        found[name] = partial(nullcontext, server_at(url))
     return found
+
+
+def named_peer(asked: str, name: str) -> tuple[str, str]:
+    """Takes NAME=WHAT apart; name: of what has none."""
+    given = re.match(r"([\w.-]+)=(.+)", asked)
+    return (given[1], given[2]) if given else (name, asked)
 
 
 def main() -> None:
@@ -154,7 +209,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for run, parallel, tokens in ((alone, 4, 64), (table, 8, 64), (stall, 8, 256)):
+    defaults = ((alone, 4, 64), (table, 8, 64), (stall, 8, 256), (kinds, 1, 256))
+    for run, parallel, tokens in defaults:
         command = commands.add_parser(run.__name__)
         command.add_argument("--model", default="smollm2")
         command.add_argument("--runtime")
@@ -164,17 +220,27 @@ def main() -> None:
         command.add_argument("--json", type=Path)
         command.set_defaults(run=run)
         if run is not alone:
-            command.add_argument("--long-tokens", type=int, default=1500)
             command.add_argument(
                 "--peer", action="append", default=[], help="a command with {port} and {model}"
             )
             command.add_argument("--peer-url", action="append", default=[], help="of one that runs")
-    of_alone, of_table, of_stall = commands.choices.values()
+        if run in (table, stall):
+            command.add_argument("--long-tokens", type=int, default=1500)
+    of_alone, of_table, of_stall, of_kinds = commands.choices.values()
     of_alone.add_argument("--drafter", default="auto")
     of_alone.add_argument("--num-prompts", type=int, default=12)
     of_stall.add_argument("--writers", type=int, default=3)
     of_stall.add_argument("--after", type=float, default=3.0, help="seconds, the long prompt comes")
     of_alone.add_argument("--rounds", type=int, default=3)
+    of_kinds.add_argument(
+        "--own", action="append", help="NAME=OPTIONS of one of our servers; may be repeated"
+    )
+    of_kinds.add_argument("--base", help="the arm that rates are held against; the first peer")
+    of_kinds.add_argument("--prompts", type=Path, default=HELD_OUT)
+    of_kinds.add_argument("--per-category", type=int)
+    of_kinds.add_argument("--repeats", type=int, default=1)
+    of_kinds.add_argument("--seconds", type=float, help="after which no further prompt is begun")
+    of_kinds.add_argument("--kept", type=Path, help="JSON lines of answers, which is gone on with")
     of_table.add_argument("--clients", default="1,2,4,8")
     of_table.add_argument("--long-clients", help="as --clients, of long prompts")
     of_table.add_argument(

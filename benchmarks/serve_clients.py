@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -105,6 +105,7 @@ class Answer:
     num_tokens: int
     began: float
     times: tuple[float, ...]  # when each piece of the text came
+    timings: Mapping[str, Any] = field(default_factory=dict)  # what the server tells of it
 
     @property
     def first_s(self) -> float:
@@ -198,7 +199,7 @@ async def ask(server: Server, prompt: str, max_tokens: int, **more: Any) -> Answ
 
 def _read(lines: list[tuple[float, bytes]], began: float) -> Answer:
     """Raises ValueError for an answer that was cut or tells an error."""
-    text, times, num_tokens = "", [], 0
+    text, times, num_tokens, timings = "", [], 0, {}
     for at, line in lines:
         if not line.startswith(b"data: {"):
             continue
@@ -206,13 +207,14 @@ def _read(lines: list[tuple[float, bytes]], began: float) -> Answer:
         if "error" in event:
             raise ValueError(event["error"]["message"])
         num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+        timings = event.get("timings") or timings
         piece = (event["choices"][0]["delta"] if event["choices"] else {}).get("content")
         if piece:
             text += piece
             times.append(at)
     if not num_tokens or not times:
         raise ValueError("the answer was cut")
-    return Answer(text, num_tokens, began, tuple(times))
+    return Answer(text, num_tokens, began, tuple(times), timings)
 
 
 async def watch_memory(server: Server, seen: Seen) -> None:
