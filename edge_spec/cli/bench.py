@@ -118,13 +118,14 @@ def bench(
 
 
 def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dict[str, Any]:
-    from edge_spec.loader.place import asked_drafts
+    from edge_spec.loader.place import asked_drafts, trained_options
     from edge_spec.models.source import Source
 
     drafts = list(loading.draft or [])
     if drafts in ([], ["auto"]):  # told by its name, not by its path
         source = Source(opened, lambda what, fraction: None)
-        drafts = [Source(draft, source.progress).name for draft in asked_drafts(source, loading)]
+        chosen = asked_drafts(source, trained_options(source, loading) or loading)
+        drafts = [Source(draft, source.progress).name for draft in chosen]
     return {
         "runtime": engine.parts.runtime,
         "drafter": loading.drafter,

@@ -1,4 +1,4 @@
-"""`edge-spec distill MODEL --out DRAFT`: trains a drafter on what the model itself writes."""
+"""`edge-spec distill MODEL`: trains a drafter on what the model itself writes."""
 
 from __future__ import annotations
 
@@ -29,4 +29,7 @@ def distill(
         return
     for line in summary(found.report):
         print(line)
-    print(f"Written to {found.path}: use it with --draft {found.path}")
+    use = f"use it with --draft {found.path}"
+    if request.out is None and found.report["pays"]:
+        use = "the model drafts with it from now on; --draft none leaves it out"
+    print(f"Written to {found.path}: {use}")

@@ -20,19 +20,35 @@ class DistillRequest:
 
     Raises UsageError for a value out of its range, MissingDependencyError without PyTorch."""
 
-    out: Annotated[Path, Option("Directory of the drafter.", None)]
+    out: Annotated[
+        Path | None,
+        Option(
+            "Directory of the drafter; without it, the cache, where the model finds it by itself.",
+            None,
+        ),
+    ] = None
     kind: Annotated[str, Option("medusa, eagle3 or draft.", None)] = "medusa"
     prompts: Annotated[
         Path | None,
         Option(
             "What the model answers: JSON lines with id, category, and prompt or turns, or a .txt "
-            "with a prompt a line; without it, what the model asks itself.",
+            "with a prompt a line; without it, what the model asks itself or, where its name has "
+            "`code` in it, tasks of ours.",
             None,
         ),
     ] = None
     domain: Annotated[
         Path | None,
         Option("A text, or a directory of texts, which the model is asked about.", None),
+    ] = None
+    source_folder: Annotated[
+        Path | None,
+        Option(
+            "Source files, below a directory, whose functions the model is asked to explain, "
+            "change, test, document, complete and fix.",
+            None,
+            flag="--from",
+        ),
     ] = None
     num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
     max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
@@ -66,9 +82,15 @@ class DistillRequest:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
             )
-        if self.prompts is not None and self.domain is not None:
+        asked_by = {
+            "--prompts": self.prompts,
+            "--domain": self.domain,
+            "--from": self.source_folder,
+        }
+        given = [flag for flag, path in asked_by.items() if path is not None]
+        if len(given) > 1:
             raise UsageError(
-                "--prompts and --domain both say what is asked", remedy="Leave one out."
+                f"{' and '.join(given)} both say what is asked", remedy="Leave one out."
             )
         if self.layers is not None and self.kind != "draft":
             raise UsageError("--layers is for --kind draft", remedy="Leave it out.")
@@ -84,7 +106,8 @@ class DistillRequest:
             if value < least or (most is not None and value > most):
                 until = "or more" if most is None else f"to {most}"
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {until}.")
-        _require_free(self.out)
+        if self.out is not None:
+            _require_free(self.out)
         if find_spec("torch") is None:
             raise MissingDependencyError(
                 "a drafter is trained with PyTorch, which is not installed",

@@ -28,6 +28,7 @@ from edge_spec.distill.features import (
     require_features,
 )
 from edge_spec.distill.kinds import KINDS
+from edge_spec.distill.packaged_tasks import PackagedTasks
 from edge_spec.distill.prompts import (
     GivenPrompts,
     OwnPrompts,
@@ -36,6 +37,7 @@ from edge_spec.distill.prompts import (
     require_own_prompts,
 )
 from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.source_folder import folder_functions
 from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
@@ -44,11 +46,13 @@ from edge_spec.loader import load_asked
 from edge_spec.loader.head import open_tables, open_weights
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
+from edge_spec.models.trained_drafter import place_of
 from edge_spec.placement.measure import median_seconds, quick_passes
 from edge_spec.storage.atomic import as_storage_error, atomic_directory
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 _BYTES_OF_MB = 1_000_000
+_OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
 _PROOF = Extent(num_prompts=8, max_tokens=48, num_draws=0, num_runs=2)
 
 
@@ -63,18 +67,21 @@ class Distilled:
 def distill(
     model: str, asked: AskedOptions, request: DistillRequest, progress: Progress
 ) -> Distilled:
-    """Trains a drafter for a model and writes it to `request.out`, once it has been shown to change
-    no text. What is finished stays in the cache until then, where the same call goes on with it.
+    """Trains a drafter for a model and writes it to `request.out`, or where the model finds it by
+    itself, once it has been shown to change no text. What is finished stays in the cache until
+    then, where the same call goes on with it.
 
     asked: how the model is opened. Raises an EdgeSpecError, and KeyboardInterrupt after a word on
     how to go on.
     """
     if asked.draft or asked.drafter != "auto":
         raise UsageError("the drafter is what is trained", remedy="Leave --draft, --drafter out.")
-    tasks = _tasks(request)
+    asked = replace(asked, draft=["none"])  # one that was trained before drafts by itself
+    source = Source(model, progress)
+    tasks = _tasks(request, source)
     if request.ray is not None:
         require_answer(request.ray)
-    source = Source(model, progress)
+    out = request.out or place_of(source, request.kind)
     weights = _weights(source, request.kind)
     KINDS[request.kind].require(weights.config, request)
     with (
@@ -84,13 +91,13 @@ def distill(
         work = _Work(model, asked, request, tasks, folder, progress)
         name, target, examples = work.material(weights)
         learnt = learn(examples, target, request, folder, progress, work.trials(target, examples))
-        with atomic_directory(request.out) as made:
+        with atomic_directory(out) as made:
             learnt.drafter.write(made)
             report = document(request, name, learnt, work.proof(made))
             (made / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
             (made / "report.html").write_text(html_page(report), encoding="utf-8")
         forget_training(folder)
-    return Distilled(request.out, report)
+    return Distilled(out, report)
 
 
 def _weights(source: Source, kind: str) -> TensorRows:
@@ -109,13 +116,19 @@ def _weights(source: Source, kind: str) -> TensorRows:
         ) from None
 
 
-def _tasks(request: DistillRequest) -> Tasks:
-    """Raises UsageError for prompts or a domain that cannot be read, or have nothing in them."""
+def _tasks(request: DistillRequest, source: Source) -> Tasks:
+    """Raises UsageError for prompts, a domain or source files that cannot be read, or have nothing
+    in them."""
     if request.prompts is not None:
         prompts = [each.text for each in read_prompts(request.prompts)]
         return GivenPrompts(prompts, request.max_tokens)
     if request.domain is not None:
         return GivenPrompts(domain_prompts(request.domain), request.max_tokens)
+    if request.source_folder is not None:
+        functions = folder_functions(request.source_folder)
+        return PackagedTasks(request.max_tokens, request.seed, functions)
+    if _OF_CODE in source.name.lower():
+        return PackagedTasks(request.max_tokens, request.seed)
     return OwnPrompts(request.max_tokens, request.seed)
 
 

@@ -10,6 +10,7 @@ function `edge_spec.load` as soon as anything imported it.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
@@ -19,11 +20,17 @@ from typing import ParamSpec
 from edge_spec.core.model import Model, Progress
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
-from edge_spec.errors import UsageError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
 from edge_spec.loader.open import OpenModels, check_capabilities, open_models
 from edge_spec.loader.opening import TargetOpening, TargetRefusedError, open_target
-from edge_spec.loader.place import PlacedModels, place_models, place_on_next, resolve_options
+from edge_spec.loader.place import (
+    PlacedModels,
+    place_models,
+    place_on_next,
+    resolve_options,
+    trained_options,
+)
 from edge_spec.models.asked_options import (
     MODEL_ALSO,
     MODEL_HELP,
@@ -45,6 +52,8 @@ __all__ = [
     "load_engine",
 ]
 
+_log = logging.getLogger(__name__)
+
 _Arguments = ParamSpec("_Arguments")
 _PROGRESS_HELP = "It is called with what is being done and the share that is done."
 Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
@@ -61,11 +70,27 @@ def load_asked(
     needs_chat: bool = False,
     learning: StartLearning | None = None,
 ) -> Engine:
-    """Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
+    """A drafter that was trained here for the model drafts where nobody else was asked to.
+
+    Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
     where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
-    options = resolve_options(source, asked, keeps_answers)
-    return _load(source, options, measure_when_idle, learning, screen, needs_chat)
+
+    def opened(how: AskedOptions) -> Engine:
+        options = resolve_options(source, how, keeps_answers)
+        return _load(source, options, measure_when_idle, learning, screen, needs_chat)
+
+    trained = trained_options(source, asked) if learning is None else None
+    if trained is not None:
+        try:
+            return opened(trained)
+        except EdgeSpecError as error:  # on another runtime, say
+            _log.warning(
+                "what was trained for %s does not draft: %s. --draft none leaves it out",
+                source.name,
+                error.shown,
+            )
+    return opened(asked)
 
 
 def load_engine(

@@ -29,6 +29,7 @@ from edge_spec.models.runtime_choice import (
     candidates_for,
 )
 from edge_spec.models.source import Source
+from edge_spec.models.trained_drafter import trained_drafter
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.storage.atomic import expanded
@@ -49,6 +50,15 @@ def resolve_options(source: Source, asked: AskedOptions, keeps_answers: bool = T
     said["draft"] = tuple(name for name in drafts if name not in heads)
     head = next(iter(heads.values()), None)
     return LoadOptions(**said, keeps_answers=keeps_answers, head=head)
+
+
+def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
+    """Returns the options with the drafter that was trained here for the model; None where none
+    pays, or other drafters were asked for. Raises as `Source.path` does."""
+    if asked.draft is not None or asked.drafter != "auto" or asked.plan is not None:
+        return None
+    trained = trained_drafter(source)
+    return None if trained is None else replace(asked, draft=[str(trained)])
 
 
 def head_path(name: str, target: Source) -> Path | None:

@@ -1,4 +1,5 @@
-"""`--draft auto`: a smaller model with the target's tokens, among those that are here already."""
+"""`--draft auto`: what was trained here for the target, else a smaller model with its tokens, among
+those that are here already."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from edge_spec.models.bundle import is_bundle, open_unhashed, read_manifest
 from edge_spec.models.hub.cache import list_cached
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.source import Source
+from edge_spec.models.trained_drafter import trained_drafter
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import same_vocabulary
@@ -67,7 +69,8 @@ def chosen_drafts(
             raise UsageError(
                 "--draft auto chooses the only draft", remedy="Leave it or the others out."
             )
-        suggested = suggest_draft(source, draft_runtime)
+        trained = trained_drafter(source)
+        suggested = str(trained) if trained else suggest_draft(source, draft_runtime)
         if suggested is not None:
             source.progress(f"Drafting with {suggested}", 0.0)
         return () if suggested is None else (suggested,)

@@ -34,6 +34,8 @@ from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.source import Source
+from edge_spec.models.trained_drafter import trained_drafter
 from edge_spec.storage.resumable import StepFile
 from fixtures import hybrid_models
 
@@ -248,6 +250,30 @@ def test_the_command_prints_what_it_forecasts(
     assert found["path"] == str(tmp_path / "out")
     assert len(found["acceptance"]) == POSITIONS
     assert found["pays"] == (found["forecast"]["speedup"] > 1)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_drafter_without_a_place_of_its_own_is_found_by_its_model(
+    target: Path, prompts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = DistillRequest(
+        None, "medusa", prompts, num_tokens=300, max_tokens=16, vocabulary=200, epochs=1
+    )
+    found = distill(str(target), ASKED, request, quiet)
+    report = found.report | {"pays": True, "forecast": {"num_draft_tokens": 1, "speedup": 1.5}}
+    with edge_spec.load(str(target), runtime="reference", draft="none") as engine:
+        plain = engine.chat("tell me more", max_tokens=20)
+    for pays in (True, False):
+        (found.path / "report.json").write_text(json.dumps(report | {"pays": pays}))
+        with edge_spec.load(str(target), runtime="reference") as engine:
+            assert any("medusa" in each.name for each in engine.parts.speculation.drafters) == pays
+            assert engine.chat("tell me more", max_tokens=20).text == plain.text
+        assert trained_drafter(Source(str(target), quiet)) == (found.path if pays else None)
+    (found.path / "report.json").write_text(json.dumps(report))
+    (found.path / "model.safetensors").write_bytes(b"damaged")
+    with edge_spec.load(str(target), runtime="reference") as engine:
+        assert engine.chat("tell me more", max_tokens=20).text == plain.text
+    assert "does not draft" in caplog.text and "--draft none leaves it out" in caplog.text
 
 
 @pytest.fixture
