@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.runtimes.llamacpp.library import LayerInputs, Library
-from edge_spec.runtimes.llamacpp.outputs import view
-from edge_spec.runtimes.llamacpp.unlisted import ARCHITECTURES
+from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
+
+_TRIED_TOKENS = 256  # of the context that tells which streams there are: the library has no less
 
 
 class Features:
@@ -21,34 +24,44 @@ class Features:
     """
 
     def __init__(
-        self, weights: GgufWeights, layers: Sequence[int], on_prefilled: OnPrefilled
+        self,
+        weights: GgufWeights,
+        layers: Sequence[int],
+        on_prefilled: OnPrefilled,
+        choices: ContextChoices,
     ) -> None:
-        self.layers = tuple(layers)
+        """choices: of the session's context."""
         self.on_prefilled = on_prefilled
         self.has_final = weights.num_layers in layers
-        self._hidden_size = weights.hidden_size
-        self._streams = tuple(layer for layer in layers if layer < weights.num_layers)
-        self._library = weights.library
-        self._inputs = _inputs(weights.library, weights.architecture) if self._streams else None
+        self.streams = tuple(layer for layer in layers if layer < weights.num_layers)
+        self._weights = weights
         if self.has_final and not weights.gives_final_states:
             raise _unsupported(weights.library, "final states of this model")
+        untried = [layer for layer in self.streams if layer not in weights.known_streams]
+        if untried:
+            _require(weights, untried, choices)
+            weights.known_streams.update(untried)
 
-    def want(self, context: int, wanted: bool) -> None:
-        """Asks the library for these features in the next passes of a context."""
-        for layer in self._streams:
-            assert self._inputs is not None
-            self._inputs.want(context, layer, wanted)
+    def fitted(self, choices: ContextChoices) -> ContextChoices:
+        """Returns those of a context that gives the features. Prompts are read in the passes in
+        which they always are: others, of fewer rows, could leave other last bits in the cache."""
+        num_outputs, tap = choices.num_outputs, choices.tap
+        if self.has_final:
+            num_outputs = num_outputs or PREFILL_TOKENS
+        if self.streams:
+            tap = tap or _new_tap(self._weights, PREFILL_TOKENS)
+        return replace(choices, num_outputs=num_outputs, tap=tap)
 
-    def read(self, context: int, rows: int, hidden: np.ndarray | None) -> np.ndarray:
+    def read(self, tap: Tap | None, rows: int, hidden: np.ndarray | None) -> np.ndarray:
         """Copies the last pass's: [rows, features, hidden_size] float32. hidden: its final states.
         Raises SessionError."""
-        found = np.empty((rows, len(self.layers), self._hidden_size), np.float32)
-        for at, layer in enumerate(self._streams):
-            assert self._inputs is not None
-            address = self._inputs.address(context, layer)
-            if address is None:
-                raise _missing(f"the input of layer {layer}")
-            found[:, at] = view(self._library, address, rows, self._hidden_size)
+        num_streams = len(self.streams)
+        shape = (rows, num_streams + self.has_final, self._weights.hidden_size)
+        found = np.empty(shape, np.float32)
+        if num_streams:
+            if tap is None or tap.missing(rows):
+                raise _missing("inputs of layers")
+            found[:, :num_streams] = tap.rows(rows)
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")
@@ -56,12 +69,31 @@ class Features:
         return found
 
 
-def _inputs(library: Library, architecture: str) -> LayerInputs:
-    found = library.layer_inputs
-    if found is None or architecture not in ARCHITECTURES:
-        where = f"of the architecture {architecture!r}" if found else "in this build"
-        raise _unsupported(library, f"inputs of layers {where}")
-    return found
+def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:
+    """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
+    SessionError."""
+    library, tap = weights.library, _new_tap(weights, 1)
+    tap.want(streams)
+    tried = replace(choices, num_tokens=_TRIED_TOKENS, tap=tap)
+    batch = Batch(library.batch_type, 1, 1)
+    opened = weights.open_context(tap, tried)
+    try:
+        failed = library.decode(opened.handle, batch.chain([0], 0))
+        library.synchronize(opened.handle)
+    finally:
+        opened.free()
+    missing = streams if failed else tap.missing(1)
+    if missing:
+        layers = ", ".join(map(str, missing))
+        architecture = f"of the architecture {weights.architecture!r}"
+        raise _unsupported(library, f"inputs of the layers {layers} {architecture}")
+
+
+def _new_tap(weights: GgufWeights, most_rows: int) -> Tap:
+    new_tap = weights.library.new_tap
+    if new_tap is None:
+        raise _unsupported(weights.library, "inputs of layers")
+    return new_tap(weights.hidden_size, most_rows)
 
 
 def _unsupported(library: Library, what: str) -> UnsupportedModelError:

@@ -11,6 +11,7 @@ from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Rows
+from edge_spec.runtimes.llamacpp.taps import Tap
 
 PREFILL_TOKENS = 512  # given to the library at once
 
@@ -96,15 +97,7 @@ class ContextChoices:
     kept_states: int = 0  # of recurrent layers: after so many of the last rows of a pass
     invariant_rows: bool = False  # a row's bits follow from the tokens of its sequence, as long as
     # these stand in the cache in their order
-
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """want: context, layer, whether the next passes keep its stream. address: context, layer -> of
-    [tokens of the last pass, hidden_size] float32, None where there is none."""
-
-    want: Callable[[int, int, bool], None]
-    address: Callable[[int, int], int | None]
+    tap: Tap | None = None  # of streams within its passes
 
 
 class SequenceForm(NamedTuple):
@@ -169,7 +162,7 @@ class Library:
     state_write: Callable[[int, Any, int, int, int], int]
     state_form: SequenceForm  # of what state_read gives
     state_window: Callable[[int], int]  # tokens that it holds in some layers of a model; 0: all
-    layer_inputs: LayerInputs | None = None
+    new_tap: Callable[[int, int], Tap] | None = None  # of a hidden size and most rows of a pass
     # The same for models on devices, whose passes wait for none on the processor. Whether devices
     # are of this machine: one of these that is lost raises.
     for_devices: Callable[[bool], Library] | None = None

@@ -114,17 +114,14 @@ class LlamaCppSession:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
         without which llama.cpp gives none, and a context that holds these."""
         require_layers(layers, self._weights.num_layers)
-        wanted = Features(self._weights, layers, on_prefilled) if layers else None
-        if wanted is not None and wanted.has_final and self._choices.num_outputs is None:
+        wanted = Features(self._weights, layers, on_prefilled, self._choices) if layers else None
+        fitted = wanted.fitted(self._choices) if wanted is not None else self._choices
+        if fitted != self._choices:
             self._reserve(0)
-            # Prompts are read in the passes in which they always are: others, of fewer rows, could
-            # leave other last bits in the cache.
-            self._grow(self._choices.num_tokens, PREFILL_TOKENS)
-        if self._features is not None:
-            self._features.want(self._context(), False)
+            self._grow(fitted)
+        if fitted.tap is not None:
+            fitted.tap.want(wanted.streams if wanted is not None else ())
         self._features = wanted
-        if wanted is not None:
-            wanted.want(self._context(), True)
 
     def state(self) -> dict[str, np.ndarray]:
         """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
@@ -138,7 +135,7 @@ class LlamaCppSession:
         require_state(state, expected, length, self._context_length)
         if not self._holds(sequence, length):
             raise ValueError(f"no sequence of {length} tokens")
-        self._move_to(self._room_for(length), sequence, length)
+        self._move_to(self._roomier(length), sequence, length)
 
     def close(self) -> None:
         self.length = 0
@@ -161,20 +158,22 @@ class LlamaCppSession:
             self._cached = self.length
         needed = self.length + rows
         if needed + self._branches.num_held > self._choices.num_tokens:
-            self._grow(self._room_for(needed))
+            self._grow(self._roomier(needed))
 
     def _drop_uncommitted(self, memory: int) -> None:
         self._library.sequence_remove(memory, 0, self.length, -1)
 
-    def _room_for(self, length: int) -> int:
-        """Returns the size of a context for `length` tokens: as it is, or twice as large."""
+    def _roomier(self, length: int) -> ContextChoices:
+        """Returns those of a context for `length` tokens: as it is, or twice as large."""
         room = self._choices.num_tokens
-        return min(max(length, 2 * room), self._context_length) if length > room else room
+        if length > room:
+            room = min(max(length, 2 * room), self._context_length)
+        return replace(self._choices, num_tokens=room)
 
-    def _grow(self, num_tokens: int, num_outputs: int | None = None) -> None:
-        """Moves the cache into a larger context. Where that fails the old one stays."""
+    def _grow(self, choices: ContextChoices) -> None:
+        """Moves the cache into another context. Where that fails the old one stays."""
         try:
-            self._move_to(num_tokens, self._read_sequence(), self.length, num_outputs)
+            self._move_to(choices, self._read_sequence(), self.length)
         except ValueError:
             raise SessionError(
                 f"{self._library.name} could not move {self.length} tokens to a larger cache",
@@ -202,14 +201,10 @@ class LlamaCppSession:
             return holds_windowed(sequence, length, window, form)
         return holds(sequence, length, form)
 
-    def _move_to(
-        self, num_tokens: int, sequence: np.ndarray, length: int, num_outputs: int | None = None
-    ) -> None:
-        """Another context, of num_tokens, which holds this sequence; num_outputs: if others than
-        before. Raises ValueError where the library does not take it; the old context stays then."""
+    def _move_to(self, choices: ContextChoices, sequence: np.ndarray, length: int) -> None:
+        """Another context, which holds this sequence. Raises ValueError where the library does not
+        take it; the old context stays then."""
         before = self._opened
-        num_outputs = num_outputs or self._choices.num_outputs
-        choices = replace(self._choices, num_tokens=num_tokens, num_outputs=num_outputs)
         if self._threads is not None:
             choices = replace(choices, threads=self._threads.threads)
         after = self._weights.open_context(self, choices)
@@ -219,8 +214,6 @@ class LlamaCppSession:
             except ValueError:
                 after.free()
                 raise
-        if self._features is not None:
-            self._features.want(after.handle, True)
         outputs = ContextOutputs(self._weights, after.handle, choices.steady_rows)
         # In one statement, so that an interrupt finds one or the other.
         self._opened, self._choices, self._outputs, self.length = after, choices, outputs, length
@@ -249,7 +242,9 @@ class LlamaCppSession:
     def _decode(self, batch: Any) -> None:
         """Raises SessionError; the cache is cleaned before the next pass."""
         self._cached = self.length + batch.n_tokens
-        library = self._library
+        library, tap = self._library, self._choices.tap
+        if tap is not None:
+            tap.begin()
         known = library.log.num_errors
         status = library.decode(self._opened.handle, batch)
         if status:
@@ -263,4 +258,4 @@ class LlamaCppSession:
         """Returns those of the last pass."""
         self._library.synchronize(self._context())
         hidden = self._outputs.hidden(rows) if features.has_final else None
-        return features.read(self._opened.handle, rows, hidden)
+        return features.read(self._choices.tap, rows, hidden)

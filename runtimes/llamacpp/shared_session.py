@@ -158,7 +158,7 @@ class SharedSession(LlamaCppSession):
     def _put_back(self, sequence: np.ndarray) -> None:
         library, length = self._library, self.length
         if length > self._choices.num_tokens:
-            self._move_to(self._room_for(length), sequence, length)
+            self._move_to(self._roomier(length), sequence, length)
             return
         context = self._context()
         self._branches.empty(library.memory(context))

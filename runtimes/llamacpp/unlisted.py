@@ -6,11 +6,6 @@ cpu/ops.cpp). Its backend has a switch that turns such kernels off, `ggml_backen
 but llama.h does not lead to the backend of a context: its scheduler does, which a method of the C++
 class gives. Where a build does not export all of these, there is no switch, and whether rows agree
 is measured in any case.
-
-Residual streams that enter layers, as llama.cpp gives them to its own trained drafters
-(`llama-ext.h`): where a name is missing, or for an architecture whose graph does not set the
-streams aside, the model is refused. A build would abort the process for such an architecture, so
-that only those are asked which are known.
 """
 
 from __future__ import annotations
@@ -21,15 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_spec.runtimes.llamacpp.library import LayerInputs
-
 _HANDLE = ctypes.c_void_p
-# Of llama-cpp-python 0.3.36, as far as they are tried: others with the hook are qwen3moe,
-# qwen3next, gemma4, gpt-oss, nemotron_h, mimo2 and minimax-m2. "mistral" is "llama" in GGUF.
-ARCHITECTURES = frozenset({"llama", "mistral", "qwen3", "qwen35", "lfm2", "lfm2moe"})
 _SCHEDULER = "_ZNK13llama_context9get_schedEv"  # llama_context::get_sched() const
-_SWITCH = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
-_READ = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
 
 
 def steady_rows(llama: Any, context: int) -> Callable[[bool], None] | None:
@@ -73,15 +61,3 @@ def _bound(library: Any, name: str, arguments: list[Any], result: Any) -> Any:
     function = library[name]
     function.argtypes, function.restype = arguments, result
     return function
-
-
-def layer_inputs(llama: Any) -> LayerInputs | None:
-    """llama: the library as ctypes has loaded it. None where the build has no such functions, or
-    has other names for them."""
-    try:
-        return LayerInputs(
-            _bound(llama, _SWITCH, [_HANDLE, ctypes.c_uint32, ctypes.c_bool], None),
-            _bound(llama, _READ, [_HANDLE, ctypes.c_uint32], _HANDLE),
-        )
-    except AttributeError:
-        return None

@@ -34,7 +34,8 @@ from edge_spec.runtimes.llamacpp.library import (
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Loading, Packed, Rows, install
 from edge_spec.runtimes.llamacpp.rows.library import function
-from edge_spec.runtimes.llamacpp.unlisted import layer_inputs, steady_rows
+from edge_spec.runtimes.llamacpp.taps import Tap
+from edge_spec.runtimes.llamacpp.unlisted import steady_rows
 
 _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 # Turns of a waiting thread at a barrier before it sleeps, some 0.1 ms. GNU's OpenMP has 300,000, in
@@ -201,7 +202,7 @@ def _library() -> Library:
         state_write=api.llama_state_seq_set_data_ext,
         state_form=SequenceForm(3, (1, 0)),  # one sequence, which was number 0
         state_window=api.llama_model_n_swa,
-        layer_inputs=layer_inputs(api.llama_cpp._lib),
+        new_tap=partial(Tap, ggml),
         for_devices=_device_library,
         rows=rows,
         has_invariant_rows=lambda source: rows.takes_attention and loaded(source).is_whole,
@@ -264,6 +265,9 @@ def _open_context(api: Any, model: int, choices: ContextChoices) -> int | None:
     params.offload_kqv = params.op_offload = choices.on_device
     params.swa_full = True  # or positions before the window could not be rolled back to
     params.kv_unified = True  # branches share the cells of their common prefix
+    if choices.tap is not None:
+        params.cb_eval = ctypes.cast(choices.tap.callback, type(params.cb_eval))
+        params.cb_eval_user_data = choices.tap.data
     handle: int | None = api.llama_init_from_model(model, params)
     return handle
 

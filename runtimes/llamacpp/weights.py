@@ -56,6 +56,7 @@ class GgufWeights:
         self.hidden_size = library.hidden_size(handle)
         self.num_layers = config.num_layers
         self.architecture = config.architecture
+        self.known_streams: set[int] = set()  # layers whose inputs the library is known to give
         self.state_window = library.state_window(handle)
         self.is_hybrid = library.is_hybrid(handle)
         self.gives_final_states = not self.is_hybrid or self.architecture in _HYBRIDS_WITH_STATES

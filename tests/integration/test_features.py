@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +20,12 @@ from edge_spec.core.watchdog import WatchedModel
 from edge_spec.errors import BundleError, SessionError, UnsupportedModelError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.ort.feature_graph import feature_graph
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_features
+from fixtures import family_gguf
 
 Tokens = Callable[..., list[int]]
 LAYERS = (0, 1, 2)  # of a model of two layers: all
@@ -61,7 +64,15 @@ def test_onnxruntime_gives_what_the_reference_computes(
     model.close()
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+@pytest.fixture(params=["native", "python"])
+def callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installations without a C++ compiler copy streams in Python."""
+    if request.param == "python":
+        monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._native", lambda: None)
+
+
+@pytest.mark.usefixtures("callback")
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_llamacpp_gives_what_the_reference_computes(
     variant: str,
     gguf: Callable[..., Path],
@@ -88,14 +99,62 @@ def test_llamacpp_collects_on_in_a_larger_cache(
     assert session.forward(TokenTree.chain(*tokens(1))).features is not None
 
 
-def test_what_a_library_does_not_give_is_refused(
-    gguf: Callable[..., Path], open_llama: Callable[..., Any]
+@pytest.mark.usefixtures("callback")
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "granite", "lfm2"])
+def test_llamacpp_gives_those_of_other_architectures(
+    family: str, open_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """llama.cpp would abort the process."""
+    path = family_gguf.write_gguf(family, tmp_path / "model.gguf", max_position_embeddings=64)
+    checkpoint = open_checkpoint(path)
+    last = checkpoint.config.num_layers
+    layers = (0, 1, last - 1) if family == "lfm2" else (0, 1, last - 1, last)
+    model = open_llama("llamacpp", path, kv_type="f32", flash_attention=False)
+    own = check_features(ReferenceModel(checkpoint), layers, 1e-3)
+    tolerance = 1e-3 * float(np.abs(own).max())
+    found = check_features(model, layers, tolerance)
+    np.testing.assert_allclose(found, own, atol=tolerance, rtol=0)
+    model.close()
+
+
+def test_what_a_library_does_not_give_is_refused(
+    gguf: Callable[..., Path], open_llama: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._native", lambda: None)
+    monkeypatch.setattr("edge_spec.runtimes.llamacpp.taps._OUTPUT", "output of layer ")
     session = open_llama("llamacpp", gguf("qwen2")).open_session()
-    with pytest.raises(UnsupportedModelError, match="'qwen2'"):
-        collecting(session, (1,))
+    with pytest.raises(UnsupportedModelError, match=r"the layers 1 of the architecture 'qwen2'"):
+        collecting(session, (0, 1, 2))
     session.forward(TokenTree.chain(5))  # goes on as before
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_llamacpp_scores_the_same_bit_for_bit_while_features_are_collected(
+    rows: bool, gguf: Callable[..., Path], open_llama: Callable[..., Any], tokens: Tokens
+) -> None:
+    """Of a prompt of several passes, of trees and after a rollback; features of no pass are lost
+    where another reader is attached, or where there was none for a while."""
+    with nullcontext() if rows else stock_weights():
+        model = open_llama("llamacpp", gguf("qwen2", "Q4_0"), threads=2)
+    plain, told = model.open_session(), collecting(model.open_session(), (1, 2))
+    found: list[tuple[int, int]] = []
+    told.collect_features((0, 1), lambda position, each: found.append((position, len(each))))
+    text = tokens(40)
+    for each in (plain, told):
+        each.prefill(text[:30])
+    assert found == [(0, 30)]
+    tree = TokenTree(
+        np.array([3, 4, 5], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32)
+    )
+    for layers in ((0, 1), (), (1,)):
+        told.collect_features(layers, nothing)
+        outs = [each.forward(tree) for each in (plain, told)]
+        np.testing.assert_array_equal(outs[0].logits, outs[1].logits)
+        assert (outs[1].features is None) == (not layers)
+        for each in (plain, told):
+            each.commit([0, 2])
+            each.rollback(25)
+            each.prefill(text[25:30])
+    model.close()
 
 
 @pytest.mark.parametrize("layers", [(2, 1), (1, 1), (-1,), (3,)])

@@ -41,6 +41,7 @@ EVERYWHERE: Mapping[str, Sequence[str]] = {
     "kernels_portable.cpp": (),
     "dispatch.cpp": (),
     "log.cpp": (),
+    "taps.cpp": (),
     "checks.cpp": (),
     "checks_attention.cpp": (),
     "ort_operator.cpp": ("-fexceptions",),

@@ -61,6 +61,7 @@ _FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("end_load", [ctypes.POINTER(Load)], None),
     ("log", [_INT, _TEXT, _HANDLE], None),
     ("log_from", [_INT], None),
+    ("tap", [_HANDLE, ctypes.c_bool, _HANDLE], ctypes.c_bool),
     ("counters", [ctypes.POINTER(ctypes.c_int64 * 4)], None),
 )
 
