@@ -131,13 +131,14 @@ def learn(
     EdgeSpecError, OSError."""
     import torch
 
+    from edge_spec.distill.products import fastest_products
     from edge_spec.distill.trainee import Teacher
 
     if target.threads is not None:
         torch.set_num_threads(target.threads)
     kind = KINDS[request.kind]
     output = StoredTables(target.weights).output_rows(target.token_ids)
-    teacher = Teacher(target.config, output, target.token_ids)
+    teacher = Teacher(target.config, output, target.token_ids, fastest_products())
     trainee = kind.make(teacher, target.weights, request)
     options = _options(kind, request, examples)
     digest = _digest(options, request, target, examples)

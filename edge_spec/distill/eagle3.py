@@ -25,6 +25,7 @@ from edge_spec.distill.trainee import (
     parameter,
 )
 from edge_spec.distill.windows import Batch
+from edge_spec.loader.head import StoredTables
 
 _SPREAD = 0.02  # of what begins at random
 
@@ -38,7 +39,8 @@ class Eagle3Trainee:
         self.num_positions = num_positions
         self.parameters = _beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
-        self._embedding = torch.tensor(source.float32("model.embed_tokens.weight"))
+        self._tables = StoredTables(source)
+        self._matrices: dict[str, Tensor] = {}  # of this step, as they are multiplied
         # Trained as it will be read: what config.json cannot state is not there for either.
         scaled = stated_scaling(teacher.config) is not None
         plain = replace(teacher.config, rope_scaling=None)
@@ -47,21 +49,27 @@ class Eagle3Trainee:
     def scores(self, batch: Batch) -> list[Tensor]:
         """Scores rows; of those before the first anchor, later ones see the keys and values alone:
         nothing else is made of them."""
+        products = self._teacher.products
+        self._matrices = {
+            name: products.rounded(each)
+            for name, each in self.parameters.items()
+            if each.dim() == 2
+        }
         block = _AnchorBlock(batch)
         features = self._linear(torch.from_numpy(batch.features).flatten(start_dim=2), "fc")
         read = self._read(self._embedded(batch.next_tokens), features)
         attention = _Attention(batch, block, self._heads, read)
         stream, read = block.of(features), block.of(read)
-        found = []
+        normed = []
         for position in range(self.num_positions):
             if position:
                 written = batch.written[:, :, position - 1]
                 tokens = np.take_along_axis(written, block.rows.numpy(), axis=1)
                 read = self._read(self._embedded(tokens), stream)
             stream = self._layer(stream, attention.mixed(read, position))
-            normed = self._normed(stream[block.is_anchor], "norm")
-            found.append(self._linear(normed, "lm_head"))
-        return found
+            normed.append(self._normed(stream[block.is_anchor], "norm"))
+        scores: list[Tensor] = list(self._linear(torch.stack(normed), "lm_head").unbind())
+        return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
         return likeliest(self.scores(batch), self._teacher.token_ids)
@@ -99,7 +107,10 @@ class Eagle3Trainee:
 
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
-        return self._embedding[torch.from_numpy(np.maximum(tokens, 0))]
+        ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
+        return torch.from_numpy(self._tables.embed(ids))[
+            torch.from_numpy(places.reshape(tokens.shape))
+        ]
 
     def _read(self, embedded: Tensor, stream: Tensor) -> Tensor:
         """Returns what the attention reads: tokens beside features, or states in their place."""
@@ -126,10 +137,11 @@ class Eagle3Trainee:
         made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         if name != "v":
             made = self._rotation.turned(made, positions[:, None])
+        made = self._teacher.products.rounded(made)
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return torch.nn.functional.linear(x, self.parameters[name + ".weight"])
+        return self._teacher.products.of(x, self._matrices[name + ".weight"])
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return normed(x, self.parameters[name + ".weight"], self._teacher.config.norm_epsilon)
@@ -176,10 +188,11 @@ class _Attention:
         queries = self._heads(read, "q", at)
         if position:
             self._later.append((self._heads(read, "k", at), self._heads(read, "v", at)))
-        scores = (queries @ self._keys.transpose(-1, -2)).masked_fill(~self._sees, -torch.inf)
-        own = [(queries * each).sum(dim=-1, keepdim=True) for each, _ in self._later]
+        scores = (queries @ self._keys.transpose(-1, -2)).float()
+        scores = scores.masked_fill(~self._sees, -torch.inf)
+        own = [(queries * each).sum(-1, keepdim=True).float() for each, _ in self._later]
         scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
-        weights = torch.softmax(scaled, dim=-1)
+        weights = torch.softmax(scaled, dim=-1).to(queries.dtype)
         width = self._keys.shape[2]
         mixed = weights[..., :width] @ self._values
         for beside, (_, each) in enumerate(self._later):

@@ -33,8 +33,8 @@ class MedusaTrainee:
     def scores(self, batch: Batch) -> list[Tensor]:
         width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
         states = torch.from_numpy(batch.states)[:, :width][anchors]
-        output = torch.from_numpy(self._teacher.output)
-        return [self._head(states, head) @ output.T for head in range(self.num_positions)]
+        products, output = self._teacher.products, self._teacher.matrix
+        return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
 
     def drafts(self, batch: Batch) -> np.ndarray:
         return likeliest(self.scores(batch), self._teacher.token_ids)
@@ -61,8 +61,8 @@ class MedusaTrainee:
     def _head(self, states: Tensor, head: int) -> Tensor:
         for block in range(self._num_blocks):
             prefix = f"{head}.{block}.linear."
-            inner = torch.nn.functional.linear(
-                states, self.parameters[prefix + "weight"], self.parameters[prefix + "bias"]
-            )
+            products = self._teacher.products
+            matrix = products.rounded(self.parameters[prefix + "weight"])
+            inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
             states = states + torch.nn.functional.silu(inner)
         return states

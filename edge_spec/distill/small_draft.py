@@ -49,13 +49,15 @@ class SmallDraftTrainee:
 
     def scores(self, batch: Batch) -> list[Tensor]:
         wanted, rows = scored_rows(batch)
-        logits = self._states(batch)[wanted] @ torch.from_numpy(self._teacher.output).T
+        logits = self._teacher.products.of(self._states(batch)[wanted], self._teacher.matrix)
         return [logits[each] for each in rows]
 
     def drafts(self, batch: Batch) -> np.ndarray:
         wanted, rows = scored_rows(batch)
         parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
-        best = torch.cat([(each @ self._output.T).argmax(dim=-1) for each in parts])
+        products = self._teacher.products
+        output = products.rounded(self._output)
+        best = torch.cat([products.of(each, output).argmax(dim=-1) for each in parts])
         drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).numpy()
         return drafts
 
@@ -99,11 +101,13 @@ class SmallDraftTrainee:
             made = self._normed(made, f"{prefix}{name}_norm.weight")
         if name != "v":
             made = self._rotation.turned(made, positions)
+        made = self._teacher.products.rounded(made)
         return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        bias = self.parameters.get(name + ".bias")
-        return torch.nn.functional.linear(x, self.parameters[name + ".weight"], bias)
+        products, bias = self._teacher.products, self.parameters.get(name + ".bias")
+        made = products.of(x, products.rounded(self.parameters[name + ".weight"]))
+        return made if bias is None else made + bias
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return normed(x, self.parameters[name], self._teacher.config.norm_epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
+from edge_spec.distill.products import FLOAT32, Products, Tensor
 from edge_spec.distill.windows import Batch
 
-Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
 DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
 
 
@@ -45,11 +46,18 @@ class Teacher:
     """Computes what the target would choose, over the tokens that are scored.
 
     output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
+    products: how the drafter multiplies as well.
     """
 
     config: ModelConfig
     output: np.ndarray
     token_ids: np.ndarray
+    products: Products = FLOAT32
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """The output matrix as it is multiplied."""
+        return self.products.rounded(torch.from_numpy(self.output))
 
     def index_of(self) -> np.ndarray:
         """[vocab_size] int64: where each token is among the scored ones; -1 where it is not."""
@@ -60,7 +68,7 @@ class Teacher:
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Returns by position [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
-        logits = torch.from_numpy(batch.states)[wanted] @ torch.from_numpy(self.output).T
+        logits = self.products.of(torch.from_numpy(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         if cap is not None:
@@ -90,12 +98,29 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     total: Tensor = torch.zeros(())
     for position, logits in enumerate(trainee.scores(batch)):
         counts = torch.from_numpy(index[batch.written[batch.anchors][:, position]] >= 0)
-        if not counts.any():
-            continue
-        likely = torch.log_softmax(logits[counts], dim=-1)
-        missed = -(expected[position][counts] * likely).sum(dim=-1).mean()
-        total = total + DISCOUNT**position * missed
+        if counts.any():
+            weights = counts / counts.sum()
+            missed = _CrossEntropy.apply(logits, expected[position], weights)
+            total = total + DISCOUNT**position * missed
     return total
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sums rows by their weights. The gradient is a difference of probabilities, and is all that is
+    kept: logits have more numbers than anything else of a step."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
+        likely = torch.log_softmax(logits.float(), dim=-1)
+        missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
+        gradient = likely.exp_().sub_(expected).mul_(weights[:, None])
+        context.save_for_backward(gradient.to(logits.dtype))
+        return missed
+
+    @staticmethod
+    def backward(context: Any, *above: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = context.saved_tensors
+        return gradient * above[0].to(gradient.dtype), None, None
 
 
 def drafted(trainee: Trainee, batch: Batch) -> np.ndarray:

@@ -49,7 +49,9 @@ class Training:
         self._path = path
         self._judge = judge
         self._parameters = list(trainee.parameters.values())
-        self._optimizer: Any = torch.optim.AdamW(self._parameters, lr=options.rate, betas=_BETAS)
+        self._optimizer: Any = torch.optim.AdamW(
+            self._parameters, lr=options.rate, betas=_BETAS, fused=True
+        )
         self._state = self._restored()
 
     def run(self, examples: Sequence[Example], progress: Progress) -> TrainingState:

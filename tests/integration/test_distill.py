@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -41,10 +42,11 @@ from fixtures import hybrid_models
 
 torch = pytest.importorskip("torch")
 
+from edge_spec.distill import products  # noqa: E402
 from edge_spec.distill.eagle3 import Eagle3Trainee  # noqa: E402
 from edge_spec.distill.medusa import MedusaTrainee  # noqa: E402
 from edge_spec.distill.small_draft import SmallDraftTrainee  # noqa: E402
-from edge_spec.distill.trainee import Teacher, Trainee  # noqa: E402
+from edge_spec.distill.trainee import Teacher, Trainee, loss_of  # noqa: E402
 from edge_spec.distill.training import Training, TrainingOptions  # noqa: E402
 
 LAYERS, HIDDEN, POSITIONS = 7, 64, 3
@@ -94,6 +96,12 @@ def whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "edge_spec.distill.prompts.in_loops", lambda tokens: np.zeros(len(tokens), bool)
     )
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor is fastest with; what is built here by hand multiplies float32."""
+    monkeypatch.setattr(products, "fastest_products", lambda: products.Products("bfloat16"))
 
 
 @pytest.fixture
@@ -379,6 +387,26 @@ def _training(kind: str, target: Path, teacher: Teacher, path: Path) -> tuple[Tr
 
     options = TrainingOptions(epochs=3, rate=1e-3, window=16, rows=32, patience=99)
     return trainee, Training(trainee, teacher, options, path, judge)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "draft"])
+def test_bfloat16_learns_what_float32_does(
+    kind: str, target: Path, teacher: Teacher, examples: list[Example], tmp_path: Path
+) -> None:
+    """Its gradients point where those of float32 do, and parameters stay float32."""
+    batch = batch_of(windows_of(examples, 64), POSITIONS)
+    found = []
+    for each in (teacher, replace(teacher, products=products.Products("bfloat16"))):
+        trainee, _ = _training(kind, target, each, tmp_path / each.products.kind)
+        _shaken(trainee)
+        loss = loss_of(trainee, each, batch)
+        loss.backward()
+        learnt = [value.grad.flatten() for value in trainee.parameters.values()]
+        assert {value.dtype for value in learnt} == {torch.float32}
+        found.append((float(loss.detach()), torch.cat(learnt)))
+    (loss, gradient), (rounded_loss, rounded) = found
+    assert rounded_loss == pytest.approx(loss, rel=0.01) and rounded_loss != loss
+    assert torch.cosine_similarity(gradient, rounded, dim=0) > 0.99
 
 
 class _Killed(BaseException):
