@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.transitions import Confidence, FollowsBy, Transitions
 
 
 class TargetTables(Protocol):
@@ -91,6 +92,7 @@ class HeadScores:
     logits: np.ndarray  # [heads, scored tokens] float32
     likeliest: np.ndarray  # [heads, some] int64, of the scored tokens
     shares: np.ndarray  # [heads, some] float32
+    states: np.ndarray | None = None  # [heads, hidden_size] that were scored, where asked for
 
 
 class MedusaStep(Protocol):
@@ -110,7 +112,7 @@ class BlockRows:
     position: int  # in the text, of the first of these, which the block follows
     start: int
     num_seen: int  # entries before the block that it sees at most, the last ones
-    num_scored: int  # rows after the pending token's
+    scored: range  # rows of the block
 
 
 class BlockStep(Protocol):
@@ -162,6 +164,16 @@ class ComputesHeads(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class MaskedRows:
+    """What rows read of which nothing is known, so that several tokens are scored in one pass
+    (P-EAGLE)."""
+
+    token: int  # of the target's vocabulary
+    features: np.ndarray  # [features_size] float32, in the place of the target's
+    count: int  # tokens that are scored in one pass, that of the pending token's row among them
+
+
+@dataclass(frozen=True, eq=False)
 class EagleHead:
     """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
     2025). It reads token i + 1 beside the target's features of token i.
@@ -197,6 +209,7 @@ class EagleHead:
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
     window: int | None = None  # tokens that a row sees at most; None: as many as are kept
+    masks: MaskedRows | None = None  # of a head that scores several tokens in one pass
     # Rows [rows, hidden_size] of its own embedding, without reading all of it.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
     # Rows of its own output matrix, by places among the scored tokens.
@@ -206,7 +219,8 @@ class EagleHead:
         inputs = ", ".join(map(str, self.feature_layers))
         all_tokens = self.config.vocab_size
         scored = all_tokens if self.token_ids is None else len(self.token_ids)
-        return f"{self.kind} from features {inputs}, scores {scored} of {all_tokens} tokens"
+        drafts = "" if self.masks is None else f"drafts {self.masks.count} tokens a pass, "
+        return f"{self.kind} from features {inputs}, {drafts}scores {scored} of {all_tokens} tokens"
 
     def scoring(self, token_ids: np.ndarray) -> EagleHead:
         """Returns a head of all tokens that scores these alone: [tokens] int64."""
@@ -248,9 +262,12 @@ class DFlashHead:
     pending token and mask tokens after it, each of which sees the whole block and the target's
     features of all tokens before.
 
+    DSpark (DeepSeek) is the same with two small parts: of draft tokens it knows which tokens are
+    likelier after them, and how likely they are to be accepted.
+
     config: of its layers; vocab_size and context_length are the target's. tensors: as those of
-    `EagleHead`, of which it has `fc.weight`, `norm`, those of layers, all with input_norm and
-    (q|k)_norm, and
+    `EagleHead`, of which it has `fc.weight`, `norm`, maybe [embed] and [head], those of layers, all
+    with input_norm and (q|k)_norm, and
 
         context_norm    of what fc makes of features, the same for all layers
     """
@@ -264,10 +281,41 @@ class DFlashHead:
     tensors: Mapping[str, np.ndarray]
     block_size: int  # tokens, of which the first is the pending one
     mask_token: int  # of the target's vocabulary
+    # Each row scores the token after its own, so that the pending token's drafts, too; else a row
+    # scores the token in its own place.
+    scores_next: bool = False
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+    transitions: Transitions | None = None
+    confidence: Confidence | None = None
+    # As those of `EagleHead`.
+    embed_rows: Callable[[np.ndarray], np.ndarray] | None = None
+    head_rows: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def scored(self) -> range:
+        """Rows of a block that draft."""
+        return range(0 if self.scores_next else 1, self.block_size)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Says whether more than logits is read of rows."""
+        by = self.transitions and self.transitions.kind
+        return self.confidence is not None or by not in (None, FollowsBy.TOKEN)
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.feature_layers))
-        return f"DFlash from features {inputs}, drafts {self.block_size - 1} tokens a pass"
+        kind = "DFlash" if self.transitions is None else "DSpark"
+        drafts = f"{kind} from features {inputs}, drafts {len(self.scored)} tokens a pass"
+        if self.token_ids is None:
+            return drafts
+        return f"{drafts}, scores {len(self.token_ids)} of {self.config.vocab_size} tokens"
+
+    def scoring(self, token_ids: np.ndarray) -> DFlashHead:
+        """See `EagleHead.scoring`."""
+        rows = self.head_rows
+        own = None if rows is None else lambda places: rows(token_ids[places])
+        transitions = self.transitions and self.transitions.scoring(token_ids)
+        return replace(self, token_ids=token_ids, head_rows=own, transitions=transitions)
 
 
 TrainedHead = EagleHead | MedusaHead | DFlashHead

@@ -22,6 +22,7 @@ from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
 from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
@@ -138,7 +139,8 @@ def cascade(context: DrafterContext) -> Drafter:
 def eagle(context: DrafterContext) -> Drafter:
     if not isinstance(context.head, EagleNetwork):
         raise missing_head("eagle")
-    return EagleDrafter(context.head)
+    scores_several = context.head.masks is not None
+    return (ParallelEagleDrafter if scores_several else EagleDrafter)(context.head)
 
 
 @declares(replace(MedusaDrafter.traits, auto=True))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ _GRAPH_FILE, _SUMS_FILE = "step.onnx", "sums.json"
 _PIECE = 1 << 22  # bytes that are read at once
 _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 
+_Layered = TypeVar("_Layered", EagleHead, DFlashHead)
 _log = logging.getLogger(__name__)
 
 _Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
@@ -88,10 +89,11 @@ def open_trained_head(
             if _has_tables(head)
             else StoredTables(open_tables(source, f"the head {path} shares"))
         )
+        head = _with_fewer_tokens(head, target)
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(head, tables, backend)
         else:
-            network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
+            network = EagleNetwork(head, tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
 
@@ -108,11 +110,10 @@ class _NoTables:
 
 def _has_tables(head: EagleHead | DFlashHead) -> bool:
     """Says whether the head needs none of the target's tables."""
-    is_eagle = isinstance(head, EagleHead)
-    return is_eagle and head.embed_rows is not None and head.head_rows is not None
+    return head.embed_rows is not None and head.head_rows is not None
 
 
-def _with_fewer_tokens(head: EagleHead, target: ResolvedModel) -> EagleHead:
+def _with_fewer_tokens(head: _Layered, target: ResolvedModel) -> _Layered:
     """Returns the head with the likely ones of a large vocabulary, where it scores all of it: what
     it drafts of the others is worth less than what they cost, and the target writes them still."""
     if head.token_ids is not None:

@@ -1,101 +1,204 @@
-"""DFlash heads as z-lab publishes them. Layer ids name layers whose output is read."""
+"""DFlash heads as z-lab publishes them, and DSpark heads, which have more (exporters/heads/dspark).
+
+They state the same in three ways: z-lab, SpecForge and Liquid AI in `dflash_config`, DeepSpec
+beside the sizes of layers, speculators with the sizes of layers apart. Layer ids name layers whose
+output is read, but those of speculators, which name inputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.heads.eagle import (
-    PADDING,
-    count,
-    head_config,
-    head_window,
-    mapping,
-    unusable,
-)
+from edge_spec.exporters.heads.dspark import AFTER, DSparkParts, divided
+from edge_spec.exporters.heads.eagle import PADDING, head_config, head_window, rows_of, token_ids
 from edge_spec.exporters.heads.eagle_tensors import (
+    VOCABULARY,
     Shapes,
     layer_shapes,
     named_as_ours,
     published_name,
     require_exactly,
 )
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    StoredTensors,
+    count,
+    mapping,
+    unusable,
+)
+from edge_spec.exporters.stored_tensor import StoredTensor
 
 _CONTEXT_NORM = "hidden_norm.weight"
 _MAX_BLOCK = 64  # tokens
 _OWN_TARGET = "Use the head with the model that it was trained for."
+_INPUT_IDS, _OUTPUT_IDS = "aux_hidden_state_layer_ids", "target_layer_ids"
+# Of config.json, what only such heads state.
+MARKS = ("dflash_config", "markov_rank", _INPUT_IDS, _OUTPUT_IDS)
+_PROJECTORS = (None, "dflash", "dspark")
+_DSPARK = "dspark"
+# What heads state that compute otherwise than here.
+_OTHERWISE = (
+    "is_causal",
+    "causal",
+    "use_swa",
+    "conv_kernel_size",
+    "selector_rank",
+    "attention_value_scale",
+    "output_multiplier",
+    "input_embedding_scale",
+    "final_logit_softcapping",
+)
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """What config.json states, in whichever way."""
+
+    path: Path
+    values: Mapping[str, Any]  # of the head
+    sizes: Mapping[str, Any]  # of its layers
+
+    @classmethod
+    def of(cls, files: HeadFiles) -> _Stated:
+        """Raises UnsupportedModelError for a head that computes otherwise."""
+        path, top = files.path, files.values
+        values = {**top, **mapping(top, "dflash_config")}
+        projector = values.get("projector_type")
+        if projector not in _PROJECTORS:
+            raise UnsupportedModelError(
+                f"{path} has a projector of the kind {str(projector)[:100]}, which is not computed",
+                remedy="Use another head.",
+            )
+        otherwise = next((each for each in _OTHERWISE if values.get(each)), None)
+        if otherwise is not None:
+            raise UnsupportedModelError(
+                f"{path} states {otherwise}, which is not computed for DFlash heads",
+                remedy="Use another head.",
+            )
+        return cls(path, values, {**top, **mapping(top, "transformer_layer_config")})
+
+    def feature_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """Raises as `open_head` does."""
+        is_input = _INPUT_IDS in self.values
+        ids = self.values.get(_INPUT_IDS if is_input else _OUTPUT_IDS)
+        layers = self.values.get("num_target_layers")
+        if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
+            raise ModelFileError(f"{self.path} names no layers", remedy="Download the head again.")
+        found = [each if is_input else each + 1 for each in ids]
+        told = isinstance(layers, int) and layers != target.num_layers
+        # The output of the last layer is no input of any: features have it after the final norm.
+        if told or ids != sorted(set(ids)) or not 0 <= found[0] <= found[-1] < target.num_layers:
+            what = "inputs" if is_input else "outputs"
+            raise UsageError(
+                f"{self.path} drafts from the {what} of the layers {ids} of {layers or 'some'} "
+                f"layers, which a target of {target.num_layers} layers has not",
+                remedy=_OWN_TARGET,
+            )
+        return tuple(found)
+
+    def mask_token(self, target: ModelConfig) -> int:
+        """Raises as `open_head` does."""
+        token = self.values.get("mask_token_id")
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise unusable(self.path, "usable mask_token_id")
+        if not 0 <= token < target.vocab_size:
+            raise UsageError(
+                f"{self.path}: its mask token {token} is beyond the target's vocabulary of "
+                f"{target.vocab_size}",
+                remedy=_OWN_TARGET,
+            )
+        return token
+
+    def scores_next(self, has_transitions: bool) -> bool:
+        """Says whether each row scores the token after its own, as DeepSpec's do."""
+        told = self.values.get("sample_from_anchor", self.values.get("shift_label"))
+        if isinstance(told, bool):
+            return told
+        if _INPUT_IDS in self.values:  # speculators, before its config.json told
+            return False
+        is_deepspec = "dflash_config" not in self.values
+        return is_deepspec or has_transitions or self.values.get("projector_type") == _DSPARK
 
 
 def dflash_head(files: HeadFiles) -> DFlashHead:
     """Raises as `open_head` does."""
-    path, values, tensors, target = files.path, files.values, files.tensors, files.target
-    stated = mapping(values, "dflash_config")
+    path, target, stated = files.path, files.target, _Stated.of(files)
+    parts, tensors = divided(files.tensors)
+    dspark = DSparkParts(path, stated.values, parts)
     named = named_as_ours(path, {n: t for n, t in tensors.items() if n != _CONTEXT_NORM})
     if _CONTEXT_NORM in tensors:
         named["context_norm"] = tensors[_CONTEXT_NORM]
-    config = head_config(path, values, named, target, "dflash")
-    if head_window(path, values) is not None:
+    config = head_config(path, stated.sizes, named, target, "dflash")
+    if head_window(path, stated.sizes) is not None:
         raise UnsupportedModelError(
             f"{path} has a sliding window, which is not computed for DFlash heads",
             remedy="Use another head.",
         )
-    layers = _feature_layers(path, values, stated, target)
-    size = count(path, values, "block_size")
-    if not 2 <= size <= _MAX_BLOCK:
-        raise unusable(path, f"usable block_size: it is {size}, expected 2 to {_MAX_BLOCK}")
+    layers = stated.feature_layers(target)
+    size = count(path, stated.values, "block_size")
+    scores_next = stated.scores_next(AFTER in parts)
+    least = 1 if scores_next else 2
+    if not least <= size <= _MAX_BLOCK:
+        raise unusable(path, f"usable block_size: it is {size}, expected {least} to {_MAX_BLOCK}")
     head = DFlashHead(
         path=path,
         config=config,
         feature_layers=layers,
         feature_size=target.hidden_size,
-        tensors=StoredTensors(named) if files.has_weights else {},
+        tensors={},
         block_size=size,
-        mask_token=_mask_token(path, stated, target),
+        mask_token=stated.mask_token(target),
+        scores_next=scores_next,
+        token_ids=token_ids(path, tensors.get(VOCABULARY[0]), files.values, target),
     )
-    _require_target(head, values, target)
-    require_exactly(path, named, _shapes(head), _published, "which no DFlash head has")
-    return head
+    _require_target(head, stated.sizes, target, named)
+    shapes = _shapes(head, named)
+    scored = target.vocab_size if head.token_ids is None else len(head.token_ids)
+    shapes |= dspark.shapes(config.hidden_size, target.vocab_size, scored)
+    require_exactly(path, named | parts, shapes, _published, "which no DFlash head has")
+    head = replace(head, transitions=dspark.transitions(), confidence=dspark.confidence())
+    if not files.has_weights:
+        return head
+    if stated.values.get("rope_is_neox_style") is False:
+        named |= _with_halves(config, named)
+    embed_rows, head_rows = (rows_of(named.get(name)) for name in ("embed", "head"))
+    return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
 
 
-def _feature_layers(
-    path: Path, values: Mapping[str, Any], stated: Mapping[str, Any], target: ModelConfig
-) -> tuple[int, ...]:
-    ids, layers = stated.get("target_layer_ids"), values.get("num_target_layers")
-    if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
-        raise ModelFileError(f"{path} names no layers", remedy="Download the head again.")
-    told = isinstance(layers, int) and layers != target.num_layers
-    # The output of the last layer is no input of any: features have it after the final norm alone.
-    if told or ids != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < target.num_layers - 1:
-        raise UsageError(
-            f"{path} drafts from the outputs of the layers {ids} of {layers or 'some'} layers, "
-            f"which a target of {target.num_layers} layers has not",
-            remedy=_OWN_TARGET,
-        )
-    return tuple(each + 1 for each in ids)
+def _with_halves(config: ModelConfig, named: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns queries, keys and their norms of a head that turns neighbouring numbers as pairs, in
+    the order in which pairs are a half apart."""
+    rotated, size = config.rotated, config.head_dim
+    order = np.concatenate(
+        [np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, size)]
+    )
+    found = {}
+    for layer in range(config.num_layers):
+        for part in "qk":
+            for name in (f"layers.{layer}.{part}.weight", f"layers.{layer}.{part}_norm"):
+                starts = np.arange(0, named[name].shape[0], size)
+                rows = (starts[:, None] + order).ravel()
+                found[name] = replace(named[name], row_order=rows)
+    return found
 
 
-def _mask_token(path: Path, stated: Mapping[str, Any], target: ModelConfig) -> int:
-    token = stated.get("mask_token_id")
-    if not isinstance(token, int) or isinstance(token, bool):
-        raise unusable(path, "usable mask_token_id")
-    if not 0 <= token < target.vocab_size:
-        raise UsageError(
-            f"{path}: its mask token {token} is beyond the target's vocabulary of "
-            f"{target.vocab_size}",
-            remedy=_OWN_TARGET,
-        )
-    return token
-
-
-def _require_target(head: DFlashHead, values: Mapping[str, Any], target: ModelConfig) -> None:
-    """It shares the target's tables. Raises UsageError where they are another's."""
+def _require_target(
+    head: DFlashHead,
+    values: Mapping[str, Any],
+    target: ModelConfig,
+    named: Mapping[str, StoredTensor],
+) -> None:
+    """Raises UsageError where the tables that it shares are another's."""
     width, tokens, told = head.config.hidden_size, values.get("vocab_size"), None
-    if width != target.hidden_size:
+    if width != target.hidden_size and not {"embed", "head"} <= named.keys():
         told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
     elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
         told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
@@ -104,10 +207,12 @@ def _require_target(head: DFlashHead, values: Mapping[str, Any], target: ModelCo
 
 
 def _published(name: str) -> str:
-    return _CONTEXT_NORM if name == "context_norm" else published_name(name)
+    if name == "context_norm":
+        return _CONTEXT_NORM
+    return name if name.startswith(("markov_head.", "confidence_head.")) else published_name(name)
 
 
-def _shapes(head: DFlashHead) -> Shapes:
+def _shapes(head: DFlashHead, named: Mapping[str, StoredTensor]) -> Shapes:
     config, hidden = head.config, head.config.hidden_size
     joined = len(head.feature_layers) * head.feature_size
     shapes: Shapes = {
@@ -115,6 +220,10 @@ def _shapes(head: DFlashHead) -> Shapes:
         "context_norm": (hidden,),
         "norm": (hidden,),
     }
+    tokens = config.vocab_size
+    scored = tokens if head.token_ids is None else len(head.token_ids)
+    own_tables = {"embed": (tokens, hidden), "head": (scored, hidden)}
+    shapes |= {name: shape for name, shape in own_tables.items() if name in named}
     for layer in range(config.num_layers):
         norms = {
             "q_norm": (config.head_dim,),

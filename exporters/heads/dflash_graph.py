@@ -15,6 +15,7 @@ Inputs and outputs (known: tokens of the text that are read with the block, and 
     made.N.key|value    [1, kv_heads, known, head_dim]  the entries of known tokens
     logits              [scored, vocab]
     likeliest, shares   see `HeadGraph.tell_likeliest`
+    states              [scored, hidden]        that were scored, where the head reads more of them
 
 Each row sees the whole block, so attention is none of a causal operator. As in
 exporters/onnx/stacked.py, query heads that share keys are rows of one matrix. The cache is read
@@ -24,16 +25,26 @@ pass makes stand apart, and only scores are put side by side.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import BinaryIO
+
 import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
-from edge_spec.core.heads import HeadMatrix
-from edge_spec.exporters.heads.graph_parts import LayersGraph
+from edge_spec.core.heads import DFlashHead, HeadMatrix
+from edge_spec.core.transitions import SHORTLIST
+from edge_spec.exporters.heads.graph_parts import LIKELIEST, LayersGraph
 from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
 class DFlashGraph(LayersGraph):
+    def __init__(
+        self, head: DFlashHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
+    ) -> None:
+        super().__init__(head, matrices, bits, weights)
+        self._head = head
+
     def built(self) -> bytes:
         """Returns a serialized ModelProto, whose weights are written."""
         graph = self._graph
@@ -44,9 +55,15 @@ class DFlashGraph(LayersGraph):
             stream = self._leave(stream, self._attend(context, read, layer), layer)
         picked = graph.add("Gather", [stream, "logit_rows"], "picked", axis=1)
         flat = graph.weight("rows_shape", np.array([-1, self._config.hidden_size]))
-        scored = graph.add("Reshape", [self._norm(picked, "norm"), flat], "scored")
+        scored = graph.add("Reshape", [self._norm(picked, "norm"), flat], "states")
         logits = self._multiply(scored, "head", "logits")
-        outputs = graph.tell_likeliest(logits, self._config.vocab_size)
+        ids, all_tokens = self._head.token_ids, self._config.vocab_size
+        told = LIKELIEST if self._head.transitions is None else SHORTLIST
+        num_scored = all_tokens if ids is None else len(ids)
+        outputs = graph.tell_likeliest(logits, num_scored, told)
+        if self._head.keeps_states:
+            shape = ["scored", self._config.hidden_size]
+            outputs.append(tensor("states", TensorProto.FLOAT, shape))
         made = self._keys_values("made", "known")
         return graph.serialized("block", self._inputs(), [*outputs, *made])
 

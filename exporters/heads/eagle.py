@@ -18,7 +18,15 @@ from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, scored_tokens
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    StoredTensors,
+    count,
+    mapping,
+    scored_tokens,
+    unusable,
+)
+from edge_spec.exporters.heads.masked_rows import MASKED, masked_rows
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 PADDING = 512  # rows that tables of one vocabulary differ by, padded or not
@@ -28,15 +36,16 @@ def eagle_head(files: HeadFiles) -> EagleHead:
     """Raises as `open_head` does."""
     path, values, tensors, target = files.path, files.values, files.tensors, files.target
     sizes = {**values, **mapping(values, "transformer_layer_config")}
-    named = named_as_ours(path, tensors)
+    masked = tensors.get(MASKED)
+    named = named_as_ours(path, {n: t for n, t in tensors.items() if n != MASKED})
     marks = named.keys() | tensors.keys()
     reads_beside = not marks.isdisjoint({"layers.0.hidden_norm", "norm", *VOCABULARY})
     layers = _feature_layers(path, values, target) if reads_beside else (target.num_layers,)
     config = head_config(path, sizes, named, target)
-    token_ids = _token_ids(path, tensors.get("d2t"), values, target)
-    scored = target.vocab_size if token_ids is None else len(token_ids)
+    ids = token_ids(path, tensors.get("d2t"), values, target)
+    scored = target.vocab_size if ids is None else len(ids)
     head = EagleHead(
-        kind="EAGLE-3" if reads_beside else "EAGLE-1",
+        kind=("EAGLE-3" if masked is None else "P-EAGLE") if reads_beside else "EAGLE-1",
         path=path,
         config=config,
         feature_layers=layers,
@@ -45,7 +54,7 @@ def eagle_head(files: HeadFiles) -> EagleHead:
         joins_embedding=not reads_beside,
         adds_to_normed=bool(values.get("norm_before_residual", False)),
         returns_normed=bool(values.get("norm_output", False)),
-        token_ids=token_ids,
+        token_ids=ids,
         window=head_window(path, sizes),
     )
     require_target(head, named, sizes, target)
@@ -53,16 +62,17 @@ def eagle_head(files: HeadFiles) -> EagleHead:
     options = {"norm_before_fc": "fc_norm", "fc_norm": "feature_norm.0"}
     asked = frozenset(name for option, name in options.items() if values.get(option) is True)
     require_shapes(head, named, scored, asked)
+    head = replace(head, masks=masked_rows(head, values, masked))
     return with_weights(head, named) if files.has_weights else head
 
 
 def with_weights(head: EagleHead, named: Mapping[str, StoredTensor]) -> EagleHead:
     """Returns the head with its tensors, which stay in their files until they are asked for."""
-    embed_rows, head_rows = (_rows_of(named.get(name)) for name in ("embed", "head"))
+    embed_rows, head_rows = (rows_of(named.get(name)) for name in ("embed", "head"))
     return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
 
 
-def _rows_of(table: StoredTensor | None) -> Callable[[np.ndarray], np.ndarray] | None:
+def rows_of(table: StoredTensor | None) -> Callable[[np.ndarray], np.ndarray] | None:
     return None if table is None else lambda rows: table.rows(rows).float32()
 
 
@@ -152,7 +162,7 @@ def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
     return count(path, sizes, "sliding_window") if any(sliding) else None
 
 
-def _token_ids(
+def token_ids(
     path: Path, offsets: StoredTensor | None, values: Mapping[str, Any], target: ModelConfig
 ) -> np.ndarray | None:
     """The target's id of each token that the head scores: `d2t` has how much larger it is."""
@@ -193,22 +203,5 @@ def require_target(
         )
 
 
-def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else []
-
-
-def count(path: Path, values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = values.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or not 1 <= value <= 1 << 24:
-        raise unusable(path, f"usable {name}")
-    return value
-
-
-def unusable(path: Path, what: str) -> ModelFileError:
-    return ModelFileError(f"{path}: config.json has no {what}", remedy="Download the head again.")

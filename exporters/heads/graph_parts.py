@@ -123,12 +123,14 @@ class HeadGraph(NodeList):
     def silu(self, x: str, output: str) -> str:
         return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
 
-    def tell_likeliest(self, logits: str, tokens: int) -> list[ValueInfoProto]:
+    def tell_likeliest(
+        self, logits: str, tokens: int, count: int = LIKELIEST
+    ) -> list[ValueInfoProto]:
         """Adds `likeliest` and `shares` of `logits` [rows, tokens], and returns all three as
         outputs of the graph: tokens in falling order, and their shares of the sum of e to the
         logits."""
         probs = self.add("Softmax", [logits], "probs", axis=-1)
-        kept = self.weight("kept", np.array([min(LIKELIEST, tokens)]))
+        kept = self.weight("kept", np.array([min(count, tokens)]))
         self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
         return [
             tensor(logits, TensorProto.FLOAT, ["scored", "tokens"]),

@@ -61,3 +61,20 @@ def scored_tokens(path: Path, offsets: StoredTensor, vocab_size: int) -> np.ndar
             remedy="Use the head with the model that it was trained for.",
         )
     return ids
+
+
+def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def count(path: Path, values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = values.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or not 1 <= value <= 1 << 24:
+        raise unusable(path, f"usable {name}")
+    return value
+
+
+def unusable(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(f"{path}: config.json has no {what}", remedy="Download the head again.")

@@ -26,9 +26,9 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
-from edge_spec.exporters.heads.eagle import head_config, mapping, require_target, with_weights
+from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
 from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors
+from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
     MTP_PREFIX,

@@ -9,6 +9,7 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.heads.dflash import MARKS as DFLASH_MARKS
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.head_files import HeadFiles
@@ -30,7 +31,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 _MARKS = (
     "draft_vocab_size",
     "eagle_config",
-    "dflash_config",
+    *DFLASH_MARKS,
     "medusa_num_heads",
     "speculators_config",
     "speculators_model_type",
@@ -91,7 +92,7 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
         return gguf_head(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
     files = HeadFiles(path, values, tensors, target, has_weights)
-    if "dflash_config" in values:
+    if any(mark in values for mark in DFLASH_MARKS):
         return dflash_head(files)
     if "medusa_num_heads" in values:
         return medusa_head(files)

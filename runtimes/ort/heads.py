@@ -141,7 +141,9 @@ class _BoundBlock:
         self._past = {
             f"past.{name}": part[None] for name, part in zip(names, self._entries, strict=True)
         }
-        self._outputs = ["logits", "likeliest", "shares", *(f"made.{name}" for name in names)]
+        told = {each.name for each in session.get_outputs()}
+        scores = ["logits", "likeliest", "shares", *({"states"} & told)]
+        self._outputs = [*scores, *(f"made.{name}" for name in names)]
 
     def __call__(self, rows: BlockRows) -> HeadScores:
         known, block = len(rows.found), len(rows.embedded)
@@ -160,12 +162,13 @@ class _BoundBlock:
             "attention_bias": bias,
             "parts": np.array([known, block]),
             "widths": np.array([slots, known + block]),
-            "logit_rows": np.arange(1, 1 + rows.num_scored),
+            "logit_rows": np.array(rows.scored, np.int64),
         }
-        logits, likeliest, shares, *made = self._session.run(self._outputs, inputs)
+        found = self._session.run(self._outputs, inputs)
+        scores, made = found[: -len(self._entries)], found[-len(self._entries) :]
         for kept, each in zip(self._entries, made, strict=True):
             kept[:, rows.start : end] = each[0]
-        return HeadScores(logits, likeliest, shares)
+        return HeadScores(*scores)
 
 
 def _opened(stored: StoredStep, what: str, threads: int | None) -> onnxruntime.InferenceSession:

@@ -15,7 +15,7 @@ import edge_spec
 from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads import dflash
+from edge_spec.drafters.heads import block
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
@@ -148,8 +148,8 @@ def test_trees_hold_the_likeliest_of_each_row(rig: Rig) -> None:
 
 def test_a_text_beyond_the_window_is_cut_to_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is read in pieces, and entries are moved once there are twice as many."""
-    monkeypatch.setattr(dflash, "WINDOW", 5)
-    monkeypatch.setattr(dflash, "_ROWS_AT_ONCE", 3)
+    rig.drafter._window = 5
+    monkeypatch.setattr(block, "_ROWS_AT_ONCE", 3)
     for accepted in (*ACCEPTED, 1):
         tree = rig.drafter.propose(rig.text[-1], CHAIN)
         require_same(rig, window=5)
@@ -205,6 +205,11 @@ def _set(name: str, *shape: int) -> Callable[[DFlash], object]:
     return lambda head: head.tensors.update({name: np.zeros(shape, np.float32)})
 
 
+def _markov(rank: int, tokens: int = VOCAB) -> Callable[[DFlash], object]:
+    names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+    return lambda head: head.tensors.update({n: np.zeros((tokens, rank), "f4") for n in names})
+
+
 def _nothing(head: DFlash) -> None:
     """Leaves it as it is."""
 
@@ -225,7 +230,22 @@ REFUSED: dict[str, tuple[Callable[[DFlash], object], dict[str, Any], str]] = {
     "no norm": (_drop("hidden_norm.weight"), {}, "hidden_norm.weight is missing"),
     "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),
     "bias": (_set("fc.bias", 64), {}, "a tensor fc.bias, which no DFlash head has"),
-    "unknown": (_set("markov_w1.weight", 4, 4), {}, "no known head has, such as markov_w1"),
+    "unknown": (_set("selector.weight", 4, 4), {}, "no known head has, such as selector"),
+    "half a Markov head": (_set("markov_w1.weight", 265, 4), {}, "markov_w2.weight is missing"),
+    "no Markov head": (_nothing, {"markov_rank": 8}, "Markov head is missing, config.json states"),
+    "its rank": (_markov(4), {"markov_rank": 8}, "is of rank 4, config.json states the rank 8"),
+    "its kind": (_markov(4), {"markov_head_type": "tree"}, "kind tree, which is not computed"),
+    "its gate": (_markov(4), {"markov_head_type": "gated"}, "gate_proj.weight is missing"),
+    "its tokens": (_markov(4, 100), {}, "has the shape [100, 4], expected [265, 4]"),
+    "confidence": (_nothing, {"enable_confidence_head": True}, "confidence_head.proj.weight is"),
+    "its width": (
+        _set("confidence_head.proj.weight", 1, 32),
+        {},
+        "proj.weight has the shape [1, 32], expected [1, 64]",
+    ),
+    "projector": (_nothing, {"projector_type": "domino"}, "kind domino, which is not computed"),
+    "causal": (_nothing, {"is_causal": True}, "states is_causal, which is not computed"),
+    "newer": (_nothing, {"selector_rank": 8}, "states selector_rank, which is not computed"),
     "width": (_nothing, {"hidden_size": 32}, "it shares tables of 32 numbers a row"),
 }
 

@@ -1,8 +1,10 @@
-"""Drafts with a DFlash head (z-lab): all tokens of a block in one pass."""
+"""Drafts with a DFlash head (z-lab): all tokens of a block in one pass; with a DSpark head
+(DeepSeek), which weighs them by the draft tokens before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,22 +17,23 @@ from edge_spec.core.heads import (
     HeadScores,
     TargetTables,
 )
-from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.eagle_session import WINDOW
-from edge_spec.drafters.heads.feature_store import TargetFeatures
-from edge_spec.drafters.heads.independent import IndependentDrafter, head_scores
+from edge_spec.core.transitions import SHORTLIST
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.draft.ahead import Path
+from edge_spec.drafters.draft.candidates import FIRST, SIBLINGS, kind_of
+from edge_spec.drafters.heads.block import BlockDrafter
+from edge_spec.drafters.heads.following import Following, TransitionWeights
+from edge_spec.drafters.heads.independent import RowScores, head_scores
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     HeadLayers,
     attend,
     layer_matrices,
     own_matrix,
-    targets_output,
+    scored_matrix,
+    spread,
 )
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
-
-_ROWS_AT_ONCE = 256
 
 
 class DFlashNetwork:
@@ -47,18 +50,21 @@ class DFlashNetwork:
         self.config = head.config
         self.feature_layers = head.feature_layers
         self.features_size = len(head.feature_layers) * head.feature_size
-        self.num_heads = head.block_size - 1  # rows that draft
+        self.scored = head.scored
+        self.num_heads = len(head.scored)
+        self.transitions = TransitionWeights.of(head)
+        self._token_ids = head.token_ids
         matrices = {"fc": own_matrix(head.tensors, ["fc"])}
         for layer in range(head.config.num_layers):
             matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
-        matrices["head"] = targets_output(tables, None, head.config.vocab_size)
+        matrices["head"] = scored_matrix(head, tables)
         self._step: BindsBlocks = (
             DFlashFormulas(head, FloatProducts(matrices))
             if backend is None
             else backend.dflash_step(head, matrices)
         )
-        self._embed = tables.embed
-        self._masks = tables.embed(np.full(self.num_heads, head.mask_token))
+        self._embed = head.embed_rows or tables.embed
+        self._masks = self._embed(np.full(head.block_size - 1, head.mask_token))
 
     def bound_to(self, cache: np.ndarray) -> BlockStep:
         """See BindsBlocks."""
@@ -68,9 +74,13 @@ class DFlashNetwork:
         """[block_size, hidden_size] of the block after this token."""
         return np.concatenate([self._embed(np.array([pending])), self._masks])
 
+    def targets(self, scored: np.ndarray) -> np.ndarray:
+        """Returns the target's ids of scored tokens."""
+        return scored if self._token_ids is None else self._token_ids[scored]
+
     def spread(self, scores: np.ndarray) -> np.ndarray:
-        """See IndependentHeads: it scores all tokens."""
-        return scores
+        """See IndependentHeads."""
+        return spread(scores, self._token_ids, self.config.vocab_size)
 
 
 class DFlashFormulas:
@@ -78,6 +88,8 @@ class DFlashFormulas:
 
     def __init__(self, head: DFlashHead, products: FloatProducts) -> None:
         self._num_layers = head.config.num_layers
+        self._told = SIBLINGS if head.transitions is None else SHORTLIST
+        self._keeps_states = head.keeps_states
         self._products = products
         self._layers = HeadLayers(head.config, products, head.tensors)
 
@@ -102,97 +114,57 @@ class DFlashFormulas:
             values = np.concatenate([seen_values, made.values], axis=1)
             mixed = attend(made._replace(keys=keys, values=values), None)  # each row sees all rows
             stream = layers.leave(stream, mixed, layer)
-        scored = layers.normed(stream[1 : 1 + rows.num_scored], "norm")
-        return head_scores(self._products("head", scored))
+        scored = layers.normed(stream[rows.scored.start : rows.scored.stop], "norm")
+        found = head_scores(self._products("head", scored), self._told)
+        return replace(found, states=scored) if self._keeps_states else found
 
 
-class DFlashDrafter(IndependentDrafter):
+class DFlashDrafter(BlockDrafter):
     """network: of the head; drafters of several conversations share it."""
 
     traits = DrafterTraits(cost=Cost.PASS, target_session=True, head="dflash")
 
     def __init__(self, network: DFlashNetwork, name: str = "dflash") -> None:
-        super().__init__(network, name)
         self._network = network
-        self._target = TargetFeatures(network.feature_layers, network.features_size, WINDOW)
-        config, self._pending = network.config, 0
-        heads, size = config.num_kv_heads, config.head_dim
-        self._cache = np.zeros((config.num_layers, 2, heads, 0, size), np.float32)
-        self._step = network.bound_to(self._cache)
-        self._first = self._end = 0  # positions that the cache has entries of, from slot 0 on
-
-    def attach(self, model: Model, session: Session) -> None:
-        """Raises UnsupportedModelError where the runtime does not give features."""
-        self._target.attach(session, self.name)
-        self._forget(0)
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        super().begin(prompt)
-        self._forget(self._target.begin(prompt))
+        self._following: Following | None = None
+        super().__init__(network, network, name)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._pending = pending
+        transitions = self._network.transitions
+        self._following = None if transitions is None else Following(transitions, pending)
         return super().propose(pending, budget)
 
-    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-        super().observe(tree, out, verdict)
-        self._target.observe(out, verdict)
+    def _bind(self, cache: np.ndarray) -> None:
+        self._step = self._network.bound_to(cache)
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        super().load_state_dict(state)
-        self._target.forget()
-        self._forget(0)
+    def _decided_by(self, path: Path) -> Hashable:
+        return len(path) if self._following is None else self._following.decided_by(path)
 
-    def close(self) -> None:
-        self._target.close()
-        super().close()
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._target.is_ready
-
-    def _ask(self, heads: Sequence[int]) -> HeadScores:
-        """Reads what is missing of the text, too, at most its last WINDOW tokens."""
-        store, end = self._target.store, len(self._target.text) - 1
-        if self._end < max(store.first, end - 2 * WINDOW):  # nobody knows what is between
-            self._first = self._end = max(store.first, end - WINDOW)
-        block = self._network.embedded(self._pending)
-        while end - self._end > _ROWS_AT_ONCE:
-            self._read(block[:1], self._end + _ROWS_AT_ONCE, 0)
-        return self._read(block, end, len(heads))
-
-    def _read(self, block: np.ndarray, end: int, num_scored: int) -> HeadScores:
-        """Reads the text up to this position, and a block after it."""
-        positions = np.arange(self._end, end)
-        self._make_room(len(positions))
-        found = self._step(
-            BlockRows(
-                block,
-                self._target.store.get(positions),
-                self._end,
-                self._end - self._first,
-                WINDOW,
-                num_scored,
-            )
-        )
-        self._end = end
+    def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
+        chance, following = None, self._following
+        if following is not None:
+            weighed, biases = following.weighed(row, path)
+            chance = following.chance(row, path)
+            if not self._sampler.prefers_by_logits:
+                logits = row.logits.copy()
+                logits[row.likeliest] += biases
+                weighed = weighed._replace(logits=logits)
+            row = weighed
+        row = row._replace(likeliest=self._network.targets(row.likeliest))
+        found = super()._ranked(row, path)
+        if chance is not None and found:
+            found[0] = found[0][0], kind_of(FIRST, chance)
         return found
 
-    def _make_room(self, count: int) -> None:
-        """Makes room for more entries. A text of twice the window is cut to it."""
-        surplus = self._end - self._first - WINDOW
-        if surplus > WINDOW:
-            self._cache = self._cache[..., surplus:, :].copy()
-            self._first += surplus
-        missing = self._end - self._first + count - self._cache.shape[3]
-        if missing > 0:
-            grown = max(missing, _ROWS_AT_ONCE)
-            self._cache = np.pad(self._cache, [(0, 0)] * 3 + [(0, grown), (0, 0)])
-        if surplus > WINDOW or missing > 0:
-            self._step = self._network.bound_to(self._cache)
-
-    def _forget(self, end: int) -> None:
-        """Forgets the entries from this position on."""
-        self._end = max(min(self._end, end), self._first)
-        if self._end == self._first:
-            self._first = self._end = 0
+    def _read(self, start: int, end: int, num_asked: int) -> HeadScores:
+        block = self._network.embedded(self._pending)
+        first = self._network.scored.start
+        rows = BlockRows(
+            block if num_asked else block[:1],
+            self._target.store.get(np.arange(start, end)),
+            start,
+            start - self._first,
+            self._window,
+            range(first, first + num_asked),
+        )
+        return self._step(rows)

@@ -4,8 +4,8 @@ the heads' own chances."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,15 @@ from edge_spec.drafters.draft.candidates import (
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
+
+
+class RowScores(NamedTuple):
+    """Holds what heads say of one draft token: see `HeadScores`."""
+
+    logits: np.ndarray  # [scored tokens]
+    likeliest: np.ndarray  # [some] int64
+    shares: np.ndarray  # [some]
+    state: np.ndarray | None  # [hidden_size], where asked for
 
 
 class IndependentHeads(Protocol):
@@ -56,8 +65,8 @@ class IndependentDrafter(Drafter):
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._count = 0  # of draft tokens, at most
-        self._told: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # by head
-        self._likeliest: dict[int, list[tuple[int, int]]] = {}
+        self._told: dict[int, RowScores] = {}  # by head
+        self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
 
     @property
@@ -99,26 +108,35 @@ class IndependentDrafter(Drafter):
         they are the first ones."""
         raise NotImplementedError
 
-    def _expand(self, path: Path) -> list[Candidate[Path]]:
-        index = len(path)
-        if index == self._heads.num_heads:
-            return []
-        if index not in self._likeliest:
-            self._likeliest[index] = self._ranked(index)
-        return candidates_after(path, self._likeliest[index])
+    def _decided_by(self, path: Path) -> Hashable:
+        """Returns what decides which tokens are likely after these draft tokens."""
+        return len(path)
 
-    def _ranked(self, index: int) -> list[tuple[int, int]]:
-        """(token, kind of draft token) of a head's likeliest tokens, in falling order."""
+    def _expand(self, path: Path) -> list[Candidate[Path]]:
+        if len(path) == self._heads.num_heads:
+            return []
+        decided_by = self._decided_by(path)
+        if decided_by not in self._likeliest:
+            self._likeliest[decided_by] = self._ranked(self._row(len(path)), path)
+        return candidates_after(path, self._likeliest[decided_by])
+
+    def _row(self, index: int) -> RowScores:
+        """Returns what a head says."""
         if index not in self._told:
             all_heads = range(max(index + 1, min(self._heads.num_heads, self._count)))
             heads = all_heads if self._heads.shares_output else [index]
             found = self._ask(heads)
-            rows = zip(found.logits, found.likeliest, found.shares, strict=True)
-            self._told |= zip(heads, rows, strict=True)
-        logits, tokens, shares = self._told[index]
+            for row, head in enumerate(heads):
+                state = None if found.states is None else found.states[row]
+                told = found.logits[row], found.likeliest[row], found.shares[row]
+                self._told[head] = RowScores(*told, state)
+        return self._told[index]
+
+    def _ranked(self, row: RowScores, path: Path) -> list[tuple[int, int]]:
+        """(token, kind of draft token) of a row's likeliest tokens, in falling order."""
         if self._sampler.prefers_by_logits:
-            return kinds_of(tokens, shares)
-        return ranked(self._weigh(self._heads.spread(logits)))
+            return kinds_of(row.likeliest[:SIBLINGS], row.shares[:SIBLINGS])
+        return ranked(self._weigh(self._heads.spread(row.logits)))
 
     def _weigh(self, logits: np.ndarray) -> np.ndarray:
         """[vocab] what the target would prefer by such logits, whatever was drafted before."""
@@ -126,9 +144,10 @@ class IndependentDrafter(Drafter):
         return (sampler.probs if sampler.sampled_drafts else sampler.preference)(logits, ())
 
 
-def head_scores(logits: np.ndarray) -> HeadScores:
-    """logits: [heads, scored tokens]. Shares are NaN where logits are."""
-    likeliest = top_tokens(logits, min(SIBLINGS, logits.shape[1]))
+def head_scores(logits: np.ndarray, count: int = SIBLINGS) -> HeadScores:
+    """logits: [heads, scored tokens]; count: of the likeliest ones. Shares are NaN where logits
+    are."""
+    likeliest = top_tokens(logits, min(count, logits.shape[1]))
     with np.errstate(invalid="ignore"):
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares = np.take_along_axis(powers, likeliest, axis=1) / powers.sum(axis=1, keepdims=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import HeadMatrix, TargetTables
+from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix, TargetTables
 from edge_spec.core.rope import Rope
 
 QUERY_GATE = "q_gate"
@@ -129,18 +129,28 @@ def own_matrix(tensors: Mapping[str, np.ndarray], names: list[str]) -> HeadMatri
     return HeadMatrix(parts, np.concatenate(biases) if biases else None)
 
 
-def targets_output(
-    tables: TargetTables, token_ids: np.ndarray | None, vocab_size: int
-) -> HeadMatrix:
-    """Returns the target's own."""
-    ids = np.arange(vocab_size) if token_ids is None else token_ids
-    return output_matrix(tables.output_rows, ids)
-
-
 def output_matrix(read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> HeadMatrix:
     """Returns these rows of an output matrix, which are read in parts."""
     parts = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
     return HeadMatrix(tuple(partial(read, part) for part in parts), is_output=True)
+
+
+def scored_matrix(head: EagleHead | DFlashHead, tables: TargetTables) -> HeadMatrix:
+    """Returns what scores a head's tokens: its own matrix, else the target's."""
+    ids = np.arange(head.config.vocab_size) if head.token_ids is None else head.token_ids
+    if head.head_rows is None:
+        return output_matrix(tables.output_rows, ids)
+    return output_matrix(head.head_rows, np.arange(len(ids)))
+
+
+def spread(scores: np.ndarray, token_ids: np.ndarray | None, vocab_size: int) -> np.ndarray:
+    """scores: [..., scored tokens] -> [..., vocab of the target], -inf for tokens that are not
+    scored. token_ids: the scored ones; None: all of them."""
+    if token_ids is None:
+        return scores
+    found = np.full((*scores.shape[:-1], vocab_size), -np.inf, np.float32)
+    found[..., token_ids] = scores
+    return found
 
 
 def rms_normed(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:

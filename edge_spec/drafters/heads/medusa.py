@@ -13,7 +13,7 @@ from edge_spec.core.heads import HeadBackend, HeadMatrix, HeadScores, MedusaHead
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.independent import IndependentDrafter, head_scores
-from edge_spec.drafters.heads.layers import FloatProducts
+from edge_spec.drafters.heads.layers import FloatProducts, spread
 from edge_spec.drafters.protocol import Cost, DrafterTraits
 
 
@@ -45,11 +45,7 @@ class MedusaNetwork:
 
     def spread(self, scores: np.ndarray) -> np.ndarray:
         """See IndependentHeads."""
-        if self._token_ids is None:
-            return scores
-        spread = np.full((*scores.shape[:-1], self._vocab_size), -np.inf, np.float32)
-        spread[..., self._token_ids] = scores
-        return spread
+        return spread(scores, self._token_ids, self._vocab_size)
 
     def logits(self, state: np.ndarray, heads: Sequence[int]) -> np.ndarray:
         """[heads, vocab] float32, -inf for tokens that are not scored."""

@@ -23,9 +23,9 @@ from edge_spec.drafters.heads.layers import (
     HeadLayers,
     attend,
     layer_matrices,
-    output_matrix,
     own_matrix,
-    targets_output,
+    scored_matrix,
+    spread,
 )
 
 _KEPT_ROWS = 2048  # of an embedding: 32 MB of the widest heads
@@ -101,6 +101,7 @@ class EagleNetwork:
 
     kind = EagleHead.drafted_by
     reported_acceptance: Sequence[float] = ()  # see Drafter
+    shares_output = True  # what one pass scores is scored at once
 
     def __init__(
         self, head: EagleHead, tables: TargetTables, backend: HeadBackend | None = None
@@ -108,6 +109,8 @@ class EagleNetwork:
         self.config = head.config
         self.feature_layers = head.feature_layers
         self.window = head.window
+        self.masks = head.masks
+        self.num_heads = 1 if head.masks is None else head.masks.count
         self.num_scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
         self._head = head
         matrices = eagle_matrices(head, tables)
@@ -144,14 +147,14 @@ class EagleNetwork:
         ids = self._head.token_ids
         return found if ids is None else [(int(ids[token]), kind) for token, kind in found]
 
+    def targets(self, scored: np.ndarray) -> np.ndarray:
+        """Returns the target's ids of scored tokens."""
+        return scored if self._head.token_ids is None else self._head.token_ids[scored]
+
     def spread(self, scores: np.ndarray) -> np.ndarray:
-        """scores: [rows, num_scored] -> [rows, vocab of the target] float32; tokens that it does
-        not score have -inf."""
-        if self._head.token_ids is None:
-            return scores
-        spread = np.full((len(scores), self.config.vocab_size), -np.inf, np.float32)
-        spread[:, self._head.token_ids] = scores
-        return spread
+        """scores: [..., num_scored] -> [..., vocab of the target] float32; tokens that it does not
+        score have -inf."""
+        return spread(scores, self._head.token_ids, self.config.vocab_size)
 
 
 def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatrix]:
@@ -159,7 +162,4 @@ def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatri
     matrices = {"fc": own_matrix(head.tensors, ["fc"])}
     for layer in range(head.config.num_layers):
         matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
-    if head.head_rows is None:
-        return matrices | {"head": targets_output(tables, head.token_ids, head.config.vocab_size)}
-    scored = head.config.vocab_size if head.token_ids is None else len(head.token_ids)
-    return matrices | {"head": output_matrix(head.head_rows, np.arange(scored))}
+    return matrices | {"head": scored_matrix(head, tables)}

@@ -1,0 +1,202 @@
+"""Heads that draft several tokens a pass, against what their published code drafts in its own loop:
+fixtures/make_head_vectors.py. The same head in other packages drafts the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import DFlashHead, HeadBackend
+from edge_spec.drafters.draft.ahead import Path as Drafted
+from edge_spec.drafters.heads.block import BlockDrafter
+from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
+from edge_spec.drafters.heads.independent import RowScores
+from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
+from edge_spec.drafters.protocol import Budget
+from edge_spec.exporters.heads import is_head, open_head, says_head
+from fixtures import tiny_models
+from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
+
+VECTORS = Path(__file__).resolve().parents[1] / "fixtures" / "head_vectors.npz"
+DEEPSPEC = ("deepspec-vanilla", "deepspec-gated", "deepspec-rnn", "deepspec-none")
+KINDS = (*DEEPSPEC, "p-eagle")
+TARGET = ModelConfig(
+    architecture="qwen3",
+    num_layers=9,
+    hidden_size=16,
+    intermediate_size=24,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=48,
+    context_length=2048,
+    norm_epsilon=1e-6,
+    rope_theta=1e4,
+)
+Tensors = dict[str, np.ndarray]
+Repackage = Callable[[dict[str, Any], Tensors, Any], tuple[dict[str, Any], Tensors]]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Mapping[str, np.ndarray]:
+    return dict(np.load(VECTORS))
+
+
+class Tables:
+    """Of a head that shares them with its target."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._embedding = tensors["embed_tokens.weight"].astype(np.float32)
+        self._output = tensors["lm_head.weight"].astype(np.float32)
+
+    def embed(self, tokens: np.ndarray) -> np.ndarray:
+        return self._embedding[tokens]
+
+    def output_rows(self, tokens: np.ndarray | None) -> np.ndarray:
+        return self._output if tokens is None else self._output[tokens]
+
+
+def stored(vectors: Mapping[str, np.ndarray], kind: str) -> tuple[dict[str, Any], Tensors]:
+    prefix = f"{kind}/tensor/"
+    tensors = {n.removeprefix(prefix): each for n, each in vectors.items() if n.startswith(prefix)}
+    return json.loads(str(vectors[f"{kind}/config"])), tensors
+
+
+def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    kinds = {"float16": "F16", "int64": "I64", "bool": "BOOL"}
+    named = {name: (kinds[str(each.dtype)], each) for name, each in tensors.items()}
+    (directory / "model.safetensors").write_bytes(tiny_models.safetensors(named))
+    return directory
+
+
+def drafter_of(path: Path, tensors: Tensors, backend: HeadBackend | None) -> BlockDrafter:
+    head, tables = open_head(path, TARGET), Tables(tensors)
+    if isinstance(head, DFlashHead):
+        return RecordingDFlash(DFlashNetwork(head, tables, backend))
+    return RecordingEagle(EagleNetwork(head, tables, backend))
+
+
+class RecordingDFlash(DFlashDrafter):
+    """Keeps what is said after a path: logits of all tokens, and the chance to be accepted."""
+
+    def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
+        logits, chance = row.logits.copy(), None
+        if self._following is not None:
+            _, biases = self._following.weighed(row, path)
+            logits[row.likeliest] += biases
+            chance = self._following.chance(row, path)
+        self.seen[len(path)] = self._network.spread(logits), chance
+        return super()._ranked(row, path)
+
+
+class RecordingEagle(ParallelEagleDrafter):
+    def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
+        self.seen[len(path)] = self._network.spread(row.logits), None
+        return super()._ranked(row, path)
+
+
+def require_published(
+    vectors: Mapping[str, np.ndarray], kind: str, drafter: Any, scored: np.ndarray | None = None
+) -> None:
+    """scored: tokens that the head scores, where not all."""
+    told = {name: vectors[f"{kind}/{name}"] for name in ("text", "features", "starts", "tokens")}
+    logits, chances = vectors[f"{kind}/logits"], vectors[f"{kind}/chances"]
+    read, count = 0, logits.shape[1]
+    drafter._acceptance.estimate = lambda kind: 1.0  # it drafts as many tokens as it may
+    for index, start in enumerate(told["starts"].tolist()):
+        drafter.seen = {}
+        drafter._target.text = told["text"][: start + 1].tolist()
+        features = told["features"][read:start].astype(np.float32)
+        drafter._target.store.put(read, features)
+        tree = drafter.propose(int(told["text"][start]), Budget(count, count + 1, branches=False))
+        assert tree.tokens[1:].tolist() == told["tokens"][index].tolist()
+        for depth in range(count):
+            found, chance = drafter.seen[depth]
+            expected = logits[index][depth]
+            among = slice(None) if scored is None else scored
+            largest = float(np.abs(expected).max())
+            np.testing.assert_allclose(found[among], expected[among], atol=1e-5 * largest)
+            if chances.size:
+                assert chance == pytest.approx(chances[index][depth], abs=1e-5)
+        read = start
+
+
+@pytest.mark.parametrize("backend", FLOAT_BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_draft_as_their_published_code(
+    kind: str, backend: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    config, tensors = stored(vectors, kind)
+    path = write(tmp_path / "head", config, tensors)
+    assert says_head(path / "config.json") and is_head(path)
+    require_published(vectors, kind, drafter_of(path, tensors, float_backend(backend)))
+
+
+def _in_one_place(config: dict[str, Any], vectors: Any) -> dict[str, Any]:
+    """Returns config.json of Liquid AI and SpecForge."""
+    names = ("mask_token_id", "target_layer_ids", "num_target_layers")
+    apart = {name: config[name] for name in names}
+    rest = {name: value for name, value in config.items() if name not in names}
+    return rest | {"dflash_config": apart}
+
+
+def _lfm2(config: dict[str, Any], tensors: Tensors, _: Any) -> tuple[dict[str, Any], Tensors]:
+    """Shares the target's tables, and turns neighbouring numbers as pairs."""
+    apart = {n: t for n, t in tensors.items() if n not in ("embed_tokens.weight", "lm_head.weight")}
+    for name, each in apart.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight")):
+            halves = each.reshape(-1, 2, config["head_dim"] // 2, *each.shape[1:])
+            apart[name] = halves.swapaxes(1, 2).reshape(each.shape)
+    told = {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}
+    config = {n: v for n, v in config.items() if n != "confidence_head_with_markov"}
+    return _in_one_place(config | told, None), apart
+
+
+def _specforge(config: dict[str, Any], tensors: Tensors, _: Any) -> tuple[dict[str, Any], Tensors]:
+    config = _in_one_place(config | {"architectures": ["DSparkDraftModel"]}, None)
+    config["dflash_config"] |= {"projector_type": "dspark", "markov_rank": config["markov_rank"]}
+    return config, {f"model.{name}": each for name, each in tensors.items()}
+
+
+def _speculators(
+    config: dict[str, Any], tensors: Tensors, ids: np.ndarray
+) -> tuple[dict[str, Any], Tensors]:
+    """Scores some tokens alone."""
+    sizes = {name: config[name] for name in config if name not in ("markov_rank", "block_size")}
+    top = {name: config[name] for name in ("block_size", "mask_token_id", "markov_rank")}
+    top |= {"transformer_layer_config": sizes, "draft_vocab_size": len(ids)}
+    top |= {"speculators_model_type": "dspark", "sample_from_anchor": True}
+    top["aux_hidden_state_layer_ids"] = [each + 1 for each in config["target_layer_ids"]]
+    cut = {n: tensors[n][ids] for n in ("lm_head.weight", "markov_head.markov_w2.weight")}
+    named = {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(48), ids)}
+    return top, tensors | cut | named
+
+
+PACKAGES: dict[str, Repackage] = {
+    "lfm2": _lfm2,
+    "specforge": _specforge,
+    "speculators": _speculators,
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_same_head_in_another_package_drafts_the_same(
+    package: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    kind = "deepspec-vanilla"
+    config, tensors = stored(vectors, kind)
+    drafted = np.unique(vectors[f"{kind}/tokens"])
+    ids = np.unique(np.concatenate([drafted, np.arange(20, 40)]))  # a head of few tokens
+    path = write(tmp_path / "head", *PACKAGES[package](config, tensors, ids))
+    assert says_head(path / "config.json") and is_head(path)
+    drafter = drafter_of(path, tensors, float_backend("graph"))
+    require_published(vectors, kind, drafter, ids if package == "speculators" else None)
