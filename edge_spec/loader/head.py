@@ -89,11 +89,10 @@ def open_trained_head(
             if _has_tables(head)
             else StoredTables(open_tables(source, f"the head {path} shares"))
         )
-        head = _with_fewer_tokens(head, target)
         if isinstance(head, DFlashHead):
-            network = DFlashNetwork(head, tables, backend)
+            network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
         else:
-            network = EagleNetwork(head, tables, backend)
+            network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
     network.reported_acceptance = reported_acceptance(path)
     return network
 

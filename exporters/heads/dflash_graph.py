@@ -62,7 +62,7 @@ class DFlashGraph(LayersGraph):
         num_scored = all_tokens if ids is None else len(ids)
         outputs = graph.tell_likeliest(logits, num_scored, told)
         if self._head.keeps_states:
-            shape = ["scored", self._config.hidden_size]
+            shape: list[int | str] = ["scored", self._config.hidden_size]
             outputs.append(tensor("states", TensorProto.FLOAT, shape))
         made = self._keys_values("made", "known")
         return graph.serialized("block", self._inputs(), [*outputs, *made])
