@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from edge_spec.control.calibration import learn, reach_beside, reach_of
@@ -30,6 +31,9 @@ from edge_spec.drafters.protocol import Budget, Drafter
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 # What other shares do: benchmarks/head_policy.py --checked.
 _CHECKED = 0.2
+# How likely the next draft token of a model is, at most, to be right: a pass after a row finds one,
+# and has to pay for that one. What other values do: benchmarks/tree_replay.py.
+_NEXT_RIGHT = 0.85
 _LONGEST_SLEEP = 32  # rounds: what passes take may change meanwhile
 
 
@@ -201,7 +205,8 @@ class AdaptivePolicy:
             limits.num_rows,
             limits.branches,
             limits.probes,
-            min_reach=worth,
+            min_reach=worth if record.is_free else min(1.0, worth / _NEXT_RIGHT),
+            least_reach=self.seconds.row_s / self.seconds.token_s,
             free_rows=self.costs.plain_rows,
             shape=self._shape(drafter, limits) if record.is_measured else (),
         )
@@ -210,7 +215,9 @@ class AdaptivePolicy:
         taken_s = self._clock() - start
         taken_s = max(0.0, taken_s) if math.isfinite(taken_s) else 0.0
         self._asking_s += taken_s
-        own_s, read_s = record.answered(len(tree) - 1, taken_s, self.seconds.plain_s)
+        passes = drafter.passes if len(tree) > 1 else 0
+        passes = int(tree.depths.max()) if passes is None else passes
+        own_s, read_s = record.answered(passes, taken_s, self.seconds.plain_s)
         self._asked[drafter.name] = own_s, read_s, tree
         return tree
 
@@ -221,12 +228,15 @@ class AdaptivePolicy:
         record = self.records[name]
         # What all that were asked have taken is spent, whoever drafts.
         spent_s = sum(own_s for own_s, *_ in self._asked.values())
+        stake_s = record.account.stake * self.seconds.plain_s - spent_s
+        most = min(len(tree), limits.num_rows)
+        while most > 1 and self.seconds.most_lost_s(most) > stake_s:
+            most -= 1
+        limits = replace(limits, num_rows=most) if most < limits.num_rows else limits
         plan = plan_rows(tree, reach, limits, self.costs, self.seconds.token_s)
-        if plan is None:
+        if plan is None or self.seconds.most_lost_s(len(plan.tree)) > stake_s:
             return None
         rows = len(plan.tree)
-        if self.seconds.most_lost_s(rows) + spent_s > record.account.stake * self.seconds.plain_s:
-            return None
         expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))
         return _Candidate(name, tree, reach, plan, expected, self.seconds.at(rows) + spent_s)
 

@@ -30,13 +30,13 @@ class DrafterRecord:
         self.attends = True  # it observes this round
         self.asked_s = 0.0  # mean seconds of an answer; 0 before the first
         self._token_s = draft_token_s
-        self._is_given, self._is_free = draft_token_s is not None, draft_token_s == 0
+        self._is_given, self.is_free = draft_token_s is not None, draft_token_s == 0
         self._fixed_s = 0.0  # of an answer without a draft token
         self._watching_s = 0.0  # mean seconds that it takes to observe a round
         self._answers = 0
         self.is_slow, self._slow_rounds = False, 0
         self._unread = 0  # tokens that it has to read before it can draft, at least
-        self._reading_s = 0.0 if self._is_free else None  # of one of them; None: not known yet
+        self._reading_s = 0.0 if self.is_free else None  # of one of them; None: not known yet
         self._reads_prompt = True
         self._seconds = self._tokens = 0.0  # means over rounds that drafted with it
 
@@ -99,11 +99,11 @@ class DrafterRecord:
         """Counts an answer; returns its seconds, fewer where the machine was busy with something
         else, and those of reading before. plain_s: of a plain step."""
         self.attends = True
-        if not self._answers and self._is_free:  # it has read its files, or has waited
+        if not self._answers and self.is_free:  # it has read its files, or has waited
             seconds = min(seconds, plain_s)
         self._answers += 1
         unread, self._unread = self._unread, 0
-        if unread and not self._is_free:
+        if unread and not self.is_free:
             usual_s = self._fixed_s + draft_tokens * self.draft_token_s
             read_s = max(0.0, seconds - usual_s)
             before_s = read_s / unread if self._reading_s is None else self._reading_s

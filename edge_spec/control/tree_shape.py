@@ -124,14 +124,20 @@ def plan_rows(
         # Whether a sampled row is kept must not depend on what comes after it, which depends on
         # its token: a bound that is the same for all rows is blind to that.
         return cut(tree, limits, costs.slope / token_s)
-    if not tree.is_chain:
+    if tree.required:
         reach = [1.0, *sorted(reach[1:], reverse=True)]
-    num_rows = _best_rows(reach[: limits.num_rows], costs, token_s)
-    if tree.is_chain and not tree.required:  # most rounds
-        if num_rows == 1:
-            return None
+        num_rows = _best_rows(reach[: limits.num_rows], costs, token_s)
+        return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
+    order = list(range(len(reach)))
+    if not tree.is_chain:  # stable, and no row is likelier than its parent, which stays before it
+        order.sort(key=lambda row: -reach[row])
+    likeliest = [reach[row] for row in order[: limits.num_rows]]
+    num_rows = _best_rows(likeliest, costs, token_s)
+    if num_rows == 1:
+        return None
+    if tree.is_chain:  # most rounds
         return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
-    return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
+    return RoundPlan(tree.select(sorted(order[:num_rows])), None)
 
 
 def _best_rows(reach: Sequence[float], costs: RowCosts, token_s: float) -> int:

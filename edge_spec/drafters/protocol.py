@@ -25,9 +25,16 @@ class Budget:
     # one.
     branches: bool = True
     probes: bool = True  # whether rows beside that chain may be scored for what they teach
-    min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from
+    min_reach: float = 0.0  # rows less likely to be reached and right are not worth growing from,
+    # and rows less likely than this are not worth scoring; None: the same. It is lower where what
+    # may follow a row is found by a pass of a model: the siblings of a row come without one.
+    least_reach: float | None = None
     free_rows: int = 1  # of the first ones, which cost no more than the pending one alone
     shape: tuple[int, ...] = ()  # parents of the rows of a tree that samples are to fill, if known
+
+    @property
+    def worth_scoring(self) -> float:
+        return self.min_reach if self.least_reach is None else self.least_reach
 
 
 class TextCounts(NamedTuple):
@@ -129,6 +136,11 @@ class Drafter:
         """Tells how often the first, second, ... sampled child of a row is the one that is
         accepted; empty where the drafter does not sample."""
         return ()
+
+    @property
+    def passes(self) -> int | None:
+        """Tells how many passes of its model the last proposal took; None: one for each level."""
+        return None
 
     @property
     def reported_acceptance(self) -> Sequence[float]:

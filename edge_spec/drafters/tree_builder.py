@@ -62,22 +62,26 @@ def grow(
     acceptance: LearntAcceptance,
     root: State,
     expand: Expand[State],
+    most_expanded: int | None = None,
 ) -> Growth:
     """A tree within the budget, in the order of falling chance that a row is reached and right.
 
-    expand: what may follow a state, in no order and without equal tokens; asked for once a row.
+    expand: what may follow a state, in no order and without equal tokens; asked for once a row, and
+    for `most_expanded` rows at most.
     """
     if not budget.branches:
         return _grow_chain(drafter, pending, budget, acceptance, root, expand)
     tokens, parents, kinds = [pending], [-1], [0]
     confidence, reach, depth = [1.0], [1.0], [0]
     frontier: list[tuple[float, int, int, float, Candidate[State]]] = []
-    pushed = 0
+    pushed = expanded = 0
+    worth_scoring = budget.worth_scoring
 
     def push(row: int, state: State) -> None:
-        nonlocal pushed
-        if depth[row] == budget.num_draft_tokens:
+        nonlocal pushed, expanded
+        if depth[row] == budget.num_draft_tokens or expanded == most_expanded:
             return
+        expanded += 1
         rated = [(acceptance.estimate(candidate.kind), candidate) for candidate in expand(state)]
         if len(rated) > 1:
             rated.sort(key=lambda pair: -pair[0])
@@ -88,7 +92,7 @@ def grow(
             chance = reach[row] * estimate
             heappush(frontier, (-chance, pushed, row, estimate, candidate))
             pushed += 1
-            if chance < budget.min_reach:
+            if chance < worth_scoring:
                 break  # one to learn from is enough: its siblings are even less likely
 
     unlikely = 0
@@ -102,9 +106,8 @@ def grow(
         confidence.append(estimate)
         reach.append(-negative)
         depth.append(depth[parent] + 1)
-        if -negative < budget.min_reach:
-            unlikely += 1
-        elif len(tokens) < budget.num_rows:
+        unlikely += -negative < worth_scoring
+        if -negative >= budget.min_reach and len(tokens) < budget.num_rows:
             push(row, candidate.state)
     return Growth(_tree(drafter, tokens, parents, confidence), kinds)
 

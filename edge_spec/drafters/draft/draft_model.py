@@ -89,6 +89,7 @@ class DraftModelDrafter(Drafter):
         self._told_full = False
         self._ahead = DraftAheadCache() if anticipates else None
         self._anticipates = self._was_ready = False
+        self._passes = 0  # of the last proposal
 
     @property
     def anticipates(self) -> bool:
@@ -134,7 +135,7 @@ class DraftModelDrafter(Drafter):
         # The draft reads the text and all draft tokens but the last.
         count = min(budget.num_draft_tokens, self._text.room)
         assumed = self._text.draft_tokens
-        self._was_ready = False
+        self._was_ready, self._passes = False, 0
         if count <= 0:
             self._tell_full()
             self._growth = nothing(pending)
@@ -190,6 +191,10 @@ class DraftModelDrafter(Drafter):
         return [self._acceptance.estimate(kind) for kind in SIBLING_KINDS]
 
     @property
+    def passes(self) -> int | None:
+        return self._passes
+
+    @property
     def reported_acceptance(self) -> Sequence[float]:
         return self._reported
 
@@ -232,7 +237,7 @@ class DraftModelDrafter(Drafter):
         """Reads one pass; the level below drafts for the draft as it drafts for the target."""
         ahead = self._level.chain(self._text.last, line.room - 1)
         ahead = self._readable_rows(ahead)
-        logits = self._text.score(ahead)
+        logits = self._read_rows(ahead)
         path = self._text.draft_tokens
         row: int | None = 0
         rows: list[int] = []
@@ -257,14 +262,14 @@ class DraftModelDrafter(Drafter):
     def _tree(self, pending: int, budget: Budget) -> Growth:
         """Row after row, the likeliest first, or level after level where a pass of several rows
         costs no more; sampled ones in the shape that is asked for."""
-        reader = Reader(self._text.score, self._width, self._text.max_rows)
+        reader = Reader(self._read_rows, self._width, self._text.max_rows)
         given = self.name, pending, budget, self._acceptance
         if self._chooser.samples:
             return sample_shape(*given, reader, self._chooser.draw)
         if self._width > 1:
             return grow_levels(*given, reader, self._chooser.likeliest)
         root: Path = ()
-        return grow(*given, root, self._expand)
+        return grow(*given, root, self._expand, budget.num_draft_tokens)
 
     def _expand(self, path: Path) -> list[Candidate[Path]]:
         """Returns what may follow the text and these draft tokens."""
@@ -286,9 +291,13 @@ class DraftModelDrafter(Drafter):
         before it was the last to be scored."""
         self._text.retract()
         self._text.candidate(path)
-        logits: np.ndarray = self._text.score(TokenTree.chain(self._text.last))[0]
+        logits: np.ndarray = self._read_rows(TokenTree.chain(self._text.last))[0]
         self._text.keep([0])
         return logits
+
+    def _read_rows(self, tree: TokenTree) -> np.ndarray:
+        self._passes += 1
+        return self._text.score(tree)
 
     def _forget(self) -> None:
         self._anticipates = self._was_ready = False

@@ -398,7 +398,8 @@ def test_a_draft_token_that_is_too_unlikely_is_below_break_even() -> None:
 
 
 def test_the_budget_tells_a_drafter_how_likely_its_draft_tokens_have_to_be() -> None:
-    """What a draft token and its row cost, over the time of a token."""
+    """What a draft token and its row cost, over the time of a token: the one that follows has to be
+    worth it, and a row that is there without a pass its row alone."""
     clock = Clock()
     drafter = DraftingAtCost(clock, 0.25, 0.9)
     policy = policy_of(clock, {"draft": 0.25}, free={"draft"})
@@ -408,7 +409,8 @@ def test_the_budget_tells_a_drafter_how_likely_its_draft_tokens_have_to_be() -> 
     [budget] = drafter.budgets
     assert (budget.num_draft_tokens, budget.num_rows) == (5, 9)
     assert not (budget.branches or budget.probes)
-    assert budget.min_reach == pytest.approx(0.25 + SLOPE)
+    assert budget.min_reach == pytest.approx((0.25 + SLOPE) / 0.85)
+    assert budget.least_reach == pytest.approx(SLOPE)
 
 
 def test_slow_rounds_do_not_lower_what_draft_tokens_have_to_win() -> None:
@@ -653,3 +655,44 @@ def test_a_drafter_reads_a_prompt_where_its_account_pays_for_an_answer() -> None
     assert policy.wants(useless)
     policy.begin(1000)
     assert record.unread_s(1.0) == 0
+
+
+class SiblingsDrafter(DraftingAtCost):
+    """Proposes three draft tokens that exclude each other, found by one pass."""
+
+    passes = 1
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self._clock.now += self.token_s
+        return TokenTree(
+            np.array([pending, 1, 2, 3], np.int32),
+            np.array([-1, 0, 0, 0], np.int32),
+            np.array([1.0, 0.5, 0.3, 0.15], np.float32),
+            proposed_by=("", *(self.name,) * 3),
+        )
+
+
+def branching(clock: Clock, draft_token_s: dict[str, float]) -> AdaptivePolicy:
+    costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
+    return AdaptivePolicy(costs, draft_token_s, clock=clock)
+
+
+def test_a_pass_of_a_draft_costs_the_same_however_many_siblings_it_finds() -> None:
+    clock = Clock()
+    policy = branching(clock, {})
+    simulate(clock, policy, [SiblingsDrafter(clock, 0.2, 0.9)], 40, noise=0)
+    assert policy.records["draft"].draft_token_s == pytest.approx(0.2)
+
+
+def test_an_account_that_does_not_pay_for_a_tree_pays_for_its_likeliest_rows() -> None:
+    """A pass of the draft takes 0.2, a row 0.12 and at most a standard deviation more."""
+    clock = Clock()
+    found = []
+    for balance in (1.5, 0.75, 0.5, 0.2):
+        policy, drafter = branching(clock, {"draft": 0.2}), SiblingsDrafter(clock, 0.2, 0.9)
+        policy.wants(drafter)
+        policy.records["draft"].account.balance = balance
+        plan = policy.choose([drafter], 0, BUDGET)
+        assert plan.tree.tokens.tolist() == list(range(len(plan.tree)))
+        found.append(len(plan.tree))
+    assert found == [4, 3, 2, 1]
