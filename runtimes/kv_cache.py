@@ -85,6 +85,12 @@ class KvCache:
                 for part, buffer in zip(_parts(kind), parts, strict=True):
                     yield f"{layer}.{part}", buffer
 
+    def of_layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the buffers of keys and of values of a layer, [kv_heads, capacity, head_dim]."""
+        kind = next(kind for kind, layers in self._config.cache_blocks.items() if layer in layers)
+        keys, values = self._blocks[kind][self._layers[kind].index(layer)]
+        return keys[0], values[0]
+
     def compact(self, start: int, rows: Sequence[int]) -> None:
         """Moves the tokens at start + rows to start, start + 1, ..."""
         for block in self._blocks.values():

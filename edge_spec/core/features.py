@@ -54,3 +54,13 @@ def require_none_collects(sessions: Iterable[object]) -> None:
             "a conversation whose features are collected shares no pass",
             remedy="It is scored alone.",
         )
+
+
+@runtime_checkable
+class SharesKeysValues(Protocol):
+    """A session whose keys and values may be read by another network that attends to them."""
+
+    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what a layer with keys and values of its own has of the committed tokens, keys as
+        they were turned: [kv_heads, length, head_dim] each, floats, valid until the session does
+        anything else."""

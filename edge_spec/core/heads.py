@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.transitions import Confidence, FollowsBy, Transitions
 
@@ -318,4 +319,4 @@ class DFlashHead:
         return replace(self, token_ids=token_ids, head_rows=own, transitions=transitions)
 
 
-TrainedHead = EagleHead | MedusaHead | DFlashHead
+TrainedHead = EagleHead | MedusaHead | DFlashHead | AssistantHead

@@ -18,6 +18,8 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.forwarding import as_drafter
+from edge_spec.drafters.heads.assistant import AssistantDrafter
+from edge_spec.drafters.heads.assistant_network import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
@@ -73,7 +75,9 @@ class DrafterContext:
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
-    head: EagleNetwork | MedusaNetwork | DFlashNetwork | None = None  # a trained one
+    head: EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork | None = (
+        None  # a trained one
+    )
     cheap_rows: Callable[[], int] = lambda: 1  # of a pass of the target, which hardly takes longer
     # than one of a single row; asked for "auto" alone
 
@@ -155,6 +159,13 @@ def dflash(context: DrafterContext) -> Drafter:
     if not isinstance(context.head, DFlashNetwork):
         raise missing_head("dflash")
     return DFlashDrafter(context.head)
+
+
+@declares(replace(AssistantDrafter.traits, auto=True))
+def assistant(context: DrafterContext) -> Drafter:
+    if not isinstance(context.head, AssistantNetwork):
+        raise missing_head("assistant")
+    return AssistantDrafter(context.head)
 
 
 def _cascade(context: DrafterContext, lowest: Sequence[Drafter], name: str) -> Drafter:

@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
+from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
     BindsBlocks,
@@ -30,6 +31,7 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
+from edge_spec.drafters.heads.assistant_network import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
@@ -51,9 +53,10 @@ _GRAPH_FILE, _SUMS_FILE = "step.onnx", "sums.json"
 _PIECE = 1 << 22  # bytes that are read at once
 _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 
-_Layered = TypeVar("_Layered", EagleHead, DFlashHead)
+_Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
+HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork
 _Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
 
 
@@ -75,12 +78,12 @@ class StoredTables:
 
 def open_trained_head(
     path: Path, source: Source, target: ResolvedModel, threads: int | None = None
-) -> EagleNetwork | MedusaNetwork | DFlashNetwork:
+) -> HeadNetwork:
     """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
     backend = head_backend(path, source.identity, target.config.hidden_size, threads)
-    network: EagleNetwork | MedusaNetwork | DFlashNetwork
+    network: HeadNetwork
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)
     else:
@@ -91,6 +94,8 @@ def open_trained_head(
         )
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
+        elif isinstance(head, AssistantHead):
+            network = AssistantNetwork(_with_fewer_tokens(head, target), tables)
         else:
             network = EagleNetwork(_with_fewer_tokens(head, target), tables, backend)
     network.reported_acceptance = reported_acceptance(path)
@@ -107,15 +112,17 @@ class _NoTables:
         raise NotImplementedError
 
 
-def _has_tables(head: EagleHead | DFlashHead) -> bool:
+def _has_tables(head: EagleHead | DFlashHead | AssistantHead) -> bool:
     """Says whether the head needs none of the target's tables."""
+    if isinstance(head, AssistantHead):
+        return False
     return head.embed_rows is not None and head.head_rows is not None
 
 
-def _with_fewer_tokens(head: _Layered, target: ResolvedModel) -> _Layered:
+def _with_fewer_tokens(head: _Scoring, target: ResolvedModel) -> _Scoring:
     """Returns the head with the likely ones of a large vocabulary, where it scores all of it: what
     it drafts of the others is worth less than what they cost, and the target writes them still."""
-    if head.token_ids is not None:
+    if head.token_ids is not None or (isinstance(head, AssistantHead) and head.centroids):
         return head
     likely = frequent_tokens(target.vocabulary(), target.config.vocab_size)
     return head if likely is None else head.scoring(likely)

@@ -139,7 +139,8 @@ class AskedDrafting:
         str,
         Option(
             "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "answers, draft-model, cascade, eagle, medusa, dflash, early-exit, layer-skip.",
+            "answers, draft-model, cascade, eagle, medusa, dflash, assistant, early-exit, "
+            "layer-skip.",
             more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
             "where there is a draft, `suffix,answers` with `--remember`: "
             "[drafters.md](drafters.md).",

@@ -46,7 +46,8 @@ class _Heads(NamedTuple):
     size: int
 
 
-def _of_config(stated: StatedConfig) -> Fields:
+def stated_kinds(stated: StatedConfig) -> list[LayerKind]:
+    """Returns that of each layer."""
     values = stated.values
     types = [*stated.layer_types(_PERIOD)[:-1], FULL]  # whatever is stated of the last one
     base = _Heads(int(values["num_key_value_heads"]), stated.head_dim)
@@ -57,7 +58,12 @@ def _of_config(stated: StatedConfig) -> Fields:
         rope = stated.rope(of_type, head_dim=heads.size)
         window = None if of_type == FULL else int(values["sliding_window"])
         kinds.append(_kind(rope, window, heads, base, has_keys_alone))
-    num_own = len(types) - int(values["num_kv_shared_layers"])
+    return kinds
+
+
+def _of_config(stated: StatedConfig) -> Fields:
+    values, kinds = stated.values, stated_kinds(stated)
+    num_own = len(kinds) - int(values["num_kv_shared_layers"])
     inner = int(values["intermediate_size"])
     wider = 2 * inner if values["use_double_wide_mlp"] else inner
     hidden = int(values["hidden_size"])
@@ -67,7 +73,7 @@ def _of_config(stated: StatedConfig) -> Fields:
         experts = _experts(hidden, inner, int(values["moe_intermediate_size"]), *counts)
     return {
         **_common(hidden, int(values["hidden_size_per_layer_input"] or 0)),
-        **_of_layers(kinds, num_own, [inner] * num_own + [wider] * (len(types) - num_own)),
+        **_of_layers(kinds, num_own, [inner] * num_own + [wider] * (len(kinds) - num_own)),
         **experts,
         "rope_theta": stated.rope(FULL).theta,
         "logit_softcap": stated.optional("final_logit_softcapping"),
@@ -85,15 +91,15 @@ def _stated_heads(values: Mapping[str, Any], layer: int, of_type: str, base: _He
     return _Heads(int(count or base.number), int(size or base.size))
 
 
-def _of_metadata(stated: StatedMetadata) -> Fields:
+def metadata_kinds(stated: StatedMetadata) -> tuple[list[LayerKind], Rope, _Heads]:
+    """Returns that of each layer, the rope of those that see all, and what heads of others have."""
     types, counts = stated.layer_types(_PERIOD), stated.kv_heads_of_layers()
     local_heads = (count for count, of_type in zip(counts, types, strict=False) if of_type != FULL)
     size = int(stated.require("attention.key_length_swa", int))
     base = _Heads(next(local_heads, stated.num_kv_heads), size)
-    num_own = len(types) - (stated.get("attention.shared_kv_layers", int) or 0)
     has_keys_alone = any(
         of_type == FULL and f"model.layers.{layer}.self_attn.v_proj.weight" not in stated.tensors
-        for layer, of_type in enumerate(types[:num_own])
+        for layer, of_type in enumerate(types[: _num_own(stated)])
     )
     full = stated.rope()
     local = Rope(stated.get("rope.freq_base_swa", float) or full.theta)
@@ -104,6 +110,16 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
         else _kind(local, window, _Heads(count, size), base, False)
         for count, of_type in zip(counts, types, strict=False)
     ]
+    return kinds, full, base
+
+
+def _num_own(stated: StatedMetadata) -> int:
+    """Counts the layers with keys and values."""
+    return stated.num_layers - (stated.get("attention.shared_kv_layers", int) or 0)
+
+
+def _of_metadata(stated: StatedMetadata) -> Fields:
+    kinds, full, base = metadata_kinds(stated)
     hidden = int(stated.require("embedding_length", int))
     sizes = stated.intermediate_sizes()
     experts: Fields = {}
@@ -113,7 +129,7 @@ def _of_metadata(stated: StatedMetadata) -> Fields:
         experts = _experts(hidden, next(iter(sizes), 0), *numbers)
     return {
         **_common(hidden, stated.get("embedding_length_per_layer_input", int) or 0),
-        **_of_layers(kinds, num_own, sizes),
+        **_of_layers(kinds, _num_own(stated), sizes),
         **experts,
         "head_dim": base.size,
         "num_kv_heads": base.number,

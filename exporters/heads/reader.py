@@ -9,6 +9,13 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.gguf_reader import first_architecture
+from edge_spec.exporters.heads.assistant import (
+    ARCHITECTURE,
+    MODEL_TYPES,
+    directory_assistant,
+    gguf_assistant,
+)
 from edge_spec.exporters.heads.dflash import MARKS as DFLASH_MARKS
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
@@ -46,14 +53,19 @@ def says_head(config: Path) -> bool:
         values = read_json(config)
     except ModelFileError:
         return False
-    return any(mark in values for mark in _MARKS) or values.get("num_hidden_layers") == 1
+    return _is_marked(values) or values.get("num_hidden_layers") == 1
+
+
+def _is_marked(values: Mapping[str, Any]) -> bool:
+    return any(mark in values for mark in _MARKS) or values.get("model_type") in MODEL_TYPES
 
 
 def is_head(path: Path, is_targets: bool = False) -> bool:
     """Returns whether this is a trained head's directory, or a GGUF file with one; its weights stay
     unread. is_targets: it is the target itself."""
     if path.is_file():
-        return is_gguf_head(path, is_targets)
+        is_assistant = first_architecture(path) == ARCHITECTURE
+        return is_assistant or is_gguf_head(path, is_targets)
     if not (path / "config.json").is_file():
         return False
     try:
@@ -77,7 +89,7 @@ def is_head_alone(path: Path) -> bool:
 
 def _is_apart(path: Path, values: Mapping[str, Any]) -> bool:
     """values: of config.json. Raises ModelFileError, UnsupportedModelError."""
-    if any(mark in values for mark in _MARKS):
+    if _is_marked(values):
         return True
     if values.get("num_hidden_layers") == 1 and _only_pickled(path):
         return True  # EAGLE-1 as it was published at first; `open_head` says what to do
@@ -89,9 +101,12 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     damaged head, UnsupportedModelError for a kind that is not computed, UsageError for the head of
     another target."""
     if path.is_file():
-        return gguf_head(path, target, has_weights)
+        is_assistant = first_architecture(path) == ARCHITECTURE
+        return (gguf_assistant if is_assistant else gguf_head)(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
     files = HeadFiles(path, values, tensors, target, has_weights)
+    if values.get("model_type") in MODEL_TYPES:
+        return directory_assistant(files)
     if any(mark in values for mark in DFLASH_MARKS):
         return dflash_head(files)
     if "medusa_num_heads" in values:

@@ -105,6 +105,11 @@ class OrtSession:
         self._passes.collect(self._open_features(layers), layers)
         self._on_prefilled = on_prefilled if layers else None
 
+    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `edge_spec.core.features.SharesKeysValues`."""
+        keys, values = self._cache.of_layer(layer)
+        return keys[:, : self.length], values[:, : self.length]
+
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""
         assert self._encode is not None

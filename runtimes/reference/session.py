@@ -58,6 +58,11 @@ class ReferenceSession:
         require_layers(layers, self._model.config.num_layers)
         self._features, self._on_prefilled = tuple(layers), on_prefilled
 
+    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `edge_spec.core.features.SharesKeysValues`."""
+        keys, values = self._cache.keys_and_values(layer)
+        return keys[:, : self.length], values[:, : self.length]
+
     def attend_to(self, source: Sequence[int]) -> None:
         """See `edge_spec.core.source_session.DecoderSession`."""
         self._memory = encoded(self._model, np.asarray(source))

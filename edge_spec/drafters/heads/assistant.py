@@ -1,0 +1,186 @@
+"""Drafts with an assistant, which reads its target's own keys and values (Google 2026, Gemma 4).
+
+Trees, samples and how sure the assistant must be are those of `DraftModelDrafter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_spec.core.features import SharesKeysValues
+from edge_spec.core.model import Capabilities, Forward, Model, Session, require_rollback
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.draft.ahead import AheadChoice, Path
+from edge_spec.drafters.draft.candidates import DraftChooser, candidates_after
+from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
+from edge_spec.drafters.tree_builder import Candidate
+from edge_spec.errors import UnsupportedModelError
+
+_MAX_ROWS = 64
+
+
+class AssistantChooser(DraftChooser):
+    """Reads rows of `AssistantSession`: scores and the tokens that they are of."""
+
+    def __init__(self, network: AssistantNetwork) -> None:
+        vocab_size = network.head.config.vocab_size
+        super().__init__(vocab_size, vocab_size)
+        self._network = network
+
+    def choose(self, logits: np.ndarray, path: Sequence[int]) -> AheadChoice:
+        if not self._sampler.prefers_by_logits:
+            return super().choose(logits, path)
+        return AheadChoice(*self._network.likeliest(*logits)[0], None)
+
+    def likeliest(self, logits: np.ndarray, path: Path) -> list[Candidate[Path]]:
+        if not self._sampler.prefers_by_logits:
+            return super().likeliest(logits, path)
+        return candidates_after(path, self._network.likeliest(*logits))
+
+    def fitted(self, logits: np.ndarray) -> np.ndarray:
+        scores, tokens = logits
+        return super().fitted(self._network.spread(scores, tokens.astype(np.int64)))
+
+
+class AssistantModel:
+    """Its sessions read the text that a target has read."""
+
+    capabilities = Capabilities(max_rows=_MAX_ROWS, trees=True, rollback=True, hidden_states=False)
+
+    def __init__(self, network: AssistantNetwork) -> None:
+        self.config = network.head.config
+        self._network = network
+
+    def open_session(self) -> AssistantSession:
+        return AssistantSession(self._network)
+
+    def close(self) -> None:
+        """Has nothing open."""
+
+
+class AssistantSession:
+    """Has no cache. Of a text it needs the state of the token before the pending one, which
+    `go_on_from` gives; rows after the pending token go on from those before them."""
+
+    def __init__(self, network: AssistantNetwork) -> None:
+        self.length = 0
+        self._network = network
+        self._target: SharesKeysValues | None = None
+        self._pending = 0  # its position
+        self._states: dict[int, np.ndarray] = {}  # of committed tokens, by position
+        self._last = np.empty((0, network.head.target_size), np.float32)  # of the last pass
+
+    def attach(self, target: SharesKeysValues) -> None:
+        self._target = target
+
+    def go_on_from(self, pending: int, state: np.ndarray) -> None:
+        """pending: its position; state: [target_size] that came with the token before it."""
+        self._pending, self._states = pending, {pending - 1: state}
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Reads draft tokens; the text before them is the target's."""
+        skipped = min(max(self._pending - self.length, 0), len(tokens))
+        self.length += skipped
+        if skipped < len(tokens):
+            chain = TokenTree.chain(tokens[skipped], tokens[skipped + 1 :])
+            self.forward(chain)
+            self.commit(range(len(chain)))
+
+    def forward(self, tree: TokenTree) -> Forward:
+        """Its logits are [rows, 2, scored tokens]: scores, and the tokens that they are of. Of rows
+        before the pending token, which are the target's, they are zeros."""
+        assert self._target is not None
+        seen = [self._target.keys_values(layer) for layer in self._network.sources]
+        seen = [(keys[:, : self._pending], values[:, : self._pending]) for keys, values in seen]
+        self._last = np.zeros((len(tree), self._network.head.target_size), np.float32)
+        first = max(self._pending - self.length, 0)  # depth that is drafted from first
+        found = np.zeros((len(tree), 2, self._network.head.num_scored), np.float32)
+        for depth in range(first, int(tree.depths.max()) + 1):
+            at = np.flatnonzero(tree.depths == depth)
+            before = tree.parents[at]
+            known = self._states.get(self.length + depth - 1)
+            if depth > first or known is None:
+                states = self._last[before] * (before >= 0)[:, None]
+            else:
+                states = np.broadcast_to(known, (len(at), len(known)))
+            drafted = self._network.draft(tree.tokens[at], states, self._pending, seen)
+            self._last[at] = drafted.states
+            found[at, 0], found[at, 1] = drafted.scores, drafted.tokens
+        return Forward(found)
+
+    def commit(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if self.length >= self._pending:
+                self._states[self.length] = self._last[row]
+            self.length += 1
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        self.length = length
+
+    def close(self) -> None:
+        """Has nothing open."""
+
+
+class AssistantDrafter(DraftModelDrafter):
+    """Drafts nothing in an answer's first round, before which no state is known. network: of the
+    assistant; drafters of several conversations share it."""
+
+    traits = DrafterTraits(
+        trees=True,
+        cost=Cost.PASS,
+        samples=True,
+        target_session=True,
+        hidden_states=True,
+        head="assistant",
+    )
+
+    def __init__(self, network: AssistantNetwork, name: str = "assistant") -> None:
+        self._network = network
+        model = AssistantModel(network)
+        self._session = model.open_session()
+        self._num_tokens = 0  # of the text
+        self._is_ready = False
+        chooser = AssistantChooser(network)
+        vocab_size = network.head.config.vocab_size
+        super().__init__(model, self._session, vocab_size, name=name, chooser=chooser)
+
+    @property
+    def reported_acceptance(self) -> Sequence[float]:
+        return self._network.reported_acceptance
+
+    def attach(self, model: Model, session: Session) -> None:
+        """Raises UnsupportedModelError where the runtime does not share keys and values."""
+        if not isinstance(session, SharesKeysValues):
+            raise UnsupportedModelError(
+                f"the drafter {self.name} reads the target's own keys and values, which this "
+                "runtime does not share",
+                remedy="Use --runtime ort, or another drafter.",
+            )
+        self._session.attach(session)
+        self._is_ready = False
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        """Waits: the target has not read the prompt yet."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._num_tokens, self._is_ready = len(prompt), False
+        super().begin(prompt)
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        if not self._is_ready:
+            return TokenTree.chain(pending)
+        return super().propose(pending, budget)
+
+    def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+        self._num_tokens += len(verdict.tokens)
+        self._is_ready = out.hidden is not None and bool(verdict.tokens)
+        if self._is_ready:
+            assert out.hidden is not None
+            state = out.hidden[verdict.kept[-1]].copy()
+            self._session.go_on_from(self._num_tokens - 1, state)
+        super().observe(tree, out, verdict)
