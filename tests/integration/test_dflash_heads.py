@@ -16,6 +16,7 @@ from edge_spec.core.heads import DFlashHead, HeadBackend, HeadScores
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads import block
+from edge_spec.drafters.heads.block import BlockDrafter
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
@@ -25,6 +26,7 @@ from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
+from fixtures import heads
 from fixtures.dflash import BLOCK, DFlash
 from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
@@ -157,10 +159,24 @@ def test_a_text_beyond_the_window_is_cut_to_it(rig: Rig, monkeypatch: pytest.Mon
     assert rig.drafter._first > 0
 
 
-@pytest.mark.parametrize("runtime", ["reference", "ort", "llamacpp"])
+def _write(kind: str, path: Path) -> Path:
+    if kind == "eagle":
+        return heads.draw(LAYERS, VOCAB, "p-eagle").write(path)
+    head = DFlash.with_transitions if kind == "dspark" else DFlash
+    return head(LAYERS, VOCAB).write(path)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind"),
+    [
+        *(("reference", "dflash"), ("ort", "dflash"), ("llamacpp", "dflash")),
+        *(("ort", "dspark"), ("llamacpp", "dspark"), ("ort", "eagle"), ("llamacpp", "eagle")),
+    ],
+)
 @pytest.mark.usefixtures("fixed_policy")
 def test_greedy_texts_are_those_of_plain_decoding(
     runtime: str,
+    kind: str,
     tiny: ModuleType,
     target: Path,
     tmp_path: Path,
@@ -174,26 +190,26 @@ def test_greedy_texts_are_those_of_plain_decoding(
     opened: Callable[..., Any] = partial(edge_spec.load, str(path), runtime=runtime, threads=1)
     with opened(drafter="none") as engine:
         plain = [token.id for token in engine.generate(PROMPT, max_tokens=40).tokens]
-    proposed, observed = DFlashDrafter.propose, DFlashDrafter.observe
+    proposed, observed = BlockDrafter.propose, BlockDrafter.observe
 
-    def propose(self: DFlashDrafter, pending: int, budget: Budget) -> TokenTree:
+    def propose(self: BlockDrafter, pending: int, budget: Budget) -> TokenTree:
         tree, at = proposed(self, pending, budget), len(self._target.text) - len(PROMPT)
         if at % 2 or len(tree) == 1:
             return tree
         return TokenTree.chain(pending, plain[at : at + 2], drafter=self.name)
 
-    def observe(self: DFlashDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
+    def observe(self: BlockDrafter, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
         self._growth = Growth(tree, (None,) * len(tree))
         observed(self, tree, out, verdict)
 
-    monkeypatch.setattr(DFlashDrafter, "propose", propose)
-    monkeypatch.setattr(DFlashDrafter, "observe", observe)
-    head = DFlash(LAYERS, VOCAB).write(tmp_path / "head")
+    monkeypatch.setattr(BlockDrafter, "propose", propose)
+    monkeypatch.setattr(BlockDrafter, "observe", observe)
+    head = _write(kind, tmp_path / "head")
     assert is_head(head)
-    with opened(drafter="dflash", draft=str(head)) as engine:
+    with opened(draft=str(head)) as engine:
         result = engine.generate(PROMPT, max_tokens=40)
     assert [token.id for token in result.tokens] == plain
-    counts = result.stats.drafters["dflash"]
+    counts = result.stats.drafters["eagle" if kind == "eagle" else "dflash"]
     assert 0 < counts.draft_n_accepted < counts.draft_n
 
 
@@ -263,7 +279,18 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     assert told in caught.value.message and "\n" not in str(caught.value)
 
 
-def test_a_head_says_what_it_is(target: Path, tmp_path: Path) -> None:
-    path = DFlash(LAYERS, VOCAB).write(tmp_path / "head")
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("dflash", "DFlash from features 2, 4, 6, drafts 5 tokens a pass"),
+        ("dspark", "DSpark from features 2, 4, 6, drafts 6 tokens a pass"),
+        (
+            "eagle",
+            "P-EAGLE from features 2, 3, 4, drafts 4 tokens a pass, scores 132 of 265 tokens",
+        ),
+    ],
+)
+def test_a_head_says_what_it_is(kind: str, told: str, target: Path, tmp_path: Path) -> None:
+    path = _write(kind, tmp_path / "head")
     read = open_head(path, open_checkpoint(target).config, has_weights=False)
-    assert str(read) == "DFlash from features 2, 4, 6, drafts 5 tokens a pass"
+    assert str(read) == told

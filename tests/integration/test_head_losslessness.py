@@ -25,6 +25,7 @@ from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -270,6 +271,8 @@ def _drafter(
         _sharing(path, np.arange(vocab - 2))
     elif kind == "dflash":
         DFlash(LAYERS, vocab).write(path)
+    elif kind == "dspark":
+        DFlash.with_transitions(LAYERS, vocab).write(path)
     elif kind == "mtp":
         path = folder / "hf"
     else:
@@ -280,7 +283,8 @@ def _drafter(
         return MedusaDrafter(MedusaNetwork(read, backend))
     if isinstance(read, DFlashHead):
         return DFlashDrafter(DFlashNetwork(read, StoredTables(source), backend))
-    return EagleDrafter(EagleNetwork(read, StoredTables(source), backend))
+    network = EagleNetwork(read, StoredTables(source), backend)
+    return EagleDrafter(network) if network.masks is None else ParallelEagleDrafter(network)
 
 
 @pytest.mark.slow
@@ -297,6 +301,9 @@ def _drafter(
         ("mtp", 8, False),
         ("dflash", None, False),
         ("dflash", 8, False),
+        ("dspark", None, True),
+        ("dspark", 8, False),
+        ("p-eagle", 8, True),
     ],
 )
 def test_samples_have_the_distribution_of_the_target(
@@ -410,6 +417,10 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
     "dflash": (_nothing, {"dflash_config": {}}, "names no layers"),
     "medusa": (_nothing, {"medusa_num_heads": 5}, "no Medusa head has"),
+    "no masks": (_nothing, {"parallel_drafting": True}, "tensor mask_hidden is missing"),
+    "no mask token": (_set("mask_hidden", 1, 192), {}, "no usable ptd_token_id"),
+    "mask token": (_set("mask_hidden", 192), {"pard_token": 265}, "mask token 265 is beyond"),
+    "masks": (_set("mask_hidden", 1, 64), {"ptd_token_id": "7"}, "has the shape [1, 64]"),
     "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
     "hidden norm": (_drop("hidden_norm.weight"), {}, "layers.0.hidden_norm.weight is missing"),
     "stated norm": (_nothing, {"norm_before_fc": True}, "input_norm.weight is missing"),

@@ -80,13 +80,19 @@ def write(directory: Path, config: dict[str, Any], tensors: Tensors) -> Path:
 
 def drafter_of(path: Path, tensors: Tensors, backend: HeadBackend | None) -> BlockDrafter:
     head, tables = open_head(path, TARGET), Tables(tensors)
+    drafter: RecordingDFlash | RecordingEagle
     if isinstance(head, DFlashHead):
-        return RecordingDFlash(DFlashNetwork(head, tables, backend))
-    return RecordingEagle(EagleNetwork(head, tables, backend))
+        drafter = RecordingDFlash(DFlashNetwork(head, tables, backend))
+    else:
+        drafter = RecordingEagle(EagleNetwork(head, tables, backend))
+    drafter.seen = {}
+    return drafter
 
 
 class RecordingDFlash(DFlashDrafter):
     """Keeps what is said after a path: logits of all tokens, and the chance to be accepted."""
+
+    seen: dict[int, tuple[np.ndarray, float | None]]
 
     def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
         logits, chance = row.logits.copy(), None
@@ -99,6 +105,8 @@ class RecordingDFlash(DFlashDrafter):
 
 
 class RecordingEagle(ParallelEagleDrafter):
+    seen: dict[int, tuple[np.ndarray, float | None]]
+
     def _ranked(self, row: RowScores, path: Drafted) -> list[tuple[int, int]]:
         self.seen[len(path)] = self._network.spread(row.logits), None
         return super()._ranked(row, path)
@@ -139,6 +147,31 @@ def test_heads_draft_as_their_published_code(
     path = write(tmp_path / "head", config, tensors)
     assert says_head(path / "config.json") and is_head(path)
     require_published(vectors, kind, drafter_of(path, tensors, float_backend(backend)))
+
+
+@pytest.mark.parametrize("kind", ["deepspec-vanilla", "p-eagle"])
+@pytest.mark.parametrize("parted", [0, 1, 2, 6])  # tokens before the pending one
+def test_after_a_text_with_other_tokens_at_its_end_a_head_drafts_as_without(
+    kind: str, parted: int, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "head", *stored(vectors, kind))
+    drafter = drafter_of(path, stored(vectors, kind)[1], float_backend("graph"))
+    start = int(vectors[f"{kind}/starts"][0])
+    right = vectors[f"{kind}/text"][: start + 1].tolist()
+    features = vectors[f"{kind}/features"][:start].astype(np.float32)
+    first = start - parted
+    other = [*right[:first], *((token + 1) % 48 for token in right[first:])]
+    expected = vectors[f"{kind}/logits"][0]
+    drafter._acceptance.estimate = lambda kind: 1.0  # type: ignore[method-assign]
+    for text in (other, right, right):
+        from_here = 0 if text is other else first
+        wrong = 0.5 * (text is other) * (np.arange(start) >= first)[:, None]
+        drafter._target.store.put(from_here, (features + wrong)[from_here:].astype(np.float32))
+        drafter.begin(text)
+        drafter.propose(text[-1], Budget(len(expected), len(expected) + 1, branches=False))
+        found = np.stack([drafter.seen[depth][0] for depth in range(len(expected))])
+        is_expected = np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        assert is_expected == (text is right)
 
 
 def _in_one_place(config: dict[str, Any], vectors: Any) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class ReadsFeatures(Protocol):
 class BlockDrafter(IndependentDrafter):
     """head: drafters of several conversations share it. window: entries that a row sees."""
 
+    _tokens_after = 0  # that an entry reads beside the features of the token before them
+
     def __init__(
         self, head: ReadsFeatures, heads: IndependentHeads, name: str, window: int = WINDOW
     ) -> None:
@@ -58,7 +60,7 @@ class BlockDrafter(IndependentDrafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self._forget(self._target.begin(prompt))
+        self._forget(self._target.begin(prompt) - self._tokens_after)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
         self._pending = pending

@@ -4,6 +4,7 @@ so no draft token waits for the one before, and none depends on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ class ParallelEagleDrafter(BlockDrafter):
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, target_session=True, head="eagle")
+    _tokens_after = 1
 
     def __init__(self, network: EagleNetwork, name: str = "eagle") -> None:
         assert network.masks is not None
@@ -31,6 +33,10 @@ class ParallelEagleDrafter(BlockDrafter):
 
     def _bind(self, cache: np.ndarray) -> None:
         self._step = self._network.bound_to(cache)
+
+    def _ask(self, heads: Sequence[int]) -> HeadScores:
+        self._forget(len(self._target.text) - 2)  # the pending token's entry is scored anyway
+        return super()._ask(heads)
 
     def _extra_rows(self, num_asked: int) -> int:
         return max(num_asked - 1, 0)
