@@ -76,10 +76,12 @@ def folder_functions(folder: Path) -> tuple[SourceFunction, ...]:
     for path in found:
         _read_file(path, read)
     if not read.functions:
-        left_out = f", {read.num_left_out} binary, large or unreadable" if read.num_left_out else ""
+        looked_at = f"{read.num_files} source file{'' if read.num_files == 1 else 's'}"
+        if read.num_left_out:
+            looked_at += f", {read.num_left_out} binary, large or unreadable"
         raise UsageError(
             f"no function of {LEAST_LINES} to {MOST_LINES} lines was found in {folder} "
-            f"({read.num_files} source files{left_out})",
+            f"({looked_at})",
             remedy=_WHAT,
         )
     return tuple(read.functions)

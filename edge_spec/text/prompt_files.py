@@ -27,12 +27,14 @@ def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
     is taken; or, in a file that ends in .txt, a prompt a line. Of each category the first
     `per_category`. Raises UsageError."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:  # it may be a device, which has no end
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise UsageError(
                 f"{path} is larger than {MAX_BYTES // 10**6} MB",
                 remedy="Give fewer prompts.",
             )
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read prompts from {path}: {error}",

@@ -133,7 +133,7 @@ def test_functions_of_any_language_are_found_whole(
 @pytest.mark.parametrize("source", [CALL, BLOCK, "x = 1\n" * 30, "", "def half(", "\x0c" * 9])
 def test_what_is_no_function_is_refused_in_one_line(source: str, tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text(source)
-    with pytest.raises(UsageError, match=r"no function of 5 to 36 lines .* \(1 source files\)"):
+    with pytest.raises(UsageError, match=r"no function of 5 to 36 lines .* \(1 source file\)"):
         folder_functions(tmp_path)
 
 
