@@ -25,7 +25,8 @@ longest, about 6 minutes with --repeats 2.
 `kinds`: one client's answers to prompts of several kinds, those of held_out.jsonl unless --prompts
 says otherwise: 12 that ask for code, 12 for a change of given code, 12 for an explanation, and 12
 others, which no training of ours saw. Every server answers a prompt before the next one: ours with
-the options of each --own NAME=OPTIONS, and with NAME=COMMAND or NAME=URL those of others. Prints
+the options of each --own NAME=OPTIONS (without one and without --peer-url: plain, suffix and auto),
+and those of --peer NAME=COMMAND and --peer-url NAME=URL, which may be ours, too. Prints
 rates by kind, over those of --base, and the least of answers that have more than 60 tokens; whether
 texts are those of --base, and of our plain decoding if an arm is called `plain`; and how many
 rounds that drafted had 1, 2, 3 and 4 right draft tokens at least. Answers are kept in --kept:
@@ -142,7 +143,7 @@ def stall(arguments: argparse.Namespace) -> dict[str, Any]:
 def kinds(arguments: argparse.Namespace) -> dict[str, Any]:
     arms: dict[str, serve_table.Opens] = peers(arguments)
     base = arguments.base or next(iter(arms), "plain")
-    for own_arm in arguments.own or OWN_ARMS:
+    for own_arm in arguments.own or (() if arguments.peer_url else OWN_ARMS):
         name, _, options = own_arm.partition("=")
         arms[name] = partial(own_with, arguments, options)
     if base not in arms:

@@ -52,9 +52,16 @@ class Plan:
     kept: Path | None
 
     def rows(self) -> Iterator[tuple[int, Mapping[str, str]]]:
-        """Passes over all prompts: who answered a prompt a moment ago may know the answer."""
+        """Passes over all prompts, since who answered one a moment ago may know the answer. Kinds
+        take turns, so that there are some of each where the time ends."""
+        seen: Counter[str] = Counter()
+        places = []
+        for prompt in self.prompts:
+            places.append(seen[prompt["category"]])
+            seen[prompt["category"]] += 1
+        order = sorted(range(len(places)), key=places.__getitem__)
         for repeat in range(self.repeats):
-            yield from ((repeat, prompt) for prompt in self.prompts)
+            yield from ((repeat, self.prompts[index]) for index in order)
 
 
 def measure(opens: Mapping[str, Opens], plan: Plan) -> list[Entry]:
