@@ -24,6 +24,7 @@ from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, open_gguf_file
 from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
 from edge_spec.exporters.gguf_vocabulary import column, token_texts
+from edge_spec.exporters.head_architectures import HEAD_ARCHITECTURES, no_model
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -100,10 +101,12 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
     """
     file = open_gguf_file(path)
     require_language_model(file)
-    _check_vocabulary(file)
-    _check_vectors(file)
     metadata = Metadata(file.metadata, path)
     architecture = metadata.require("general.architecture", str)
+    if architecture in HEAD_ARCHITECTURES:
+        raise no_model(path)
+    _check_vocabulary(file)
+    _check_vectors(file)
     if architecture in BY_ARCHITECTURE and not _is_beyond_ours(metadata, architecture):
         return checkpoint_of(file)
     _check_architecture(metadata)

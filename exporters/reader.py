@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_source import open_gguf
+from edge_spec.exporters.head_architectures import no_model
 from edge_spec.exporters.heads.reader import is_head_alone
 from edge_spec.exporters.hf_source import open_directory
 
@@ -25,8 +26,7 @@ def open_checkpoint(path: Path) -> StoredCheckpoint:
         except (ModelFileError, UnsupportedModelError):
             if not is_head_alone(path):
                 raise
-        raise UsageError(
-            f"{path} is a trained head, which is no model of its own",
-            remedy="Name the model that it was trained for, and the head as its --draft.",
-        )
+        raise no_model(path)
+    if is_head_alone(path):
+        raise no_model(path)
     return open_gguf(path)

@@ -20,13 +20,12 @@ from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.heads.eagle import count, mapping
+from edge_spec.exporters.head_architectures import ASSISTANT
 from edge_spec.exporters.heads.eagle_tensors import Shapes, require_exactly
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors
+from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json
-ARCHITECTURE = "gemma4-assistant"  # of GGUF
 _ORDERING = "ordering"
 # Theirs -> ours, in directories, then in GGUF files.
 _WHOLE = {
@@ -125,7 +124,7 @@ def directory_assistant(files: HeadFiles) -> AssistantHead:
 def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> AssistantHead:
     """Raises as `open_head` does."""
     file = GgufFile(path)
-    stated = StatedMetadata(Metadata(file.metadata, path), ARCHITECTURE, file.tensors)
+    stated = StatedMetadata(Metadata(file.metadata, path), ASSISTANT, file.tensors)
     kinds, _, base = metadata_kinds(stated)
     embedding = file.tensors.get("token_embd.weight")
     sizes = _Sizes(

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.heads.dspark import AFTER, DSparkParts, divided
 from edge_spec.exporters.heads.eagle import PADDING, head_config, head_window, rows_of, token_ids
 from edge_spec.exporters.heads.eagle_tensors import (
+    TURNS_HALVES,
     VOCABULARY,
     Shapes,
     layer_shapes,
     named_as_ours,
     published_name,
     require_exactly,
+    with_halves,
 )
 from edge_spec.exporters.heads.head_files import (
     HeadFiles,
@@ -167,27 +167,10 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
     head = replace(head, transitions=dspark.transitions(), confidence=dspark.confidence())
     if not files.has_weights:
         return head
-    if stated.values.get("rope_is_neox_style") is False:
-        named |= _with_halves(config, named)
+    if stated.values.get(TURNS_HALVES) is False:
+        named |= with_halves(config, named)
     embed_rows, head_rows = (rows_of(named.get(name)) for name in ("embed", "head"))
     return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
-
-
-def _with_halves(config: ModelConfig, named: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns queries, keys and their norms of a head that turns neighbouring numbers as pairs, in
-    the order in which pairs are a half apart."""
-    rotated, size = config.rotated, config.head_dim
-    order = np.concatenate(
-        [np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, size)]
-    )
-    found = {}
-    for layer in range(config.num_layers):
-        for part in "qk":
-            for name in (f"layers.{layer}.{part}.weight", f"layers.{layer}.{part}_norm"):
-                starts = np.arange(0, named[name].shape[0], size)
-                rows = (starts[:, None] + order).ravel()
-                found[name] = replace(named[name], row_order=rows)
-    return found
 
 
 def _require_target(

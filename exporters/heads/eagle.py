@@ -17,7 +17,13 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.heads.eagle_tensors import VOCABULARY, named_as_ours, require_shapes
+from edge_spec.exporters.heads.eagle_tensors import (
+    TURNS_HALVES,
+    VOCABULARY,
+    named_as_ours,
+    require_shapes,
+    with_halves,
+)
 from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     StoredTensors,
@@ -63,6 +69,8 @@ def eagle_head(files: HeadFiles) -> EagleHead:
     asked = frozenset(name for option, name in options.items() if values.get(option) is True)
     require_shapes(head, named, scored, asked)
     head = replace(head, masks=masked_rows(head, values, masked))
+    if values.get(TURNS_HALVES) is False:
+        named |= with_halves(config, named)
     return with_weights(head, named) if files.has_weights else head
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
@@ -31,6 +34,8 @@ _OF_LAYERS = {
     "self_attn.k_norm.weight": "k_norm",
 }
 _PROJECTION = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj\.(weight|bias)")
+_TURNED = re.compile(r"layers\.\d+\.[qk](?:\.weight|\.bias|_norm)")
+TURNS_HALVES = "rope_is_neox_style"  # of config.json
 _LAYER = re.compile(r"(?:midlayer|layers\.(\d{1,3}))\.(.+)")
 VOCABULARY = ("d2t", "t2d")  # what is scored, and the same as a mask
 _TARGETS = ("verifier_norm.weight", "verifier_lm_head.weight")  # what training compares with
@@ -178,3 +183,18 @@ def _optional_groups(head: EagleHead, scored: int) -> Iterator[Shapes]:
             yield {prefix + "q_gate.weight": (config.query_size, hidden)}
         sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
         yield {prefix + f"{name}.bias": (size,) for name, size in sizes.items()}
+
+
+def with_halves(config: ModelConfig, named: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns queries, keys and their norms of a head that turns neighbouring numbers as pairs, in
+    the order in which pairs are a half apart."""
+    rotated, size = config.rotated, config.head_dim
+    order = np.concatenate(
+        [np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, size)]
+    )
+    found = {}
+    for name, tensor in named.items():
+        if _TURNED.fullmatch(name):
+            starts = np.arange(0, tensor.shape[0], size)
+            found[name] = replace(tensor, row_order=(starts[:, None] + order).ravel())
+    return found

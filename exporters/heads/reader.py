@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,13 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_reader import first_architecture
+from edge_spec.exporters.head_architectures import (
+    ASSISTANT,
+    DFLASH,
+    EAGLE3,
+    HEAD_ARCHITECTURES,
+)
 from edge_spec.exporters.heads.assistant import (
-    ARCHITECTURE,
     MODEL_TYPES,
     directory_assistant,
     gguf_assistant,
@@ -19,6 +24,7 @@ from edge_spec.exporters.heads.assistant import (
 from edge_spec.exporters.heads.dflash import MARKS as DFLASH_MARKS
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
+from edge_spec.exporters.heads.gguf_heads import trained_gguf_head
 from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.heads.medusa import medusa_head
 from edge_spec.exporters.heads.mtp import (
@@ -43,6 +49,11 @@ _MARKS = (
     "speculators_config",
     "speculators_model_type",
 )
+_GGUF_HEADS: Mapping[str | None, Callable[[Path, ModelConfig, bool], TrainedHead]] = {
+    ASSISTANT: gguf_assistant,
+    EAGLE3: trained_gguf_head,
+    DFLASH: trained_gguf_head,
+}
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -64,8 +75,7 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
     """Returns whether this is a trained head's directory, or a GGUF file with one; its weights stay
     unread. is_targets: it is the target itself."""
     if path.is_file():
-        is_assistant = first_architecture(path) == ARCHITECTURE
-        return is_assistant or is_gguf_head(path, is_targets)
+        return is_head_alone(path) or is_gguf_head(path, is_targets)
     if not (path / "config.json").is_file():
         return False
     try:
@@ -79,8 +89,10 @@ def is_head(path: Path, is_targets: bool = False) -> bool:
 
 
 def is_head_alone(path: Path) -> bool:
-    """Returns whether this directory is a head's and no model's: an MTP layer lies
+    """Returns whether this is a head's directory or GGUF file and no model's: an MTP layer lies
     beside its model's own."""
+    if path.is_file():
+        return first_architecture(path) in HEAD_ARCHITECTURES
     try:
         return _is_apart(path, read_json(path / "config.json"))
     except (ModelFileError, UnsupportedModelError):
@@ -101,8 +113,8 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
     damaged head, UnsupportedModelError for a kind that is not computed, UsageError for the head of
     another target."""
     if path.is_file():
-        is_assistant = first_architecture(path) == ARCHITECTURE
-        return (gguf_assistant if is_assistant else gguf_head)(path, target, has_weights)
+        opened = _GGUF_HEADS.get(first_architecture(path), gguf_head)
+        return opened(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
     files = HeadFiles(path, values, tensors, target, has_weights)
     if values.get("model_type") in MODEL_TYPES:

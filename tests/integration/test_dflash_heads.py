@@ -26,8 +26,8 @@ from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import heads
-from fixtures.dflash import BLOCK, DFlash
+from fixtures import head_gguf, heads
+from fixtures.dflash import BLOCK, MASK, SIZES, DFlash
 from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
 LAYERS, VOCAB = 7, 265
@@ -160,6 +160,11 @@ def test_a_text_beyond_the_window_is_cut_to_it(rig: Rig, monkeypatch: pytest.Mon
 
 
 def _write(kind: str, path: Path) -> Path:
+    if kind == "dspark in gguf":
+        head, more = DFlash.with_transitions(LAYERS, VOCAB), {"block_size": BLOCK}
+        inputs = [each + 1 for each in head.outputs]
+        config = {**SIZES, **more, "mask_token_id": MASK}
+        return head_gguf.write(path.with_suffix(".gguf"), "dflash", config, inputs, head.tensors)
     if kind == "eagle":
         return heads.draw(LAYERS, VOCAB, "p-eagle").write(path)
     head = DFlash.with_transitions if kind == "dspark" else DFlash
@@ -171,6 +176,7 @@ def _write(kind: str, path: Path) -> Path:
     [
         *(("reference", "dflash"), ("ort", "dflash"), ("llamacpp", "dflash")),
         *(("ort", "dspark"), ("llamacpp", "dspark"), ("ort", "eagle"), ("llamacpp", "eagle")),
+        ("llamacpp", "dspark in gguf"),
     ],
 )
 @pytest.mark.usefixtures("fixed_policy")

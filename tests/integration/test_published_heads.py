@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import edge_spec
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import DFlashHead, HeadBackend
+from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend
 from edge_spec.drafters.draft.ahead import Path as Drafted
 from edge_spec.drafters.heads.block import BlockDrafter
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
@@ -20,8 +22,9 @@ from edge_spec.drafters.heads.independent import RowScores
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
 from edge_spec.drafters.protocol import Budget
+from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head, says_head
-from fixtures import tiny_models
+from fixtures import head_gguf, heads, tiny_models
 from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
 VECTORS = Path(__file__).resolve().parents[1] / "fixtures" / "head_vectors.npz"
@@ -233,3 +236,80 @@ def test_the_same_head_in_another_package_drafts_the_same(
     assert says_head(path / "config.json") and is_head(path)
     drafter = drafter_of(path, tensors, float_backend("graph"))
     require_published(vectors, kind, drafter, ids if package == "speculators" else None)
+
+
+@pytest.mark.parametrize("package", ["its own tables", "the target's", "some tokens"])
+def test_the_same_head_in_a_gguf_file_drafts_the_same(
+    package: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    kind, ids, metadata = "deepspec-vanilla", None, {}
+    config, tensors = stored(vectors, kind)
+    told = {name: each for name, each in tensors.items()}
+    if package != "its own tables":
+        told = {n: t for n, t in told.items() if n not in ("embed_tokens.weight", "lm_head.weight")}
+    if package == "some tokens":
+        ids = np.unique(np.concatenate([vectors[f"{kind}/tokens"].ravel(), np.arange(20, 40)]))
+        told["lm_head.weight"] = tensors["lm_head.weight"][ids]
+        told["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][ids]
+        told["d2t"], metadata = ids, {"sample_from_anchor": True}
+    inputs = [each + 1 for each in config["target_layer_ids"]]
+    path = head_gguf.write(tmp_path / "h.gguf", "dflash", config, inputs, told, **metadata)
+    assert is_head(path)
+    require_published(vectors, kind, drafter_of(path, tensors, float_backend("graph")), ids)
+
+
+def test_an_eagle_head_in_a_gguf_file_is_read_as_in_safetensors(tmp_path: Path) -> None:
+    head = heads.draw(9, 48, "safeailab", norm_before_fc=True)
+    target = replace(TARGET, hidden_size=heads.HIDDEN)
+    published = head.write(tmp_path / "head", norm_before_fc=True)
+    config = json.loads((published / "config.json").read_text())
+    tensors = {n: t for n, t in head.stored().items() if n != "t2d"} | {"d2t": head.ids}
+    path = head_gguf.write(
+        tmp_path / "h.gguf", "eagle3", config, head.inputs, tensors, norm_before_fc=True
+    )
+    assert is_head(path)
+    ours, theirs = open_head(path, target), open_head(published, target)
+    assert isinstance(ours, EagleHead) and isinstance(theirs, EagleHead)
+    assert str(ours) == str(theirs)
+    np.testing.assert_array_equal(ours.token_ids, head.ids)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name in theirs.tensors:
+        np.testing.assert_array_equal(ours.tensors[name], theirs.tensors[name], name)
+
+
+GGUF_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "window": ({"attention__sliding_window": 9}, {}, "has a sliding window"),
+    "causal": ({"attention__causal": True}, {}, "states is_causal, which is not computed"),
+    "scaled": ({"rope__scaling__type": "yarn"}, {}, "scales its rotary embedding by 'yarn'"),
+    "softcap": ({"final_logit_softcapping": 30.0}, {}, "states final_logit_softcapping"),
+    "activation": ({"hidden_activation": "gelu"}, {}, "an activation other than silu"),
+    "sinks": ({}, {"layers.0.attn_sinks.weight": np.zeros(4, "f4")}, "has weights that no known"),
+    "width": ({}, {"fc.weight": np.zeros((16, 32), "f4")}, "expected [16, 48]"),
+    "ids": ({}, {"d2t": np.array([47, 48])}, "one beyond the target's vocabulary of 48"),
+    "ids twice": ({}, {"d2t": np.array([7, 7])}, "d2t names a token twice"),
+    "no ids": ({}, {"d2t": np.zeros(2, "f4")}, "d2t is no list of 64-bit numbers"),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_REFUSED)
+def test_a_gguf_file_with_another_head_is_refused_in_one_line(
+    case: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    metadata, more, told = GGUF_REFUSED[case]
+    config, tensors = stored(vectors, "deepspec-vanilla")
+    path = head_gguf.write(
+        tmp_path / "h.gguf", "dflash", config, [2, 5, 8], tensors | more, **metadata
+    )
+    with pytest.raises(EdgeSpecError) as caught:
+        open_head(path, TARGET)
+    assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_with_a_head_is_no_model(
+    vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    config, tensors = stored(vectors, "deepspec-vanilla")
+    path = head_gguf.write(tmp_path / "h.gguf", "dflash", config, [2, 5, 8], tensors)
+    for runtime in ("reference", "llamacpp"):
+        with pytest.raises(EdgeSpecError, match="a trained head, which is no model of its own"):
+            edge_spec.load(str(path), runtime=runtime)
