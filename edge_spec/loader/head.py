@@ -39,16 +39,18 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
+from edge_spec.placement.machine import available_cores
 from edge_spec.storage.atomic import atomic_directory, cache_directory
 from edge_spec.storage.locks import single_flight
 from edge_spec.text.frequent_tokens import frequent_tokens
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-STORED_VERSION = 5  # raise it where exporters store a step in another way
-# Width from which layers have 4 bits. Below it a head's step takes hardly longer with 8, since what
-# it costs is not its bytes; output matrices have 8 bits at every width, as in our bundles.
-WIDE = 2048
+STORED_VERSION = 6  # raise it where exporters store a step in another way
+# Width from which matrices have 4 bits and several threads. Below it a head's step takes hardly
+# longer with 8 and one, since what it costs is not its bytes.
+WIDE = 768
+_MOST_THREADS = 4  # that divide a product: more of them wait for memory, and for each other
 _GRAPH_FILE, _SUMS_FILE = "step.onnx", "sums.json"
 _PIECE = 1 << 22  # bytes that are read at once
 _RUNTIME, _LIBRARY = "ort", "onnxruntime"
@@ -170,20 +172,21 @@ def head_backend(
     head: Path, target: str, hidden_size: int, threads: int | None = None, keeps: bool = True
 ) -> HeadBackend | None:
     """target: changes with the model whose tables a head may share. threads: of a wide head, whose
-    products are long enough to be divided. keeps: what is made, in the cache."""
+    products are long enough to be divided; None: as suits it. keeps: what is made, in the cache."""
     runtime: object = runtimes.load_runtime(_RUNTIME) if find_spec(_LIBRARY) else None
     if not isinstance(runtime, ComputesHeads):
         return None
     is_wide = hidden_size >= WIDE
     cached = cache_directory() / "heads" / f"{head.name}-{_identity(head, target)}"
-    bits, threads = (4, threads) if is_wide else (8, None)
+    threads = threads or min(available_cores(), _MOST_THREADS)
+    bits, threads = (4, threads) if is_wide else (8, 1)
     return StoredBackend(runtime, bits, threads, cached if keeps else None)
 
 
 @dataclass(frozen=True)
 class StoredBackend:
-    """Has a runtime compute with what an exporter stores. bits: of matrices, but for output
-    matrices, which have 8, or FLOAT_BITS for all. cached: the directory that a step is kept in;
+    """Has a runtime compute with what an exporter stores. bits: of matrices, or FLOAT_BITS; output
+    matrices score the likeliest tokens by 8 at least. cached: the directory that a step is kept in;
     None: it is not."""
 
     runtime: ComputesHeads

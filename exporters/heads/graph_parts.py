@@ -21,6 +21,8 @@ from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
 BLOCK = 32  # weights that share a scale
 _ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
+_RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
+_LARGEST_INT8 = 127
 _INLINE_BYTES = 1024
 _ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 
@@ -73,6 +75,42 @@ class HeadGraph(NodeList):
             block_size=BLOCK,
             accuracy_level=_ACCURACY_INT8,
         )
+
+    def score(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
+        """The same of a matrix that scores tokens, which low precision harms most. Where `bits` are
+        4 it is read in 4 bits, half of what 8 would take, and the likeliest tokens are scored again
+        by rows of 8 bits."""
+        if bits != 4 or matrix.bias is not None:
+            return self.multiply(x, name, matrix, max(bits, 8), output)
+        scores = self.multiply(x, name, matrix, bits, output + ".rough")
+        num_rows = sum(self._write_rows(name, matrix))
+        kept = self.weight("rescored", np.array([min(_RESCORED, num_rows)]))
+        rough, ids = output + ".rough.best", output + ".rough.ids"
+        self.add("TopK", [scores, kept], [rough, ids], axis=-1)
+        rows = self.add("Gather", [name + ".rows", ids], output + ".rows", axis=0)
+        floats = self.add("Cast", [rows], output + ".floats", to=TensorProto.FLOAT)
+        last = self.weight("last_axis", np.array([-1]))
+        column = self.add("Unsqueeze", [x, last], output + ".column")
+        products = self.add("MatMul", [floats, column], output + ".products")
+        scales = self.add("Gather", [name + ".row_scales", ids], output + ".scales", axis=0)
+        flat = self.add("Squeeze", [products, last], output + ".flat")
+        exact = self.add("Mul", [flat, scales], output + ".exact")
+        return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
+
+    def _write_rows(self, name: str, matrix: HeadMatrix) -> list[int]:
+        """Integers of 8 bits with a scale a row; returns how many rows each part has."""
+        scales: list[np.ndarray] = []
+
+        def rounded() -> Iterable[np.ndarray]:
+            for read in matrix.parts:
+                rows = read()
+                scale = np.abs(rows).max(axis=1, keepdims=True) / _LARGEST_INT8
+                scales.append(scale[:, 0].astype(np.float32))
+                yield np.rint(rows / np.where(scale, scale, 1)).astype(np.int8)
+
+        self._write(name + ".rows", rounded())
+        self._write(name + ".row_scales", [np.concatenate(scales)])
+        return [len(each) for each in scales]
 
     def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:
         """Returns how many columns and rows the matrix has."""
@@ -151,8 +189,8 @@ class HeadGraph(NodeList):
 class LayersGraph:
     """Writes what graphs of layers of heads have in common: the formulas of Llama and Qwen3.
 
-    matrices: all of the head's; bits: of layers, as `HeadGraph.multiply` has them; output matrices
-    keep 8, or float32.
+    matrices: all of the head's; bits: of layers, as `HeadGraph.multiply` has them, and of output
+    matrices as `HeadGraph.score` does.
     """
 
     def __init__(
@@ -194,8 +232,8 @@ class LayersGraph:
 
     def _multiply(self, x: str, name: str, output: str = "") -> str:
         matrix = self._matrices[name]
-        bits = max(self._bits, 8) if matrix.is_output else self._bits
-        return self._graph.multiply(x, name, matrix, bits, output or name + ".output")
+        multiply = self._graph.score if matrix.is_output else self._graph.multiply
+        return multiply(x, name, matrix, self._bits, output or name + ".output")
 
     def _norm(self, x: str, name: str) -> str:
         """Root mean square normalization, where the head has such a norm."""

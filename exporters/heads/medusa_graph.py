@@ -85,9 +85,8 @@ class MedusaGraph:
         )
 
     def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:
-        bits = max(self._bits, 8)
         matrix = f"output.{output}"
-        return graph.multiply(states, matrix, self._matrices[matrix], bits, name)
+        return graph.score(states, matrix, self._matrices[matrix], self._bits, name)
 
     def _after_one_block(self, blocks: Sequence[HeadMatrix]) -> str:
         """All heads read the same state: their matrices are one."""

@@ -15,8 +15,8 @@ def step_graph(
     head: TrainedHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
 ) -> bytes:
     """Returns a serialized ModelProto, whose weights are written. matrices: all of the head's, as
-    `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS; output matrices have 8 at
-    least."""
+    `core.heads.HeadBackend` names them; bits: 4 or 8, or FLOAT_BITS; output matrices score the
+    likeliest tokens by 8 at least."""
     if isinstance(head, MedusaHead):
         return MedusaGraph(head, matrices, bits, weights).built()
     if isinstance(head, EagleHead):

@@ -37,8 +37,8 @@ def description() -> str:
 
 
 class OwnProducts:
-    """Changes the graphs of one bundle before they are loaded: all of them or none, since rows of
-    the two kinds differ. reason: why none."""
+    """Changes the graphs of one bundle, or of one head, before they are loaded: all of them or
+    none, since rows of the two kinds differ. reason: why none."""
 
     def __init__(self, reason: str | None) -> None:
         self._reason = reason
@@ -56,9 +56,9 @@ class OwnProducts:
         left = f", not {self._num_left}" if self._num_left else ""
         return f"rows: {library.table()}, {self._num_replaced} matrices{left}"
 
-    def changed(self, graph: Path | bytes, folder: Path, threads: int) -> bytes | None:
-        """The graph with our operator, None where it stays as it is. Counts those of files, which
-        others are made of."""
+    def changed(self, graph: Path | bytes, folder: Path | None, threads: int) -> bytes | None:
+        """The graph with our operator, None where it stays as it is. folder: as `rows_graph` has
+        it. Counts those of files, which others are made of."""
         if self._reason is not None:
             return None
         from edge_spec.runtimes.ort.rows_graph import rows_graph

@@ -4,6 +4,7 @@ changed in memory: the bundle stays as it is."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ _REPLACED = "MatMulNBits"
 _ACCURACY_INT8 = 4  # its activations are rounded to 8 bits, as ours are
 _BLOCK = 32  # values that a block of ours has
 _WEIGHT, _SCALES, _ZERO_POINTS, _GROUP_INDEX = range(1, 5)  # inputs
+_in_memory = count()  # models whose weights are in no file
 
 
 class RowsGraph(NamedTuple):
@@ -25,8 +27,9 @@ class RowsGraph(NamedTuple):
     num_left: int
 
 
-def rows_graph(source: Path | bytes, folder: Path, threads: int) -> RowsGraph:
-    """source: the file of a graph in `folder`, or what was made of one. threads: of its passes."""
+def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsGraph:
+    """source: the file of a graph in `folder`, or what was made of one; folder: None for weights in
+    memory. threads: of its passes."""
     if isinstance(source, bytes):
         model = onnx.load_model_from_string(source)
         origin = folder
@@ -36,11 +39,22 @@ def rows_graph(source: Path | bytes, folder: Path, threads: int) -> RowsGraph:
     found = list(_products(model.graph))
     weights = {each.name: each for each in _initializers(model.graph)}
     replaced = [node for node in found if _is_known(node, weights)]
+    unshared = f"in memory {next(_in_memory)}"
     for node in replaced:
-        _replace(node, weights[node.input[_WEIGHT]], origin, folder, threads)
+        weight = weights[node.input[_WEIGHT]]
+        places = {each.key: each.value for each in weight.external_data}
+        file = folder / places["location"] if folder and "location" in places else origin
+        # Sessions over one file share what is packed of it; another file of this name is another.
+        name = _identity(file) if file is not None else unshared
+        _replace(node, name, f"{weight.name} {places.get('offset', '')}", threads)
     if replaced:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return RowsGraph(_serialized(model), len(replaced), len(found) - len(replaced))
+
+
+def _identity(file: Path) -> str:
+    state = file.stat()
+    return f"{file} {state.st_dev} {state.st_ino} {state.st_size} {state.st_mtime_ns}"
 
 
 def _serialized(model: ModelProto) -> bytes:
@@ -84,23 +98,17 @@ def _is_known(node: NodeProto, weights: dict[str, TensorProto]) -> bool:
     )
 
 
-def _replace(
-    node: NodeProto, weight: TensorProto, origin: Path, folder: Path, threads: int
-) -> None:
+def _replace(node: NodeProto, weights: str, matrix: str, threads: int) -> None:
     node.op_type, node.domain = OPERATOR, DOMAIN
     settings = {each.name: each.i for each in node.attribute}
     del node.attribute[:]
-    places = {each.key: each.value for each in weight.external_data}
-    file = folder / places["location"] if "location" in places else origin
-    state = file.stat()
     given = {
         "N": settings["N"],
         "K": settings["K"],
         "bits": settings.get("bits", 4),
         "block_size": settings["block_size"],
         "threads": threads,
-        # Sessions over one file share what is packed of it; another file of this name is another.
-        "weights": f"{file} {state.st_dev} {state.st_ino} {state.st_size} {state.st_mtime_ns}",
-        "matrix": f"{weight.name} {places.get('offset', '')}",
+        "weights": weights,
+        "matrix": matrix,
     }
     node.attribute.extend(helper.make_attribute(name, value) for name, value in given.items())
