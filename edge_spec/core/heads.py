@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -174,6 +174,15 @@ class MaskedRows:
     count: int  # tokens that are scored in one pass, that of the pending token's row among them
 
 
+class HeadExperts(NamedTuple):
+    """Experts in the place of a head's MLPs, whose own is added to what they add, as much as a gate
+    of it says (Qwen Team 2026, Qwen 3.5)."""
+
+    count: int
+    used: int  # by each row
+    size: int  # of the MLP of one
+
+
 @dataclass(frozen=True, eq=False)
 class EagleHead:
     """A head that drafts by layers of its own: EAGLE-1 and -2 (Li et al. 2024), EAGLE-3 (Li et al.
@@ -191,6 +200,10 @@ class EagleHead:
         layers.L.(q|k|v|o|gate|up|down).weight [layers.L.(q|k|v).bias]
         [layers.L.q_gate.weight]  whose sigmoids what attention mixes is multiplied with
         layers.L.post_norm [layers.L.input_norm] [layers.0.hidden_norm] [layers.L.(q|k)_norm]
+
+    and where there are experts
+
+        layers.L.experts.N.(gate|up|down).weight  layers.L.(router|shared_gate).weight
     """
 
     drafted_by: ClassVar = "eagle"  # the drafter's name
@@ -210,6 +223,7 @@ class EagleHead:
     returns_normed: bool = False  # what it goes on from is its last state after the norm
     token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
     window: int | None = None  # tokens that a row sees at most; None: as many as are kept
+    experts: HeadExperts | None = None
     masks: MaskedRows | None = None  # of a head that scores several tokens in one pass
     # Rows [rows, hidden_size] of its own embedding, without reading all of it.
     embed_rows: Callable[[np.ndarray], np.ndarray] | None = None

@@ -13,6 +13,7 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.exporters.heads.expert_tensors import expert_shapes
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -146,6 +147,8 @@ def _required_shapes(head: EagleHead) -> Shapes:
         if layer or beside or head.norms_inputs:  # what EAGLE-1's first layer reads is not normed
             own["input_norm"] = (hidden,)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+        if head.experts is not None:
+            shapes |= expert_shapes(config, head.experts, f"layers.{layer}.")
     return shapes
 
 

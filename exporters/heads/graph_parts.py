@@ -15,6 +15,7 @@ from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edge_spec.core.heads import FLOAT_BITS, WEIGHTS_FILE, DFlashHead, EagleHead, HeadMatrix
 from edge_spec.exporters.block_quantize import quantize
+from edge_spec.exporters.heads.mixture import add_mixture
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
 
@@ -48,7 +49,7 @@ class HeadGraph(NodeList):
             if values.nbytes <= _INLINE_BYTES:
                 self._weights.append(numpy_helper.from_array(values, name))
             else:
-                self._write(name, [values])
+                self.write(name, [values])
         return name
 
     def multiply(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
@@ -124,9 +125,9 @@ class HeadGraph(NodeList):
                 scales.append(stored.scales)
                 yield stored.packed
 
-        self._write(name, packed())
+        self.write(name, packed())
         joined = np.concatenate(scales)
-        self._write(name + ".scales", [joined])
+        self.write(name + ".scales", [joined])
         return columns, len(joined)
 
     def _multiply_floats(
@@ -139,7 +140,7 @@ class HeadGraph(NodeList):
         product = self.add("MatMul", inputs, output + ".product")
         return self.add("Add", [product, self.weight(name + ".bias", bias)], output)
 
-    def _write(self, name: str, parts: Iterable[np.ndarray]) -> None:
+    def write(self, name: str, parts: Iterable[np.ndarray]) -> None:
         """parts: the rows of a tensor, the first ones first, at least one."""
         offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
         self._file.write(b"\0" * (offset - self._file.tell()))
@@ -201,6 +202,7 @@ class LayersGraph:
         weights: BinaryIO,
     ) -> None:
         self._config, self._tensors = head.config, head.tensors
+        self._experts = head.experts if isinstance(head, EagleHead) else None
         self._matrices, self._bits = matrices, bits
         self._graph = HeadGraph(weights)
         self._norms = {name: head.tensors[name] for name in head.tensors if "norm" in name}
@@ -222,12 +224,20 @@ class LayersGraph:
         graph, prefix = self._graph, f"layers.{layer}."
         attended = self._multiply(mixed, prefix + "o")
         stream = graph.add("Add", [stream, attended], prefix + "attended")
-        joined = self._multiply(self._norm(stream, prefix + "post_norm"), prefix + "gate_up")
+        read = self._norm(stream, prefix + "post_norm")
+        joined = self._multiply(read, prefix + "gate_up")
         halves = [prefix + "gate", prefix + "up"]
         graph.add("Split", [joined], halves, axis=-1, num_outputs=2)
         gated = graph.silu(halves[0], prefix + "activated")
         product = graph.add("Mul", [gated, halves[1]], prefix + "product")
         update = self._multiply(product, prefix + "down")
+        if self._experts is not None:
+            shared = graph.add(
+                "Sigmoid", [self._multiply(read, prefix + "shared_gate")], prefix + "shared"
+            )
+            own = graph.add("Mul", [update, shared], prefix + "own")
+            mixed = add_mixture(graph, self._matrices, self._experts, self._bits, read, prefix)
+            update = graph.add("Add", [own, mixed], prefix + "both")
         return graph.add("Add", [stream, update], prefix + "stream")
 
     def _multiply(self, x: str, name: str, output: str = "") -> str:

@@ -7,27 +7,30 @@ after the model's own in a GGUF file. It is one of the model's layers that atten
 the queries, and reads the state after the model's final norm. Norms of a directory have 1 taken
 away, those of GGUF have not.
 
-Layers with experts or with DeepSeek's latent attention are refused by the names of their tensors.
+Layers with DeepSeek's experts or its latent attention are refused by the names of their tensors.
 """
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import EagleHead
+from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
-from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
+from edge_spec.exporters.heads.eagle import count, head_config, require_target, with_weights
 from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
+from edge_spec.exporters.heads.expert_tensors import each_expert
 from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
@@ -39,6 +42,8 @@ from edge_spec.exporters.mtp_layers import (
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _LAYER = "layers.0."
+_ALL = "layers.0.experts."  # of the matrices of all of them at once, or of each by its number
+_ONE_EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d{1,4})\.(gate|up|down)_proj\.weight")
 _QUERIES, _GATE = _LAYER + "q.weight", _LAYER + "q_gate.weight"
 
 
@@ -55,15 +60,23 @@ class MtpForm:
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)  # how names end that say nothing
     is_state_first: bool = False  # what fc joins: the state, then the embedding
     norm_offset: float = 0.0  # what is added to norms
+    has_experts: bool = False  # where config.json states some
     is_gated: bool = False  # in the rows of each head of queries follow those of its gate
 
     def ours(self, name: str) -> str | None:
         own = name.removeprefix(self.prefix)
+        if self.has_experts and (expert := _ONE_EXPERT.fullmatch(own)):
+            return f"{_ALL}{int(expert[1])}.{expert[2]}.weight"
         return self.names.get(own) or our_name(self.in_layer + own)
 
     def theirs(self, name: str) -> str:
         """Returns what files call a tensor of ours, for messages."""
         named = next((theirs for theirs, ours in self.names.items() if ours == name), None)
+        if name.startswith(_ALL) and not named:
+            expert, part = name.removeprefix(_ALL).split(".")[:2]
+            every = _ALL + part + ".weight"
+            of_all = (theirs for theirs, ours in self.names.items() if ours == every)
+            named = next(of_all, f"layers.0.mlp.experts.{expert}.{part}_proj.weight")
         return self.prefix + (named or published_name(name).removeprefix(self.in_layer))
 
 
@@ -83,15 +96,26 @@ _MIMO = {
 }
 
 
-_ARCHITECTURES = ("qwen35",)  # of GGUF
+_ARCHITECTURES = ("qwen35", "qwen35moe")  # of GGUF
 _NO_RETURN = ("qwen3_next",)  # model types with the same names, whose states are not taken back
 _ROTATED = "partial_rotary_factor"
 _DEFAULTS = {"head_dim": 256, _ROTATED: 0.25}  # of config.json
 _DIRECTORY = MtpForm(
     MTP_PREFIX,
-    {"pre_fc_norm_embedding.weight": "embed_norm", "pre_fc_norm_hidden.weight": "state_norm"},
+    {
+        "pre_fc_norm_embedding.weight": "embed_norm",
+        "pre_fc_norm_hidden.weight": "state_norm",
+        "layers.0.mlp.gate.weight": "layers.0.router.weight",
+        "layers.0.mlp.shared_expert_gate.weight": "layers.0.shared_gate.weight",
+        "layers.0.mlp.shared_expert.gate_proj.weight": "layers.0.gate.weight",
+        "layers.0.mlp.shared_expert.up_proj.weight": "layers.0.up.weight",
+        "layers.0.mlp.shared_expert.down_proj.weight": "layers.0.down.weight",
+        "layers.0.mlp.experts.gate_up_proj": _ALL + "gate_up.weight",
+        "layers.0.mlp.experts.down_proj": _ALL + "down.weight",
+    },
     in_layer="",
     norm_offset=1.0,
+    has_experts=True,
     is_gated=True,
 )
 _GGUF_NAMES = {
@@ -112,6 +136,15 @@ _GGUF_NAMES = {
     "ffn_gate.weight": "layers.0.gate.weight",
     "ffn_up.weight": "layers.0.up.weight",
     "ffn_down.weight": "layers.0.down.weight",
+    "ffn_gate_inp.weight": "layers.0.router.weight",
+    "ffn_gate_inp_shexp.weight": "layers.0.shared_gate.weight",
+    "ffn_gate_shexp.weight": "layers.0.gate.weight",
+    "ffn_up_shexp.weight": "layers.0.up.weight",
+    "ffn_down_shexp.weight": "layers.0.down.weight",
+    "ffn_gate_up_exps.weight": _ALL + "gate_up.weight",
+    "ffn_gate_exps.weight": _ALL + "gate.weight",
+    "ffn_up_exps.weight": _ALL + "up.weight",
+    "ffn_down_exps.weight": _ALL + "down.weight",
 }
 # Of config.json, by the keys of GGUF, with their types.
 _KEYS: Mapping[str, tuple[str, type]] = {
@@ -122,6 +155,13 @@ _KEYS: Mapping[str, tuple[str, type]] = {
     "head_dim": ("attention.key_length", int),
     "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
     "rope_theta": ("rope.freq_base", float),
+}
+_WITH_EXPERTS = ("qwen35moe",)
+_KEYS_OF_EXPERTS: Mapping[str, tuple[str, type]] = {
+    "intermediate_size": ("expert_shared_feed_forward_length", int),
+    "num_experts": ("expert_count", int),
+    "num_experts_per_tok": ("expert_used_count", int),
+    "moe_intermediate_size": ("expert_feed_forward_length", int),
 }
 
 
@@ -150,6 +190,9 @@ def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
     """Raises as `open_head` does."""
     path, values, target = files.path, files.values, files.target
     named = _named(path, files.tensors, form)
+    experts = _stated_experts(path, values) if form.is_gated else None
+    if experts is not None:
+        named = each_expert(path, named, experts)
     head = EagleHead(
         kind="MTP",
         path=path,
@@ -160,6 +203,7 @@ def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
         joins_embedding=True,
         norms_inputs=True,
         returns_normed=True,
+        experts=experts,
     )
     require_target(head, named, values, target)
     num_layers = values.get("num_hidden_layers")
@@ -178,6 +222,19 @@ def head_of_form(files: HeadFiles, form: MtpForm) -> EagleHead:
     named |= {name: raised(named[name], form.norm_offset) for name in norms}
     read = with_weights(head, named)
     return replace(read, tensors=_StateFirst(named)) if form.is_state_first else read
+
+
+def _stated_experts(path: Path, values: Mapping[str, Any]) -> HeadExperts | None:
+    """Raises ModelFileError for counts that no head has."""
+    if not values.get("num_experts"):
+        return None
+    keys = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    found = HeadExperts(*(count(path, values, key) for key in keys))
+    if found.used > found.count:
+        raise ModelFileError(
+            f"{path} takes {found.used} of {found.count} experts", remedy="Download it again."
+        )
+    return found
 
 
 def _named(
@@ -234,6 +291,8 @@ def directory_head(files: HeadFiles) -> EagleHead:
     text = {**_DEFAULTS, **values, **mapping(values, "text_config")}
     rope = mapping(text, "rope_parameters")
     text[_ROTATED] = rope.get(_ROTATED, text[_ROTATED])
+    if text.get("num_experts"):
+        text["intermediate_size"] = text.get("shared_expert_intermediate_size")
     if values.get("model_type") in _NO_RETURN:
         raise UnsupportedModelError(
             f"{path} has a layer for multi-token prediction "
@@ -277,8 +336,10 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
             "for its layer for multi-token prediction",
             remedy="Use the model without --draft.",
         )
+    stated = _KEYS | (_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})
     values = {
-        name: metadata.require(f"{architecture}.{key}", kind) for name, (key, kind) in _KEYS.items()
+        name: metadata.require(f"{architecture}.{key}", kind)
+        for name, (key, kind) in stated.items()
     }
     values["num_hidden_layers"] = first
     rotated = metadata.get(f"{architecture}.rope.dimension_count", int)

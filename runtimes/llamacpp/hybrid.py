@@ -27,7 +27,7 @@ KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can
 NO_BRANCHES = "its recurrent layers have one state for the text, which branches would share"
 # Whose states llama.cpp keeps as it says: tried in random orders of passes, commits and rollbacks.
 # It keeps those of Nemotron-H, too, which was not tried.
-REWINDABLE = frozenset({"qwen35", "lfm2", "lfm2moe"})
+REWINDABLE = frozenset({"qwen35", "qwen35moe", "lfm2", "lfm2moe"})
 _STATE = {"text": np.int32, "sequence": np.uint8, "places": np.int64, "states": np.uint8}
 _TRIED_TOKENS = 256  # of the context that is asked whether it keeps states
 

@@ -24,7 +24,7 @@ from edge_spec.runtimes.llamacpp.library import (
 NO_REASON = "it gives no reason"
 # Of layers with a recurrent state: what gives final states beside the scores of tokens. LFM2's
 # graph takes the same switch for that of a model that embeds text, and computes other scores.
-_HYBRIDS_WITH_STATES = frozenset({"qwen35"})
+_HYBRIDS_WITH_STATES = frozenset({"qwen35", "qwen35moe"})
 _OUT_OF_MEMORY = re.compile(r"alloc|memory", re.IGNORECASE)
 
 

@@ -34,11 +34,11 @@ TOLERANCE = 1e-4
 TEXT = np.random.default_rng(0).integers(3, VOCABULARY, 20).tolist()
 
 
-@pytest.fixture(scope="module", params=["qwen35", "lfm2", "lfm2moe"])
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "lfm2", "lfm2moe"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("hybrid") / "model.gguf"
-    if request.param == "qwen35":
-        return write_qwen35(target)
+    if request.param.startswith("qwen35"):
+        return write_qwen35(target, experts=request.param == "qwen35moe")
     return write_gguf(request.param, target, max_position_embeddings=512)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.heads import EagleHead, EntryRows, HeadBackend
+from edge_spec.core.heads import ComputesHeads, EagleHead, EntryRows, HeadBackend
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
@@ -26,7 +26,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.gguf_model_info import GgufModelInfo, open_model_info
 from edge_spec.exporters.heads import is_head, open_head
-from edge_spec.loader.head import StoredTables
+from edge_spec.loader.head import StoredBackend, StoredTables
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
@@ -53,21 +53,31 @@ class Recording(EagleNetwork):
         return super().likeliest(scores)
 
 
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def has_experts(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "experts")
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return hybrid.write_qwen35(tmp_path_factory.mktemp("target") / "model.gguf", mtp=True)
+def target(has_experts: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "model.gguf"
+    return hybrid.write_qwen35(path, mtp=True, experts=has_experts)
 
 
 @pytest.fixture(scope="module", params=["own file", "file of the layer alone", "directory"])
 def head(
-    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    target: Path,
+    has_experts: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("head")
     if request.param == "own file":
         return target
     if request.param == "directory":
-        return hybrid.write_mtp_directory(folder / "model")
-    return hybrid.write_qwen35(folder / "mtp-model.gguf", only_mtp=True)
+        return hybrid.write_mtp_directory(folder / "model", experts=has_experts)
+    path = folder / "mtp-model.gguf"
+    return hybrid.write_qwen35(path, only_mtp=True, experts=has_experts)
 
 
 @pytest.fixture(params=FLOAT_BACKENDS)
@@ -137,10 +147,11 @@ def test_each_draft_token_is_that_of_llama_cpps_own_graph(
 
 
 @pytest.fixture(scope="module")
-def computed() -> dict[str, np.ndarray]:
+def computed(has_experts: bool) -> dict[str, np.ndarray]:
     """What transformers computes, by make_qwen35_fixture.py: of 20 tokens the streams that enter
     layers and the final states, and the scores of the layer's rows after them."""
-    with np.load(Path(hybrid.__file__).with_name("qwen35.npz")) as stored:
+    name = "qwen35moe.npz" if has_experts else "qwen35.npz"
+    with np.load(Path(hybrid.__file__).with_name(name)) as stored:
         return dict(stored)
 
 
@@ -169,7 +180,13 @@ def test_scores_of_the_layer_are_those_of_transformers(
 ) -> None:
     info = open_model_info(target)
     assert isinstance(info, GgufModelInfo)
-    network, tokens = network_of(head, info, backend), computed["tokens"]
+    scores = scores_of_layer(network_of(head, info, backend), computed)
+    np.testing.assert_allclose(scores, computed["logits"], atol=TOLERANCE, rtol=0)
+
+
+def scores_of_layer(network: Recording, computed: dict[str, np.ndarray]) -> np.ndarray:
+    """[rows, vocab] of the layer's rows after all tokens but the first."""
+    tokens = computed["tokens"]
     count, sizes = len(tokens) - 1, (1, 2, hybrid.KV_HEADS, len(tokens) - 1, hybrid.HEAD_DIM)
     rows = EntryRows(
         embedded=network.embed(tokens[1:]),
@@ -181,8 +198,7 @@ def test_scores_of_the_layer_are_those_of_transformers(
         sees=np.tri(count, dtype=bool),
         scored=np.arange(count),
     )
-    _, logits = network.bound_to(np.zeros(sizes, np.float32))(rows)
-    np.testing.assert_allclose(logits, computed["logits"], atol=TOLERANCE, rtol=0)
+    return network.bound_to(np.zeros(sizes, np.float32))(rows)[1]
 
 
 @pytest.fixture(scope="module")
@@ -256,10 +272,10 @@ def test_samples_have_the_distribution_of_the_target(tmp_path: Path) -> None:
     model.close()
 
 
-def test_the_layer_is_no_part_of_the_model(target: Path, tmp_path: Path) -> None:
+def test_the_layer_is_no_part_of_the_model(target: Path, has_experts: bool, tmp_path: Path) -> None:
     """Which computes the same without it."""
     _, model = model_of(target)
-    _, other = model_of(hybrid.write_qwen35(tmp_path / "without.gguf"))
+    _, other = model_of(hybrid.write_qwen35(tmp_path / "without.gguf", experts=has_experts))
     assert model.config.num_layers == other.config.num_layers == hybrid.LAYERS
     found = []
     for each in (model, other):
@@ -278,9 +294,14 @@ def test_a_file_with_the_layer_is_a_head_for_itself_alone(target: Path, tmp_path
     assert not is_head(without, is_targets=True)
 
 
-def test_both_forms_hold_the_same_layer(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("each_apart", [False, True])
+def test_both_forms_hold_the_same_layer(
+    each_apart: bool, target: Path, has_experts: bool, tmp_path: Path
+) -> None:
     config = open_model_info(target).config
-    written = hybrid.write_mtp_directory(tmp_path / "model")
+    written = hybrid.write_mtp_directory(
+        tmp_path / "model", experts=has_experts, each_apart=each_apart and has_experts
+    )
     stored, read = open_head(target, config), open_head(written, config)
     assert isinstance(stored, EagleHead) and isinstance(read, EagleHead)
     epsilon = stored.config.norm_epsilon  # which GGUF keeps in float32
@@ -356,6 +377,61 @@ def test_a_directory_that_does_not_fit_is_refused(case: str, target: Path, tmp_p
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(target), draft=str(path), threads=1)
     assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+def _keep_rows(name: str, count: int) -> hybrid.Changed:
+    return lambda tensors: tensors.update({name: tensors[name][:count]})
+
+
+WITH_EXPERTS: dict[str, tuple[hybrid.Changed, dict[str, object], str]] = {
+    "router": (
+        _drop("mtp.layers.0.mlp.gate.weight"),
+        {},
+        "mtp.layers.0.mlp.gate.weight is missing",
+    ),
+    "gate": (
+        _drop("mtp.layers.0.mlp.shared_expert_gate.weight"),
+        {},
+        "mtp.layers.0.mlp.shared_expert_gate.weight is missing",
+    ),
+    "one expert": (
+        _drop("mtp.layers.0.mlp.experts.3.up_proj.weight"),
+        {},
+        "mtp.layers.0.mlp.experts.3.up_proj.weight is missing",
+    ),
+    "all experts": (_keep_rows("mtp.layers.0.mlp.experts.down_proj", 5), {}, "expected 6 of them"),
+    "count": (id, {"num_experts": 7}, "expected 7 of them"),
+    "used": (id, {"num_experts_per_tok": 7}, "takes 7 of 6 experts"),
+    "no number": (id, {"num_experts": "6"}, "no usable num_experts"),
+    "unstated": (id, {"moe_intermediate_size": None}, "no usable moe_intermediate_size"),
+    "shared": (id, {"shared_expert_intermediate_size": 32}, "shared_expert.gate_proj.weight has"),
+}
+
+
+@pytest.mark.parametrize("case", WITH_EXPERTS)
+def test_experts_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    breaks, changes, told = WITH_EXPERTS[case]
+    target = hybrid.write_qwen35(tmp_path / "model.gguf", experts=True)
+    path = hybrid.write_mtp_directory(
+        tmp_path / "model", breaks, experts=True, each_apart=case == "one expert", **changes
+    )
+    with pytest.raises(EdgeSpecError) as caught:
+        open_head(path, open_model_info(target).config)
+    assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_experts_are_near_those_in_floats(
+    bits: int, target: Path, computed: dict[str, np.ndarray]
+) -> None:
+    """Of a mistake in how they are stored, scores would be as far apart as those of others."""
+    info = open_model_info(target)
+    assert isinstance(info, GgufModelInfo)
+    runtime = runtimes.load_runtime("ort")
+    assert isinstance(runtime, ComputesHeads)
+    network = network_of(target, info, StoredBackend(runtime, bits))
+    scores = scores_of_layer(network, computed)
+    assert np.abs(scores - computed["logits"]).mean() < {4: 0.12, 8: 0.012}[bits]
 
 
 IN_FILE: dict[str, tuple[hybrid.Changed, str]] = {

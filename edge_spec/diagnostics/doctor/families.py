@@ -128,6 +128,13 @@ TABLE = (
         (None, None, None, "5.9e-6, chains", None),
         "tests/integration/test_llamacpp_hybrids.py, test_qwen35_mtp.py",
     ),
+    Shows(
+        "Qwen 3.5 with experts",
+        (),
+        ("qwen35moe",),
+        (None, None, None, "3.4e-6, chains", None),
+        "tests/integration/test_llamacpp_hybrids.py, test_qwen35_mtp.py",
+    ),
     Shows("T5, T5 1.1, Flan-T5", ("t5",), (), _own("5.1e-6", "3.3e-6")),
     Shows("BART", ("bart",), (), _own("1.4e-6", "1.1e-6")),
     Shows("Marian", ("marian",), (), _own("7.6e-6", "7.6e-6")),

@@ -3,7 +3,7 @@ those of Llama and Qwen3, in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix, TargetTables
+from edge_spec.core.heads import (
+    DFlashHead,
+    EagleHead,
+    HeadExperts,
+    HeadMatrix,
+    TargetTables,
+)
 from edge_spec.core.rope import Rope
 
-QUERY_GATE = "q_gate"
+QUERY_GATE, EXPERTS = "q_gate", ".experts."  # within names
 FEW_ROWS = 16
 _SHORT = 512  # keys, up to which numpy takes one thread by itself
 _ROWS_AT_ONCE = 16384  # of an output matrix, which are read in float32
@@ -51,9 +57,13 @@ class HeadLayers:
     `tensors`, of which norms may be missing."""
 
     def __init__(
-        self, config: ModelConfig, products: FloatProducts, tensors: Mapping[str, np.ndarray]
+        self,
+        config: ModelConfig,
+        products: FloatProducts,
+        tensors: Mapping[str, np.ndarray],
+        experts: HeadExperts | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._experts = config, experts
         self._products = products
         self._norms = {name: tensors[name] for name in tensors if "norm" in name}
         scaling = config.rope_scaling
@@ -78,10 +88,31 @@ class HeadLayers:
         beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
         stream = stream + self._products(prefix + "o", beside)
         read = self.normed(stream, prefix + "post_norm")
+        added = self._mlp(read, prefix)
+        if self._experts is not None:
+            shared = self._products(prefix + "shared_gate", read)
+            added = added / (1 + np.exp(-np.clip(shared, -80, None)))
+            added += self._mixture(read, prefix, self._experts.used)
+        return stream + added
+
+    def _mlp(self, read: np.ndarray, prefix: str) -> np.ndarray:
         gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
         gated = gate / (1 + np.exp(-np.clip(gate, -80, None))) * up
-        updated: np.ndarray = stream + self._products(prefix + "down", gated)
-        return updated
+        return self._products(prefix + "down", gated)
+
+    def _mixture(self, read: np.ndarray, prefix: str, used: int) -> np.ndarray:
+        """Adds what the experts of each row add, by a softmax of their scores."""
+        scores = self._products(prefix + "router", read)
+        taken = np.argsort(-scores, axis=1, kind="stable")[:, :used]
+        scores = np.take_along_axis(scores, taken, axis=1)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        added = np.zeros_like(read)
+        for expert in np.unique(taken):
+            rows, places = np.nonzero(taken == expert)
+            own = self._mlp(read[rows], f"{prefix}experts.{expert}.")
+            added[rows] += weights[rows, places, None] * own
+        return added
 
     def normed(self, x: np.ndarray, name: str) -> np.ndarray:
         """Root mean square normalization, or nothing where the head has no such norm."""
@@ -112,10 +143,20 @@ class HeadLayers:
         return np.concatenate(turned, axis=-1)
 
 
-def layer_matrices(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, HeadMatrix]:
+def layer_matrices(
+    tensors: Mapping[str, np.ndarray], prefix: str, experts: HeadExperts | None = None
+) -> dict[str, HeadMatrix]:
     """A gate of what attention mixes stands below queries, keys and values."""
     gated = [QUERY_GATE] if f"{prefix}{QUERY_GATE}.weight" in tensors else []
+    joined: dict[str, Iterable[str]]
     joined = {"qkv": [*"qkv", *gated], "o": "o", "gate_up": ("gate", "up"), "down": ("down",)}
+    if experts is not None:
+        joined |= {"router": ("router",), "shared_gate": ("shared_gate",)}
+        for each in (f"experts.{expert}." for expert in range(experts.count)):
+            joined |= {
+                each + "gate_up": (each + "gate", each + "up"),
+                each + "down": [each + "down"],
+            }
     return {
         prefix + name: own_matrix(tensors, [prefix + each for each in parts])
         for name, parts in joined.items()
@@ -185,16 +226,20 @@ def _attended(
 
 
 class FloatProducts:
-    """Keeps all matrices in float32. Between a target's passes, which have few rows, one thread
-    computes them: numpy's others would wait for the target's, which still hold the cores."""
+    """Keeps all matrices in float32, those of experts from their first use on. Between a target's
+    passes, which have few rows, one thread computes them: numpy's others would wait for the
+    target's, which still hold the cores."""
 
     def __init__(self, matrices: Mapping[str, HeadMatrix]) -> None:
-        self._weights = {name: _whole(matrix).T for name, matrix in matrices.items()}
+        self._matrices = matrices
+        self._weights = {n: _whole(each).T for n, each in matrices.items() if EXPERTS not in n}
         self._biases = {name: matrix.bias for name, matrix in matrices.items()}
 
     def __call__(self, name: str, x: np.ndarray) -> np.ndarray:
         """x: [rows, in] float32 -> [rows, out] float32, the bias added."""
         bias = self._biases[name]
+        if name not in self._weights:
+            self._weights[name] = _whole(self._matrices[name]).T
         with one_blas_thread() if len(x) <= _FEW_ROWS else nullcontext():
             product: np.ndarray = x @ self._weights[name]
         return product if bias is None else product + bias

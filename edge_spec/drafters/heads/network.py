@@ -37,7 +37,7 @@ class EagleFormulas:
     def __init__(self, head: EagleHead, products: FloatProducts) -> None:
         self.num_layers = head.config.num_layers
         self._head = head
-        self._layers = HeadLayers(head.config, products, head.tensors)
+        self._layers = HeadLayers(head.config, products, head.tensors, head.experts)
         self._products = products
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
@@ -161,5 +161,5 @@ def eagle_matrices(head: EagleHead, tables: TargetTables) -> dict[str, HeadMatri
     """Returns what a head multiplies with; matrices that read the same are one."""
     matrices = {"fc": own_matrix(head.tensors, ["fc"])}
     for layer in range(head.config.num_layers):
-        matrices |= layer_matrices(head.tensors, f"layers.{layer}.")
+        matrices |= layer_matrices(head.tensors, f"layers.{layer}.", head.experts)
     return matrices | {"head": scored_matrix(head, tables)}
