@@ -95,6 +95,14 @@ def most_written(
     return found
 
 
+def filled_up(token_ids: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
+    """[at most count] int64, ascending: these tokens and the lowest others. Vocabularies begin with
+    what is frequent, and few answers have only a part of what is written later."""
+    others = np.setdiff1d(np.arange(vocab_size), token_ids)
+    found: np.ndarray = np.sort(np.append(token_ids, others[: max(0, count - len(token_ids))]))
+    return found
+
+
 def with_others(token_ids: np.ndarray, vocab_size: int, count: int, seed: int) -> np.ndarray:
     """[at most count more] int64, ascending: these tokens and some that are drawn of all others. A
     drafter that drafts from the whole vocabulary learns from them that they are seldom written

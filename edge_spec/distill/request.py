@@ -7,11 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models.option import Option
 
 KINDS = ("medusa", "eagle3", "draft")
 _MOST_POSITIONS = 8
+_SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,13 @@ class DistillRequest:
     num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
     max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
     vocabulary: Annotated[
-        int, Option("Tokens that the drafter scores: those the model writes most.", None)
-    ] = 4096
+        int | None,
+        Option(
+            "Tokens that the drafter scores: those the model writes most.  [default: as many as "
+            "have a fiftieth of the model's parameters]",
+            None,
+        ),
+    ] = None
     positions: Annotated[int, Option("Draft tokens of a round that it is trained for.", None)] = 3
     epochs: Annotated[
         int | None,
@@ -74,7 +81,7 @@ class DistillRequest:
     max_cache_mb: Annotated[
         int,
         Option("MB on the disk for what the model computes of the answers.", None, "--max-cache"),
-    ] = 4000
+    ] = 8000
     seed: Annotated[int, Option("Of all that is drawn.", None)] = 0
 
     def __post_init__(self) -> None:
@@ -97,7 +104,7 @@ class DistillRequest:
         for name, value, least, most in (
             ("tokens", self.num_tokens, 1, None),
             ("max-tokens", self.max_tokens, 4, None),
-            ("vocabulary", self.vocabulary, 2, None),
+            ("vocabulary", 2 if self.vocabulary is None else self.vocabulary, 2, None),
             ("positions", self.positions, 1, _MOST_POSITIONS),
             ("epochs", 1 if self.epochs is None else self.epochs, 1, None),
             ("max-cache", self.max_cache_mb, 1, None),
@@ -118,6 +125,13 @@ class DistillRequest:
                 "--ray needs Ray, which is not installed",
                 remedy='Run: pip install "edge-spec[ray]".',
             )
+
+
+def default_scored(config: ModelConfig) -> int:
+    """Returns how many tokens a drafter scores. Their rows are read for each draft token, so a
+    small model has few of them. A multiple of 1,024, of which processors are fond."""
+    rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
+    return max(_LEAST_SCORED, rows // 1024 * 1024)
 
 
 def _require_free(out: Path) -> None:

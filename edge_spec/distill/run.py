@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_spec.control.cost import RowCosts
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer
-from edge_spec.distill.conversations import most_written, with_others
+from edge_spec.distill.conversations import Conversation, filled_up, most_written, with_others
 from edge_spec.distill.draft_runs import DraftRuns, converted_aside, draft_token_s
 from edge_spec.distill.drafter_training import Target, Trials, learn
 from edge_spec.distill.features import (
@@ -36,7 +39,7 @@ from edge_spec.distill.prompts import (
     domain_prompts,
     require_own_prompts,
 )
-from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.request import DistillRequest, default_scored
 from edge_spec.distill.source_folder import folder_functions
 from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.work_folder import forget_training, work_folder
@@ -161,15 +164,21 @@ class _Work:
                     reader,
                 )
             learnt = [each for each in answers if not each.is_held_out]
-            eos_ids = engine.parts.text.eos_ids
-            ids = most_written(learnt, weights.config.vocab_size, request.vocabulary, eos_ids)
-            if KINDS[request.kind].scores_all:
-                others = request.vocabulary // 2
-                ids = with_others(ids, weights.config.vocab_size, others, request.seed)
+            ids = self._scored(learnt, weights.config, engine.parts.text.eos_ids)
             # What is kept of them may be of a day on which the machine was busy.
             measured = RowCosts(median_seconds(quick_passes(engine.parts.model)))
             target = Target(weights.config, weights, measured, ids, self.asked.threads)
             return engine.name, target, examples
+
+    def _scored(
+        self, learnt: Sequence[Conversation], config: ModelConfig, eos_ids: Sequence[int]
+    ) -> np.ndarray:
+        """Ids of the tokens that the drafter learns over."""
+        count = self.request.vocabulary or default_scored(config)
+        ids = most_written(learnt, config.vocab_size, count, eos_ids)
+        if KINDS[self.request.kind].scores_all:
+            return with_others(ids, config.vocab_size, count // 2, self.request.seed)
+        return filled_up(ids, config.vocab_size, count)
 
     def trials(self, target: Target, examples: Sequence[Example]) -> Trials:
         """Returns what is tried with the drafter while it learns."""
