@@ -31,7 +31,7 @@ class TrainingOptions:
     rate: float
     window: int = 512
     rows: int = 2048
-    evaluations: int = 12
+    evaluations: int = 8
     patience: int = 4
     seed: int = 0
     name: str = "Training"  # of the step, as it is told
