@@ -562,7 +562,7 @@ def test_pull_says_what_head_it_has_fetched_or_why_it_does_not_fit(
 ) -> None:
     hub.add("Qwen/Qwen3-8B", deep)
     hub.add("Qwen/Qwen3-0.6B", models / "small")
-    name = "RedHatAI/Qwen3-8B-speculator.eagle3"
+    name = "deepseek-ai/dspark_qwen3_8b_block7"
     hub.add(name, heads.draw(7, 265, "speculators").write(tmp_path / "head"))
     assert run(["pull", "hf:Qwen/Qwen3-8B", "--draft", "auto"]) == 0
     assert f"there is a head trained for hf:Qwen/Qwen3-8B, too: --draft hf:{name}" in (

@@ -70,8 +70,13 @@ _HEADS = (
         r"meta-llama/(?:Meta-)?Llama-3\.1-8B-Instruct",
         r"RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
     ),
-    (r"Qwen/Qwen3-8B(?:-GGUF)?", r"RedHatAI/Qwen3-8B-speculator.eagle3"),
-    (r"Qwen/Qwen3-(1\.7|4)B(?:-GGUF)?", r"AngelSlim/Qwen3-\1B_eagle3"),
+    (r"Qwen/Qwen3-(4|8|14)B(?:-GGUF)?", r"deepseek-ai/dspark_qwen3_\1b_block7"),
+    (r"Qwen/Qwen3-1\.7B(?:-GGUF)?", r"AngelSlim/Qwen3-1.7B_eagle3"),
+    (
+        r"Qwen/Qwen3-Coder-30B-A3B-Instruct(?:-GGUF)?",
+        r"amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE",
+    ),
+    (r"LiquidAI/(LFM2\.5-(?:1\.2B-Instruct|2\.6B|8B-A1B))(?:-GGUF)?", r"LiquidAI/\1-DSpark"),
     (r"openai/gpt-oss-20b", r"RedHatAI/gpt-oss-20b-speculator.eagle3"),
 )
 

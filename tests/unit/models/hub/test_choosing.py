@@ -158,10 +158,13 @@ def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None
 @pytest.mark.parametrize(
     ("target", "head"),
     [
-        ("Qwen/Qwen3-8B-GGUF", "RedHatAI/Qwen3-8B-speculator.eagle3"),
-        ("Qwen/Qwen3-4B", "AngelSlim/Qwen3-4B_eagle3"),
+        ("Qwen/Qwen3-8B-GGUF", "deepseek-ai/dspark_qwen3_8b_block7"),
+        ("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"),
+        ("LiquidAI/LFM2.5-1.2B-Instruct-GGUF", "LiquidAI/LFM2.5-1.2B-Instruct-DSpark"),
+        ("LiquidAI/LFM2.5-1.2B-Base", None),
+        ("LiquidAI/LFM2.5-2.6B", "LiquidAI/LFM2.5-2.6B-DSpark"),
         ("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3"),
-        ("Qwen/Qwen3-14B", None),
+        ("Qwen/Qwen3-32B", None),
     ],
 )
 def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | None) -> None:
@@ -171,5 +174,5 @@ def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | N
 def test_the_documented_heads_are_those_of_the_table() -> None:
     page = (Path(__file__).parents[4] / "docs" / "drafters.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| ([\w.-]+/[\w.-]+) \|$", page, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 10
     assert all(known_head(target) == head for target, head in rows)
