@@ -19,6 +19,7 @@ from edge_spec.fitting.forecast import forecast
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.draft_form import cheapest
 from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, prepare_model
@@ -187,7 +188,12 @@ def _placed(
     if options.parse_special:
         made = target.make_text
         target = replace(target, make_text=lambda: replace(made(), parse_special=True))
-    drafts = tuple(_prepared_drafts(target, chosen_drafts, progress))
+    drafts = tuple(
+        cheapest(draft, of, progress)
+        for draft, of in zip(
+            _prepared_drafts(target, chosen_drafts, progress), sources, strict=True
+        )
+    )
     return PlacedModels(options, source, target, sources, drafts, source.identity, None)
 
 

@@ -14,6 +14,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import ScreeningRuntime
+from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_unhashed
@@ -38,6 +39,7 @@ class ResolvedModel:
     make_text: Callable[[], ChatFormat]
     profiles: Path | None = None  # that came with it
     as_it_is: bool = False  # whether the runtime reads the very file that was named
+    scored_tokens: ScoredTokens | None = None  # of a draft that need not score all
 
     @cached_property
     def text(self) -> ChatFormat:
@@ -59,6 +61,7 @@ class ResolvedModel:
         return self.text.tokenizer.vocabulary()
 
     def open(self, options: RuntimeOptions) -> Model:
+        options = replace(options, scored_tokens=self.scored_tokens)
         return self.runtime.open(self.source, options)
 
 

@@ -13,6 +13,7 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
+from edge_spec.models.draft_form import cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, prepare_model, resolve_model
 from edge_spec.models.runtime_choice import choose_runtime, resolution_on
@@ -67,6 +68,8 @@ def candidate_of(found: Any) -> Candidate:
     device = _DEVICE.validate_python(found["device"])
     options = _OPTIONS.validate_python(found["options"])
     prepared = resolve_model(source, device.runtime, LoadOptions(), _quiet, options.providers)
+    if options.may_hold_less:  # which drafts alone may
+        prepared = cheapest(prepared, source, _quiet)
     return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
 
 
@@ -121,7 +124,8 @@ def candidates(
                 if found and source.num_bytes > _CHEAP_BYTES and not stored.is_there:
                     refused.append(_too_dear(source, device.runtime))
                     continue
-                prepared[key] = prepare_model(resolution, progress)
+                model = prepare_model(resolution, progress)
+                prepared[key] = cheapest(model, source, progress) if is_draft else model
         except EdgeSpecError as error:
             refused.append(f"{device.runtime} {device.name}: {error.shown}")
             fault = fault or error

@@ -177,7 +177,10 @@ def key_parts(key: Any) -> dict[str, Any]:
 
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
     """Returns those that were set and that a key has no field for."""
-    apart = ("threads", "providers", "context_length", "prefers_cpu", "may_hold_less")
+    apart = (
+        *("threads", "providers", "context_length", "prefers_cpu", "may_hold_less"),
+        "scored_tokens",  # of the weights
+    )
     return tuple(
         f"{option.name}={getattr(options, option.name)}"
         for option in fields(options)
@@ -201,7 +204,9 @@ def stored_weights(prepared: ResolvedModel) -> str:
         manifest = prepared.source.manifest
         form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
         return manifest.quantization + form
-    return joined_types(prepared.source.weight_types)
+    scored = prepared.scored_tokens
+    types = joined_types(prepared.source.weight_types)
+    return types if scored is None else f"{types}, {scored}"
 
 
 def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:

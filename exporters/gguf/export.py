@@ -118,6 +118,11 @@ class GgufExporter:
                 parity = check(checkpoint, converted, progress)._asdict()
         return ExportReport(out, out.stat().st_size, parity)
 
+    def requantize(self, source: Path, out: Path, quantization: str, progress: Progress) -> None:
+        kquants.require_library(quantization)
+        found = QUANTIZATIONS[quantization]
+        kquants.quantize(source, out, found.file_type, progress, outputs=found.kind)
+
 
 def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) -> str:
     """The quantization's name as the table spells it."""

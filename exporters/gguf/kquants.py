@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from gguf.constants import LlamaFileType
+from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError, MissingDependencyError
@@ -29,14 +29,22 @@ def require_library(name: str) -> None:
         )
 
 
-def quantize(source: Path, target: Path, file_type: LlamaFileType, progress: Progress) -> None:
-    """Writes `target`; where a tensor of `source` has its type already, bit for bit.
+def quantize(
+    source: Path,
+    target: Path,
+    file_type: LlamaFileType,
+    progress: Progress,
+    outputs: GGMLQuantizationType | None = None,
+) -> None:
+    """Writes `target`; where a tensor of `source` has its type already, bit for bit. outputs: type
+    of the output matrix; None: a better one than that of the others.
 
     In a process of its own: the library can be stopped in no other way, ends the process where
     one of its checks fails, and has one log callback for all of its users. Raises ExportError.
     """
     # -P: the modules beside the script must not be taken for libraries.
     command = [sys.executable, "-P", str(_SCRIPT), str(source), str(target), str(int(file_type))]
+    command += [] if outputs is None else [str(int(outputs))]
     last = ""
     with subprocess.Popen(
         command,

@@ -1,4 +1,6 @@
-"""Runs llama.cpp's quantizer once: python llama_quantize.py SOURCE TARGET FILE_TYPE.
+"""Runs llama.cpp's quantizer once: python llama_quantize.py SOURCE TARGET FILE_TYPE [OUTPUTS].
+
+OUTPUTS: the type of the output matrix.
 
 A program rather than a module: see kquants.quantize. What the library says goes to stdout.
 """
@@ -11,7 +13,7 @@ import sys
 from typing import Any
 
 
-def main(source: str, target: str, file_type: str) -> int:
+def main(source: str, target: str, file_type: str, outputs: str = "") -> int:
     import llama_cpp
 
     api: Any = llama_cpp
@@ -25,6 +27,8 @@ def main(source: str, target: str, file_type: str) -> int:
     params = api.llama_model_quantize_default_params()
     params.ftype = int(file_type)
     params.allow_requantize = True
+    if outputs:
+        params.output_tensor_type = int(outputs)
     status: int = api.llama_model_quantize(
         os.fsencode(source), os.fsencode(target), ctypes.byref(params)
     )

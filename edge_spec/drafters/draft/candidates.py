@@ -60,8 +60,7 @@ class Line:
 
 def ranked(preference: np.ndarray) -> list[tuple[int, int]]:
     """(token, kind of draft token) of what is likeliest, in falling order."""
-    count = min(SIBLINGS, int(np.count_nonzero(preference)))
-    likeliest = top_tokens(preference[None], count)[0]
+    likeliest = top_tokens(preference[None], min(SIBLINGS, len(preference)))[0]
     return kinds_of(likeliest, preference[likeliest] / preference.sum())
 
 

@@ -160,7 +160,7 @@ def test_a_large_file_is_converted_only_where_nothing_reads_it_as_it_is(
     def prepare(resolution: Any, progress: Any) -> Any:
         prepared.append(resolution.runtime.name)
         weights = SimpleNamespace(weight_types={"Q4_0"})
-        return SimpleNamespace(runtime=resolution.runtime, source=weights)
+        return SimpleNamespace(runtime=resolution.runtime, source=weights, scored_tokens=None)
 
     def resolution(source: Source, name: str, *more: Any) -> Any:
         reads = name == "llamacpp"
