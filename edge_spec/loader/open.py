@@ -127,7 +127,6 @@ def _open_drafts(
         key = profile_key(source, draft, options.draft_runtime_options)
         profile = load_profile(key, draft.profiles)
         costs = _costs(model, key, profile)
-        width = costs.widest_free() if model.capabilities.trees else 1
         level = partial(stage_of, model, costs)
         paired = findings if above is placed.target else None
         step_s = 0.0  # not known: its first draft tokens tell
@@ -139,7 +138,6 @@ def _open_drafts(
             vocab_size,
             step_s,
             level,
-            width,
             translated,
             anticipates,
             key.digest,

@@ -19,11 +19,11 @@ class Draft:
     `close_session` where others go on with the model. Its passes are watched: see watchdog.py.
 
     vocab_size: of what it drafts for. step_s: seconds of one of its passes, as far as known.
-    level: makes a level of what drafts for the draft in turn. width: rows of a tree that it reads
-    in one pass. translated: makes a drafter whose draft tokens the target can read, where the draft
-    has other tokens. anticipates: it reads on while the target verifies. identity: changes with the
-    model's files and with whatever may change a bit of its cache. acceptance: how often a draft
-    token of its was right in earlier answers of the pair, where that is known.
+    level: makes a level of what drafts for the draft in turn. translated: makes a drafter whose
+    draft tokens the target can read, where the draft has other tokens. anticipates: it reads on
+    while the target verifies. identity: changes with the model's files and with whatever may change
+    a bit of its cache. acceptance: how often a draft token of its was right in earlier answers of
+    the pair, where that is known.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class Draft:
         vocab_size: int,
         step_s: float = 0.0,
         level: Callable[[Sequence[Drafter]], Stage] | None = None,
-        width: int = 1,
         translated: Callable[[Drafter], Drafter] | None = None,
         anticipates: bool = False,
         identity: str = "",
@@ -43,7 +42,6 @@ class Draft:
         self.step_s = step_s
         self._vocab_size = vocab_size
         self._level = level
-        self._width = width
         self._translated = translated
         self._anticipates = anticipates
         self._acceptance = acceptance
@@ -63,7 +61,6 @@ class Draft:
             self._session,
             self._vocab_size,
             level,
-            width=self._width,
             anticipates=self._anticipates,
             name=name,
             reopened=self._reopened,

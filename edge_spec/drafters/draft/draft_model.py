@@ -31,7 +31,7 @@ from edge_spec.drafters.draft.candidates import (
     Line,
     candidates_after,
 )
-from edge_spec.drafters.draft.draft_tree import Path, Reader, grow_levels, sample_shape
+from edge_spec.drafters.draft.draft_tree import Path, Reader, sample_shape
 from edge_spec.drafters.draft.synced_session import SyncedSession
 from edge_spec.drafters.forwarding import Stage
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
@@ -48,12 +48,11 @@ class DraftModelDrafter(Drafter):
 
     vocab_size: of the target. Ids beyond the smaller vocabulary are padding: they are never
     proposed, and where the target writes one the draft reads another token in its place.
-    level: what drafts for the draft. width: rows of a tree that are read in one pass. shared: the
-    session reads its target's own cache. anticipates: it reads on while the target verifies, on a
-    session that nobody else needs meanwhile; not the trees that it reads level by level. reopened:
-    opens a session in the place of one that has failed, or raises. acceptance: how often a draft
-    token of its was right in earlier answers, where that is known. chooser: by default one of its
-    logits.
+    level: what drafts for the draft. shared: the session reads its target's own cache.
+    anticipates: it reads on while the target verifies, on a session that nobody else needs
+    meanwhile; not the trees that it samples level by level. reopened: opens a session in the place
+    of one that has failed, or raises. acceptance: how often a draft token of its was right in
+    earlier answers, where that is known. chooser: by default one of its logits.
     """
 
     traits = DrafterTraits(trees=True, cost=Cost.PASS, samples=True, draft_model=True)
@@ -65,7 +64,6 @@ class DraftModelDrafter(Drafter):
         vocab_size: int,
         level: Stage | None = None,
         *,
-        width: int = 1,
         shared: bool = False,
         anticipates: bool = False,
         name: str = "draft-model",
@@ -82,7 +80,6 @@ class DraftModelDrafter(Drafter):
             session, draft.config.context_length, draft.capabilities.max_rows, shared
         )
         self._level = level or Stage(())
-        self._width = width
         self._trees = draft.capabilities.trees
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
@@ -145,7 +142,7 @@ class DraftModelDrafter(Drafter):
             self._growth = self._tree(pending, replace(budget, num_draft_tokens=count))
         else:
             self._growth = self._chain(pending, count, budget.min_reach)
-        by_level = branches and (self._chooser.samples or self._width > 1)
+        by_level = branches and self._chooser.samples
         self._anticipates = self._ahead is not None and not by_level
         self.rollback_draft(len(assumed))
         return self._growth.tree
@@ -260,14 +257,11 @@ class DraftModelDrafter(Drafter):
         return reading.candidate
 
     def _tree(self, pending: int, budget: Budget) -> Growth:
-        """Row after row, the likeliest first, or level after level where a pass of several rows
-        costs no more; sampled ones in the shape that is asked for."""
-        reader = Reader(self._read_rows, self._width, self._text.max_rows)
+        """Row after row, the likeliest first; sampled ones in the shape that is asked for."""
         given = self.name, pending, budget, self._acceptance
         if self._chooser.samples:
+            reader = Reader(self._read_rows, self._text.max_rows)
             return sample_shape(*given, reader, self._chooser.draw)
-        if self._width > 1:
-            return grow_levels(*given, reader, self._chooser.likeliest)
         root: Path = ()
         return grow(*given, root, self._expand, budget.num_draft_tokens)
 

@@ -1,4 +1,4 @@
-"""Trees that a draft grows level by level, all rows of a level in one of its passes."""
+"""Trees that a draft fills with samples, all rows of a level in one of its passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Candidate, Growth
+from edge_spec.drafters.tree_builder import Growth
 
 Path = tuple[int, ...]
 Score = Callable[[TokenTree], np.ndarray]  # [rows, vocab] logits
@@ -69,48 +69,10 @@ class Rows:
 
 
 class Reader(NamedTuple):
-    """Reads a tree with the draft. max_rows: of one pass; width: those of one level."""
+    """Reads a tree with the draft. max_rows: of one pass."""
 
     score: Score
-    width: int
     max_rows: int
-
-
-def grow_levels(
-    drafter: str,
-    pending: int,
-    budget: Budget,
-    acceptance: LearntAcceptance,
-    reader: Reader,
-    expand: Callable[[np.ndarray, Path], list[Candidate[Path]]],
-) -> Growth:
-    """Writes on the likeliest rows of each level (Li et al. 2024, EAGLE-2: expand), and the
-    likeliest of all rows are proposed (rerank).
-
-    expand: what may follow a row by its logits, the likeliest first.
-    """
-    rows = Rows(pending)
-    read: list[int] = []
-    level = [0]
-    for _ in range(budget.num_draft_tokens):
-        width = min(reader.width, reader.max_rows - len(read))
-        level = sorted(level, key=lambda row: -rows.reach[row])[:width]
-        level = sorted(row for row in level if rows.reach[row] >= budget.min_reach)
-        if not level:
-            break
-        read = sorted([*read, *level])
-        logits = reader.score(rows.select(read))
-        below: list[int] = []
-        for row in level:
-            left = 1.0  # siblings exclude each other
-            for candidate in expand(logits[read.index(row)], rows.path(row)):
-                chance = min(acceptance.estimate(candidate.kind), left)
-                left -= chance
-                below.append(rows.add(row, candidate.token, candidate.kind, chance))
-                if rows.reach[below[-1]] < budget.min_reach:
-                    break  # one to learn from is enough
-        level = below
-    return rows.grown(drafter, budget.num_rows)
 
 
 class Draw(NamedTuple):

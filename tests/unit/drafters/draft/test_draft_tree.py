@@ -17,9 +17,7 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.core.tree_pruning import likeliest
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.draft.draft_tree import Reader, grow_levels
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Candidate
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 
@@ -53,14 +51,14 @@ def half_right(tokens: tuple[int, ...]) -> np.ndarray:
 
 
 def drafter_of(
-    next_logits: NextLogits, width: int = 1, vocab_size: int = VOCAB, **limits: int
+    next_logits: NextLogits, vocab_size: int = VOCAB, **limits: int
 ) -> tuple[DraftModelDrafter, CountingSession]:
     model = ScriptedModel(next_logits, vocab_size, limits.get("context_length", 512))
     model.capabilities = Capabilities(
         limits.get("max_rows", 64), trees=True, rollback=True, hidden_states=False
     )
     session = CountingSession(model)
-    return DraftModelDrafter(model, session, VOCAB, width=width), session
+    return DraftModelDrafter(model, session, VOCAB), session
 
 
 class Shaped(FixedPolicy):
@@ -87,18 +85,16 @@ DRAFTS = {"perfect": logits_of(), "half right": half_right, "useless": logits_of
 
 
 @pytest.mark.parametrize("quality", DRAFTS)
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("params", [GREEDY, SEEDED])
 def test_trees_of_candidates_give_the_plain_text(
-    quality: str, width: int, params: SamplingParams, decode: Any
+    quality: str, params: SamplingParams, decode: Any
 ) -> None:
     """Greedy, and with a seed, which draws the same numbers at the same positions."""
     model = ScriptedModel(logits_of(), VOCAB)
-    drafter, session = drafter_of(DRAFTS[quality], width)
+    drafter, _ = drafter_of(DRAFTS[quality])
     policy = FixedPolicy(max_draft_tokens=6, min_confidence=0.05)
     run = decode(model, PROMPT, [drafter], params=params, max_tokens=50, policy=policy)
     assert run.tokens == decode(model, PROMPT, params=params, max_tokens=50).tokens
-    assert max(session.calls) > 1 or width == 1
     if quality == "perfect":
         # Its first choice is always right, so each round ends for want of draft tokens.
         assert all(stats.num_accepted > 0 for stats in run.rounds if stats.num_draft_tokens)
@@ -106,7 +102,6 @@ def test_trees_of_candidates_give_the_plain_text(
 
 @given(
     seed=st.integers(0, 1000),
-    width=st.sampled_from([1, 2, 4, 8]),
     count=st.integers(1, 6),
     num_rows=st.integers(2, 20),
     min_reach=st.sampled_from([0.0, 0.05, 0.3]),
@@ -114,13 +109,14 @@ def test_trees_of_candidates_give_the_plain_text(
     room=st.integers(1, 40),
 )
 def test_a_tree_of_candidates_keeps_its_budget(
-    seed: int, width: int, count: int, num_rows: int, min_reach: float, max_rows: int, room: int
+    seed: int, count: int, num_rows: int, min_reach: float, max_rows: int, room: int
 ) -> None:
     """The round's and the draft's own: the rows of its passes and the room in its context."""
     context = len(PROMPT) + room - 1
-    drafter, _ = drafter_of(logits_of(seed), width, max_rows=max_rows, context_length=context)
+    drafter, session = drafter_of(logits_of(seed), max_rows=max_rows, context_length=context)
     drafter.begin(PROMPT)
     tree = drafter.propose(PROMPT[-1], Budget(count, num_rows, min_reach=min_reach))
+    assert drafter.passes == len(session.calls) <= count
     assert 1 < len(tree) <= num_rows
     assert tree.depths.max() <= min(count, room)
     assert siblings_differ(tree)
@@ -132,38 +128,10 @@ def test_a_tree_of_candidates_keeps_its_budget(
     assert all(tree.reach[row] >= min_reach - 1e-6 for row in parents)
 
 
-def test_a_level_is_read_in_one_pass_of_its_likeliest_rows() -> None:
-    expanded: list[tuple[int, ...]] = []
-    passes: list[int] = []
-    confidence = (0.6, 0.3, 0.1)
-
-    class Fixed:
-        def estimate(self, kind: int) -> float:
-            return confidence[kind]
-
-    def score(tree: TokenTree) -> np.ndarray:
-        passes.append(len(tree))
-        return np.zeros((len(tree), 1))
-
-    def expand(logits: np.ndarray, path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
-        expanded.append(path)
-        return [Candidate(token, token, (*path, token)) for token in range(3)]
-
-    acceptance: Any = Fixed()
-    reader = Reader(score, 2, 64)
-    tree = grow_levels("test", 9, Budget(3, 5), acceptance, reader, expand).tree
-    # 0.6 and 0.3 of the first level, 0.36 and 0.18 (0 below 0, then the earlier 1 below 0).
-    assert expanded == [(), (0,), (1,), (0, 0), (0, 1)]
-    assert passes == [1, 3, 5]
-    # The five likeliest of 0.6, 0.3, 0.36, 0.18, 0.216, ...
-    assert sorted(tree.reach.tolist(), reverse=True) == pytest.approx([1, 0.6, 0.36, 0.3, 0.216])
-
-
-@pytest.mark.parametrize("width", [1, 2, 8])
-def test_every_row_holds_what_the_draft_finds_likeliest_behind_its_own_path(width: int) -> None:
-    drafter, _ = drafter_of(logits_of(scale=2.0), width)
+def test_every_row_holds_what_the_draft_finds_likeliest_behind_its_own_path() -> None:
+    drafter, _ = drafter_of(logits_of(scale=2.0))
     drafter.begin(PROMPT)
-    tree = drafter.propose(PROMPT[-1], Budget(4, 40))
+    tree = drafter.propose(PROMPT[-1], Budget(12, 40))
     inner = [row for row in range(len(tree)) if tree.children(row)]
     assert len(inner) > 3 and max(tree.depths[inner]) > 1
     for row in inner:

@@ -85,11 +85,11 @@ SPOILS: dict[str, Spoil] = {
 
 
 def failing(
-    where: str, after: int, spoil: Spoil | None = None, width: int = 1, below: bool = False
+    where: str, after: int, spoil: Spoil | None = None, below: bool = False
 ) -> GuardedDrafter:
     model = ScriptedModel(NEXT, VOCAB)
     session = FailingSession(model, where, after, spoil)
-    drafter = DraftModelDrafter(model, session, VOCAB, width=width)
+    drafter = DraftModelDrafter(model, session, VOCAB)
     if below:
         policy = FixedPolicy(branches=False)
         level = PolicyStage([drafter, SuffixDrafter()], policy, 64)
@@ -140,14 +140,14 @@ def test_a_draft_that_dies_over_the_prompt_is_not_asked(decode: Any, caplog: Any
 
 
 @pytest.mark.parametrize(
-    ("spoil", "width", "params"), each(list(SPOILS), [0, 1, 4], [GREEDY, GREEDY, SEEDED, SEEDED])
+    ("spoil", "branches", "params"),
+    each(list(SPOILS), [False, True], [GREEDY, GREEDY, SEEDED, SEEDED]),
 )
 def test_logits_that_are_none_are_not_drafted_from(
-    spoil: str, width: int, params: SamplingParams, decode: Any, caplog: Any
+    spoil: str, branches: bool, params: SamplingParams, decode: Any, caplog: Any
 ) -> None:
-    """width 0: no branches."""
-    guarded = failing("forward", 5, SPOILS[spoil], max(width, 1))
-    policy = FixedPolicy(max_draft_tokens=4, branches=width > 0)
+    guarded = failing("forward", 5, SPOILS[spoil])
+    policy = FixedPolicy(max_draft_tokens=4, branches=branches)
     rounds = held_to_plain(guarded, params, policy, decode, caplog)
     assert sum(stats.num_accepted for stats in rounds) > 0
 
