@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from edge_spec.exporters.stored_tensor import StoredTensor
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json
 _ORDERING = "ordering"
-# Theirs -> ours, in directories, then in GGUF files.
+# Theirs -> ours, in directories and in GGUF files.
 _WHOLE = {
     "model.embed_tokens.weight": "embed",
     "model.norm.weight": "norm",
@@ -35,6 +36,8 @@ _WHOLE = {
     "post_projection.weight": "post.weight",
     "masked_embedding.centroids.weight": "centroids",
     "masked_embedding.token_ordering": _ORDERING,
+}
+_WHOLE_OF_FILES = {
     "token_embd.weight": "embed",
     "output_norm.weight": "norm",
     "nextn.pre_projection.weight": "pre.weight",
@@ -69,6 +72,9 @@ _OF_BLOCKS = {
     "post_ffw_norm.weight": "added_norm",
     "layer_output_scale.weight": "scale",
 }
+_IN_DIRECTORIES = _WHOLE, _OF_LAYERS, "model.layers."
+_IN_FILES = _WHOLE_OF_FILES, _OF_BLOCKS, "blk."
+_EVERY_NAME = _WHOLE | _WHOLE_OF_FILES
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,3})\.(.+)")
 _OWN_TARGET = "Use the assistant with the model that it was trained for."
 _AGAIN = "Download the assistant again."
@@ -143,14 +149,13 @@ def gguf_assistant(path: Path, target: ModelConfig, has_weights: bool) -> Assist
 def _assistant(files: HeadFiles, sizes: _Sizes) -> AssistantHead:
     path, target = files.path, files.target
     named = _named(path, files.tensors)
+    published = partial(_published, _IN_FILES if path.is_file() else _IN_DIRECTORIES)
     if not sizes.num_centroids:  # which files may have all the same
         named.pop("centroids", None)
         named.pop(_ORDERING, None)
     layers = tuple(_layer(path, kind, sizes, target) for kind in sizes.kinds)
     _require_target(path, sizes, target)
-    require_exactly(
-        path, named, _shapes(sizes, layers), lambda name: name, "which no assistant has"
-    )
+    require_exactly(path, named, _shapes(sizes, layers), published, "which no assistant has")
     embed = named["embed"]
     return AssistantHead(
         path=path,
@@ -225,7 +230,7 @@ def _named(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     named = {}
     for name, tensor in tensors.items():
         layer = _LAYER.fullmatch(name)
-        own = _OF_LAYERS.get(layer[2], _OF_BLOCKS.get(layer[2])) if layer else _WHOLE.get(name)
+        own = _OF_LAYERS.get(layer[2], _OF_BLOCKS.get(layer[2])) if layer else _EVERY_NAME.get(name)
         if own is None and name not in _IGNORED:
             raise UnsupportedModelError(
                 f"{path} has a tensor {name[:200]}, which no assistant has",
@@ -234,6 +239,15 @@ def _named(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
         if own is not None:
             named[f"layers.{int(layer[1])}.{own}" if layer else own] = tensor
     return named
+
+
+def _published(forms: tuple[Mapping[str, str], Mapping[str, str], str], ours: str) -> str:
+    """Returns what files of a form call a tensor of ours, for messages."""
+    whole, of_layers, prefix = forms
+    if ours.startswith("layers."):
+        _, index, own = ours.split(".", 2)
+        return f"{prefix}{index}.{next(theirs for theirs, our in of_layers.items() if our == own)}"
+    return next(theirs for theirs, our in whole.items() if our == ours)
 
 
 def _shapes(sizes: _Sizes, layers: tuple[AssistantLayer, ...]) -> Shapes:
