@@ -60,7 +60,12 @@ def require_none_collects(sessions: Iterable[object]) -> None:
 class SharesKeysValues(Protocol):
     """A session whose keys and values may be read by another network that attends to them."""
 
-    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what a layer with keys and values of its own has of the committed tokens, keys as
-        they were turned: [kv_heads, length, head_dim] each, floats, valid until the session does
-        anything else."""
+    def share_keys_values(self, layers: Sequence[int]) -> None:
+        """layers: with keys and values of their own, whose are asked for from now on; none: no one
+        asks any more, which is how a session begins. Raises UnsupportedModelError where the
+        library does not give them for this model."""
+
+    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns what a layer has of the committed tokens, keys as they were turned: [kv_heads,
+        length, head_dim] each, floats, valid until the session does anything else. None where
+        those of some tokens are not known, which were read before anyone asked."""

@@ -49,7 +49,7 @@ class Features:
         if self.has_final:
             num_outputs = num_outputs or PREFILL_TOKENS
         if self.streams:
-            tap = tap or _new_tap(self._weights, PREFILL_TOKENS)
+            tap = tap or new_tap(self._weights, PREFILL_TOKENS)
         return replace(choices, num_outputs=num_outputs, tap=tap)
 
     def read(self, tap: Tap | None, rows: int, hidden: np.ndarray | None) -> np.ndarray:
@@ -72,7 +72,7 @@ class Features:
 def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:
     """Tries a pass of one token in a context of its own. Raises UnsupportedModelError,
     SessionError."""
-    library, tap = weights.library, _new_tap(weights, 1)
+    library, tap = weights.library, new_tap(weights, 1)
     tap.want(streams)
     tried = replace(choices, num_tokens=_TRIED_TOKENS, tap=tap)
     batch = Batch(library.batch_type, 1, 1)
@@ -89,7 +89,7 @@ def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoic
         raise _unsupported(library, f"inputs of the layers {layers} {architecture}")
 
 
-def _new_tap(weights: GgufWeights, most_rows: int) -> Tap:
+def new_tap(weights: GgufWeights, most_rows: int) -> Tap:
     new_tap = weights.library.new_tap
     if new_tap is None:
         raise _unsupported(weights.library, "inputs of layers")

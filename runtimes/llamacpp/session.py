@@ -17,7 +17,8 @@ from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.branches import Branches
-from edge_spec.runtimes.llamacpp.features import Features
+from edge_spec.runtimes.llamacpp.features import Features, new_tap
+from edge_spec.runtimes.llamacpp.keys_values import KeysValues
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
 from edge_spec.runtimes.llamacpp.outputs import ContextOutputs
 from edge_spec.runtimes.llamacpp.transfer import (
@@ -49,6 +50,7 @@ class LlamaCppSession:
         self._outputs = ContextOutputs(weights, self._opened.handle, choices.steady_rows)
         self._cached = 0  # tokens that the cache may hold, uncommitted ones included
         self._features: Features | None = None  # that are collected
+        self._shared: KeysValues | None = None  # that someone reads
         self._branches = Branches(weights.library, choices.invariant_rows)
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -61,6 +63,9 @@ class LlamaCppSession:
         for start in range(0, len(tokens), PREFILL_TOKENS):
             chunk = tokens[start : start + PREFILL_TOKENS]
             self._decode(batch(chunk, self.length))
+            if self._shared is not None:
+                self._take_shared(len(chunk))
+                self._shared.commit(range(len(chunk)), self.length)
             self.length += len(chunk)
             if features is not None:
                 found = self._read_features(features, len(chunk))
@@ -81,6 +86,8 @@ class LlamaCppSession:
             self._decode(self._branched(tree))
         self._share_out(rows, own_clock() - started_s)
         out = self._outputs.scores(rows)
+        if self._shared is not None:
+            self._take_shared(rows)
         if self._features is None:
             return out
         return replace(out, features=self._read_features(self._features, rows))
@@ -89,6 +96,8 @@ class LlamaCppSession:
         length = self.length + len(rows)
         if self._branches:
             self._branches.commit(self._library.memory(self._context()), rows, self.length)
+        if self._shared is not None:
+            self._shared.commit(rows, self.length)
         self.length = length
 
     def rollback(self, length: int) -> None:
@@ -105,10 +114,12 @@ class LlamaCppSession:
                 remedy="Begin a new conversation.",
             )
         self.length = length
+        if self._shared is not None:
+            self._shared.cut(length)
 
     @property
     def collects(self) -> bool:
-        return self._features is not None
+        return self._features is not None or self._shared is not None
 
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         """See `edge_spec.core.features.GivesFeatures`. Final states of a prompt cost its scores,
@@ -123,6 +134,27 @@ class LlamaCppSession:
             fitted.tap.want(wanted.streams if wanted is not None else ())
         self._features = wanted
 
+    def share_keys_values(self, layers: Sequence[int]) -> None:
+        """See `edge_spec.core.features.SharesKeysValues`."""
+        shared = KeysValues(self._weights.config, layers) if layers else None
+        if shared is not None and self._choices.tap is None:
+            self._reserve(0)
+            tap = new_tap(self._weights, PREFILL_TOKENS)
+            self._grow(replace(self._choices, tap=tap))
+        if self._choices.tap is not None:
+            self._choices.tap.want_keys_values(shared.sizes if shared is not None else {})
+        self._shared = shared
+
+    def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `edge_spec.core.features.SharesKeysValues`."""
+        known = self._shared is not None and self._shared.length >= self.length
+        return self._shared.of(layer) if self._shared is not None and known else None
+
+    def _take_shared(self, rows: int) -> None:
+        self._library.synchronize(self._context())
+        if self._shared is not None:
+            self._shared.take(self._choices.tap, rows)
+
     def state(self) -> dict[str, np.ndarray]:
         """ "sequence" [bytes] uint8, in the library's own form; empty where that is not known."""
         self._reserve(0)
@@ -136,6 +168,8 @@ class LlamaCppSession:
         if not self._holds(sequence, length):
             raise ValueError(f"no sequence of {length} tokens")
         self._move_to(self._roomier(length), sequence, length)
+        if self._shared is not None:
+            self._shared.cut(0)
 
     def close(self) -> None:
         self.length = 0

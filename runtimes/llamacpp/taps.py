@@ -1,4 +1,5 @@
-"""Residual streams that enter a model's layers, copied while llama.cpp computes a pass.
+"""Residual streams that enter a model's layers, and keys and values of some, copied while llama.cpp
+computes a pass.
 
 Its scheduler tells a callback of each tensor (`cb_eval` of llama_context_params), whose names are
 those of its graphs: the stream that leaves layer i is "l_out-i" in nearly all architectures of
@@ -9,7 +10,7 @@ first asked for (features.py).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,8 @@ from edge_spec.runtimes.llamacpp.rows import library as rows_library
 
 Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 _OUTPUT = "l_out-"
+_OF_OTHERS = ("Kcur_pos-", "Vcur_normed-")  # keys and values
+_STREAM, _KEYS, _VALUES = range(3)
 # What graphs call the stream that enters layer 0, and what some make of it before.
 _EMBEDDED = ("embd", "inp_embd", "model.embed_tokens", "model.input_embed")
 _SCALED = ("inp_scaled", "inp_embd_scaled")
@@ -35,10 +38,11 @@ class _Fields(ctypes.Structure):
 
     _fields_ = (
         ("num_streams", _INT),
-        ("row_bytes", _INT),
         ("most_rows", _INT),
         ("layers", ctypes.POINTER(ctypes.c_int32)),
-        ("rows", _HANDLE),
+        ("kinds", ctypes.POINTER(ctypes.c_int32)),
+        ("row_bytes", ctypes.POINTER(_INT)),
+        ("rows", ctypes.POINTER(ctypes.c_int64)),
         ("counts", ctypes.POINTER(_INT)),
         ("name", _NAME),
         ("bytes", _BYTES),
@@ -56,25 +60,26 @@ class Tap:
         """ggml: the library as ctypes has loaded it. most_rows: of one pass."""
         self._hidden_size, self._most_rows = hidden_size, most_rows
         self._fields = _Fields(
-            row_bytes=4 * hidden_size,
             most_rows=most_rows,
             name=ctypes.cast(ggml.ggml_get_name, _NAME),
             bytes=ctypes.cast(ggml.ggml_nbytes, _BYTES),
             get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
         )
+        self._streams: Sequence[int] = ()
+        self._shared: Mapping[int, int] = {}
         self.want(())
         self.callback: Any = _native() or _in_python
         self.data = ctypes.addressof(self._fields)
 
     def want(self, layers: Sequence[int]) -> None:
         """Has the next passes keep the streams that enter these layers; none: they cost nothing."""
-        self._layers = np.array(layers, np.int32)
-        self._rows = np.empty((len(layers), self._most_rows, self._hidden_size), np.float32)
-        self._counts = np.zeros(len(layers), np.int64)
-        self._fields.num_streams = len(layers)
-        self._fields.layers = _pointer(self._layers, ctypes.c_int32)
-        self._fields.rows = self._rows.ctypes.data
-        self._fields.counts = _pointer(self._counts, _INT)
+        self._streams = tuple(layers)
+        self._lay_out()
+
+    def want_keys_values(self, sizes: Mapping[int, int]) -> None:
+        """Has the next passes keep the keys and values of these layers, as many numbers each."""
+        self._shared = dict(sizes)
+        self._lay_out()
 
     def begin(self) -> None:
         """Forgets what the pass before has left."""
@@ -83,12 +88,41 @@ class Tap:
     def missing(self, num_rows: int) -> list[int]:
         """Returns the layers of whose streams the last pass, of so many rows, gave another number
         of values."""
-        found: list[int] = self._layers[self._counts != num_rows].tolist()
+        count = len(self._streams)
+        found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
         return found
 
     def rows(self, num_rows: int) -> np.ndarray:
         """[rows, layers, hidden_size] float32 of the last pass, valid until the next one."""
-        return self._rows[:, :num_rows].transpose(1, 0, 2)
+        return np.stack([rows[:num_rows] for rows in self._rows[: len(self._streams)]], axis=1)
+
+    def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
+        """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
+        next one; None where it was not of so many rows."""
+        first = len(self._streams)
+        if not (self._counts[first:] == num_rows).all():
+            return None
+        rows = [each[:num_rows] for each in self._rows[first:]]
+        return dict(zip(self._shared, zip(rows[::2], rows[1::2], strict=True), strict=True))
+
+    def _lay_out(self) -> None:
+        shared = [(layer, kind) for layer in self._shared for kind in (_KEYS, _VALUES)]
+        wanted = [*((layer, _STREAM) for layer in self._streams), *shared]
+        sizes = [self._hidden_size] * len(self._streams)
+        sizes += [self._shared[layer] for layer, _ in shared]
+        self._layers = np.array([layer for layer, _ in wanted], np.int32)
+        self._kinds = np.array([kind for _, kind in wanted], np.int32)
+        self._row_bytes = 4 * np.array(sizes, np.int64)
+        self._rows = [np.empty((self._most_rows, size), np.float32) for size in sizes]
+        self._addresses = np.array([rows.ctypes.data for rows in self._rows], np.int64)
+        self._counts = np.zeros(len(wanted), np.int64)
+        fields = self._fields
+        fields.num_streams = len(wanted)
+        fields.layers = _pointer(self._layers, ctypes.c_int32)
+        fields.kinds = _pointer(self._kinds, ctypes.c_int32)
+        fields.row_bytes = _pointer(self._row_bytes, _INT)
+        fields.rows = _pointer(self._addresses, ctypes.c_int64)
+        fields.counts = _pointer(self._counts, _INT)
 
 
 def _pointer(array: np.ndarray, kind: type[Any]) -> Any:
@@ -112,24 +146,28 @@ def _in_python(tensor: int, is_asked: bool, data: int) -> bool:
     if not tap.num_streams:
         return not is_asked
     name = tap.name(tensor).decode("utf-8", "replace")
-    layer = _layer_of(name)
-    stream = next((at for at in range(tap.num_streams) if tap.layers[at] == layer), None)
+    found = _kind_and_layer(name)
+    streams = range(tap.num_streams)
+    stream = next((at for at in streams if (tap.kinds[at], tap.layers[at]) == found), None)
     if is_asked or stream is None:
         return stream is not None or not is_asked
     size = tap.bytes(tensor)
-    rows = size // tap.row_bytes
+    row_bytes = tap.row_bytes[stream]
+    rows = size // row_bytes
     at = tap.counts[stream] - (rows if name in _SCALED else 0)
-    fits = at >= 0 and at + rows <= tap.most_rows and rows * tap.row_bytes == size
+    fits = at >= 0 and at + rows <= tap.most_rows and rows * row_bytes == size
     if fits:
-        to = tap.rows + (stream * tap.most_rows + at) * tap.row_bytes
-        tap.get(tensor, to, 0, size)
+        tap.get(tensor, tap.rows[stream] + at * row_bytes, 0, size)
     tap.counts[stream] = at + rows if fits else -tap.most_rows
     return True
 
 
-def _layer_of(name: str) -> int | None:
-    """Returns the layer that a tensor of this name enters."""
+def _kind_and_layer(name: str) -> tuple[int, int] | None:
+    """Returns what a tensor of this name is of which layer."""
     if name in _EMBEDDED or name in _SCALED:
-        return 0
-    number = name.removeprefix(_OUTPUT)
-    return int(number) + 1 if number != name and number.isdecimal() else None
+        return _STREAM, 0
+    for kind, beginning in enumerate((_OUTPUT, *_OF_OTHERS)):
+        number = name.removeprefix(beginning)
+        if number != name and number.isdecimal():
+            return kind, int(number) + (kind == _STREAM)  # the next one, which a stream enters
+    return None

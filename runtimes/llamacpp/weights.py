@@ -41,7 +41,7 @@ class GgufWeights:
     ) -> None:
         self.library = library
         self._path = path
-        self._config = config
+        self.config = config
         self._devices = how.devices
         self._num_cached = how.num_cached
         known = library.log.num_errors
@@ -81,8 +81,8 @@ class GgufWeights:
         """
         needed = self.cache_bytes(choices)
         if choices.on_device:
-            moved = min(self._num_cached, self._config.num_layers)
-            needed = needed * moved // self._config.num_layers
+            moved = min(self._num_cached, self.config.num_layers)
+            needed = needed * moved // self.config.num_layers
         devices = self._used_devices(choices.on_device)
         what = f"a cache of {choices.num_tokens} tokens"
         free_bytes = sum(device.free_bytes for device in devices)
@@ -107,7 +107,7 @@ class GgufWeights:
 
     def cache_bytes(self, choices: ContextChoices) -> int:
         """Returns the size of keys and values."""
-        pairs = self._config.cached_keys * choices.num_tokens
+        pairs = self.config.cached_keys * choices.num_tokens
         return int(pairs * KV_TYPES[choices.kv_type].bytes_per_pair)
 
     def _refusal(self, errors: str) -> Exception:

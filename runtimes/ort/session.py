@@ -105,6 +105,9 @@ class OrtSession:
         self._passes.collect(self._open_features(layers), layers)
         self._on_prefilled = on_prefilled if layers else None
 
+    def share_keys_values(self, layers: Sequence[int]) -> None:
+        """See `edge_spec.core.features.SharesKeysValues`: they are there in any case."""
+
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self._cache.of_layer(layer)

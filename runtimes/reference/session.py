@@ -58,6 +58,9 @@ class ReferenceSession:
         require_layers(layers, self._model.config.num_layers)
         self._features, self._on_prefilled = tuple(layers), on_prefilled
 
+    def share_keys_values(self, layers: Sequence[int]) -> None:
+        """See `edge_spec.core.features.SharesKeysValues`: they are there in any case."""
+
     def keys_values(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """See `edge_spec.core.features.SharesKeysValues`."""
         keys, values = self._cache.keys_and_values(layer)

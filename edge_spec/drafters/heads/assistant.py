@@ -6,6 +6,8 @@ Trees, samples and how sure the assistant must be are those of `DraftModelDrafte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,12 +17,15 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.ahead import AheadChoice, Path
 from edge_spec.drafters.draft.candidates import DraftChooser, candidates_after
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.heads.assistant_network import AssistantNetwork, KeysValues
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate
 from edge_spec.errors import UnsupportedModelError
 
 _MAX_ROWS = 64
+# Who reads a session's keys and values: the drafter that was attached last. One that takes its
+# place is attached before it is closed.
+_readers: WeakKeyDictionary[Any, AssistantDrafter] = WeakKeyDictionary()
 
 
 class AssistantChooser(DraftChooser):
@@ -81,6 +86,16 @@ class AssistantSession:
         """pending: its position; state: [target_size] that came with the token before it."""
         self._pending, self._states = pending, {pending - 1: state}
 
+    def seen(self) -> KeysValues | None:
+        """Returns the target's keys and values of the text before the pending token; None where the
+        target does not know all of them."""
+        assert self._target is not None
+        found = [self._target.keys_values(layer) for layer in self._network.sources]
+        both = [each for each in found if each is not None]
+        if len(both) < len(found) or any(k.shape[1] < self._pending for k, _ in both):
+            return None
+        return [(keys[:, : self._pending], values[:, : self._pending]) for keys, values in both]
+
     def prefill(self, tokens: Sequence[int]) -> None:
         """Reads draft tokens; the text before them is the target's."""
         skipped = min(max(self._pending - self.length, 0), len(tokens))
@@ -93,9 +108,8 @@ class AssistantSession:
     def forward(self, tree: TokenTree) -> Forward:
         """Its logits are [rows, 2, scored tokens]: scores, and the tokens that they are of. Of rows
         before the pending token, which are the target's, they are zeros."""
-        assert self._target is not None
-        seen = [self._target.keys_values(layer) for layer in self._network.sources]
-        seen = [(keys[:, : self._pending], values[:, : self._pending]) for keys, values in seen]
+        seen = self.seen()
+        assert seen is not None
         self._last = np.zeros((len(tree), self._network.head.target_size), np.float32)
         first = max(self._pending - self.length, 0)  # depth that is drafted from first
         found = np.zeros((len(tree), 2, self._network.head.num_scored), np.float32)
@@ -145,6 +159,7 @@ class AssistantDrafter(DraftModelDrafter):
         self._session = model.open_session()
         self._num_tokens = 0  # of the text
         self._is_ready = False
+        self._shared: SharesKeysValues | None = None  # by a session that it is attached to
         chooser = AssistantChooser(network)
         vocab_size = network.head.config.vocab_size
         super().__init__(model, self._session, vocab_size, name=name, chooser=chooser)
@@ -161,8 +176,9 @@ class AssistantDrafter(DraftModelDrafter):
                 "runtime does not share",
                 remedy="Use --runtime ort, or another drafter.",
             )
+        session.share_keys_values(self._network.sources)
         self._session.attach(session)
-        self._is_ready = False
+        self._shared, _readers[session], self._is_ready = session, self, False
 
     def prepare(self, prompt: Sequence[int]) -> None:
         """Waits: the target has not read the prompt yet."""
@@ -172,7 +188,7 @@ class AssistantDrafter(DraftModelDrafter):
         super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        if not self._is_ready:
+        if not self._is_ready or self._session.seen() is None:
             return TokenTree.chain(pending)
         return super().propose(pending, budget)
 
@@ -184,3 +200,9 @@ class AssistantDrafter(DraftModelDrafter):
             state = out.hidden[verdict.kept[-1]].copy()
             self._session.go_on_from(self._num_tokens - 1, state)
         super().observe(tree, out, verdict)
+
+    def close(self) -> None:
+        session, self._shared = self._shared, None
+        if session is not None and _readers.get(session) is self:
+            session.share_keys_values(())
+        super().close()
