@@ -36,27 +36,34 @@ _MOST_BYTES = 4_000_000_000  # of all copies in the cache
 _log = logging.getLogger(__name__)
 
 
-def cheapest(draft: ResolvedModel, source: Source, progress: Progress) -> ResolvedModel:
+def cheapest(
+    draft: ResolvedModel, source: Source, progress: Progress, makes: bool = True
+) -> ResolvedModel:
     """Returns the draft as its passes take least time: with the copy in 4 bits that the cache has
-    of it, which is made where there is none, and with scores of common tokens. Only where kernels
-    of ours compute it: others were not compared."""
+    of it, and with scores of common tokens. Only where kernels of ours compute it: others were not
+    compared. makes: the copy, where there is none."""
     if draft.runtime.reads != "gguf" or not runtimes.own_kernels(draft.runtime.name):
         return draft
-    small = _in_four_bits(draft, source, progress)
+    small = _in_four_bits(draft, source, progress, makes)
     return replace(small, scored_tokens=_common_tokens(draft))
 
 
-def _in_four_bits(draft: ResolvedModel, source: Source, progress: Progress) -> ResolvedModel:
+def _in_four_bits(
+    draft: ResolvedModel, source: Source, progress: Progress, makes: bool
+) -> ResolvedModel:
     """Returns the draft itself where that saves little, or cannot be."""
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
+        return draft
+    kept = _copy_of(source)
+    if not (makes or kept.is_file()):
         return draft
     exporter = runtimes.load_exporter("gguf")
     if not isinstance(exporter, Requantizes):
         return draft
     try:
-        path = _copy(info.path, source, exporter, progress)
-        copied = runtimes.open_model_info(path)
+        _make(kept, info.path, exporter, progress)
+        copied = runtimes.open_model_info(kept)
     except (EdgeSpecError, OSError) as error:
         _log.warning("the draft %s stays as it is: %s", draft.name, error)
         return draft
@@ -81,11 +88,14 @@ def _is_large(info: ModelInfo) -> bool:
     return False
 
 
-def _copy(path: Path, source: Source, exporter: Requantizes, progress: Progress) -> Path:
-    """Raises an EdgeSpecError, OSError."""
-    folder = cache_directory() / "drafts"
-    copy = folder / f"{source.name}-{source.identity}-Q4_0.gguf"
+def _copy_of(source: Source) -> Path:
+    return cache_directory() / "drafts" / f"{source.name}-{source.identity}-Q4_0.gguf"
+
+
+def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:
+    """Makes the copy of a file where there is none. Raises an EdgeSpecError, OSError."""
     if not copy.is_file():
+        folder = copy.parent
         folder.mkdir(parents=True, exist_ok=True)
         waiting = partial(progress, "Waiting for another process that makes a copy", 0.0)
         with single_flight(copy, waiting):
@@ -95,7 +105,6 @@ def _copy(path: Path, source: Source, exporter: Requantizes, progress: Progress)
                 _make_room(folder, copy)
     with suppress(OSError):
         copy.touch()  # the last one to go
-    return copy
 
 
 def _make_room(folder: Path, newest: Path) -> None:

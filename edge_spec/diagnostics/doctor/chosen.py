@@ -12,6 +12,7 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.pairing import Tokens
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.models import runtimes
+from edge_spec.models.draft_form import cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.resolve import ResolvedModel, find_resolved
@@ -128,6 +129,8 @@ def choose(
         order = runtime_order(candidates_for(each, named, options, providers), how)
         choice = order.candidates.choose()
         prepared = find_resolved(choice, progress)
+        if prepared is not None and role == ROLES[1]:
+            prepared = cheapest(prepared, each, progress, makes=False)
         chosen.openings.append(Opening(role, choice, how, prepared, order))
     return chosen
 

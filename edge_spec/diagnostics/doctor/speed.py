@@ -23,6 +23,7 @@ _SHOWN = (1, 2, 4, 8)
 _MIN_ROUNDS = 100  # with a draft token, before use tells anything
 _SLOW = 1.0  # steps of the target that one of the draft takes
 _PRECISION = 1e-4
+_NO_GAIN = 1.02  # times plain decoding: what rounds differ by anyway
 _WHERE = f"is asked in rounds where that pays; a text loses about {FIRST:g} plain steps at most"
 
 
@@ -209,10 +210,33 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             expected["use"] = gain = expected_speedup(acceptance, costs)
             found += f": about {gain:.2f} times plain decoding, if the others are right as often"
         yield ok("use", found)
+        if costs is not None and costs.draft_s and expected_speedup(acceptance, costs) <= _NO_GAIN:
+            yield warning("use", *what_would_pay(acceptance, costs))
     # Without costs the remedy is the same, but for a draft that no plan knows.
     is_told = costs is None and not chosen.is_retokenized
     if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
         yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
+
+
+def what_would_pay(acceptance: float, costs: Costs) -> tuple[str, str]:
+    """Returns what would have to change for a draft that gains nothing, and what to do."""
+    step_s = costs.rows.at(1)
+    shares = (hundredths / 100 for hundredths in range(99, 0, -1))
+    share = next(
+        (
+            each
+            for each in shares
+            if expected_speedup(acceptance, costs._replace(draft_s=each * step_s)) > _NO_GAIN
+        ),
+        None,
+    )
+    needed = [each for count in DRAFT_TOKENS if (each := break_even(count, costs)) is not None]
+    changes = [f"its draft tokens were right in more than {min(needed):.0%}"] if needed else []
+    if share is not None:
+        now = costs.draft_s / step_s
+        changes.append(f"a draft token took less than {share:.2f} of a step ({now:.2f} now)")
+    would = " or ".join(changes) or "rows of the target's passes cost less"
+    return f"the draft would gain if {would}", "Choose another draft, or --draft none."
 
 
 def _history(chosen: Chosen) -> PairHistory | None:
