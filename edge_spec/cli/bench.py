@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.speedup_report import Document
     from edge_spec.engine.engine import Engine
 
+_TOLD_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
 
@@ -134,7 +135,19 @@ def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dic
         "policy": engine.parts.speculation.policy.beliefs(),
         "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
         "threads": loading.threads,
+        "row_costs": _row_costs(engine),
     }
+
+
+def _row_costs(engine: Engine) -> dict[int, float]:
+    """Returns what passes of so many rows took at the end, in passes of one; empty where no policy
+    has gone by that."""
+    factory = engine.parts.speculation_factory
+    if not engine.parts.speculation.policy.beliefs() or factory.costs is None:
+        return {}
+    costs = factory.costs()
+    widths = [rows for rows in _TOLD_ROWS if rows <= factory.capabilities.max_rows]
+    return {rows: costs.at(rows) / costs.at(1) for rows in widths}
 
 
 def _measure(
@@ -219,7 +232,8 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.speedup_report import draw_chart, markdown
+    from edge_spec.diagnostics.bench.chart import draw_chart
+    from edge_spec.diagnostics.bench.speedup_report import markdown
     from edge_spec.diagnostics.report_files import write_report
 
     if as_json:

@@ -14,6 +14,7 @@ from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurem
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
+_MOST_POSITIONS = 10  # of draft tokens in a round
 MAX_PERIOD = 128  # tokens of a passage
 MIN_OCCURRENCES = 3
 
@@ -172,11 +173,17 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 
 
 def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Shares of plain rounds by reason, and where the time of a round goes."""
+    """Shares of plain rounds by reason, and of those that kept a first, second, ... draft token;
+    and where the time of a round goes."""
     rounds = sum(s.rounds for s in stats)
+    kept = sum((s.acceptance_histogram for s in stats), Counter[int]())
     reasons = sum((s.plain_reasons for s in stats), Counter[str]())
     return {
         "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
+        "accepted_by_position": [
+            sum(n for accepted, n in kept.items() if accepted >= position) / rounds
+            for position in range(1, min(_MOST_POSITIONS, max(kept, default=0)) + 1)
+        ],
         **{
             f"{name}_a_round": sum(getattr(s, name) for s in stats) / rounds if rounds else None
             for name in _TIMES

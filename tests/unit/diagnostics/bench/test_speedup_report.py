@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edge_spec.core.metrics import Stats
+from edge_spec.diagnostics.bench.chart import draw_chart
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
@@ -24,7 +25,7 @@ from edge_spec.diagnostics.bench.measuring import (
     Task,
 )
 from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
-from edge_spec.diagnostics.bench.speedup_report import document, draw_chart, markdown
+from edge_spec.diagnostics.bench.speedup_report import document, markdown
 from edge_spec.errors import MissingDependencyError
 from edge_spec.text.prompt_files import Prompt
 
@@ -50,6 +51,7 @@ def looping(seconds: float) -> Run:
 
 def drafted(seconds: float, **more: Any) -> Run:
     reasons = Counter({"no_candidate": 1})
+    more = {"acceptance_histogram": Counter({0: 1, 2: 1, 4: 1}), **more}
     times = {"draft_ms": 2.0, "verify_ms": 30.0, "predicted_ms": 36.0}
     return run(
         seconds, rounds=4, draft_n=8, draft_n_accepted=6, plain_reasons=reasons, **times, **more
@@ -80,6 +82,7 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
     assert code["mean_accepted_length"] == 10 / 4
     assert code["acceptance_rate"] == 6 / 8
     assert code["plain_rounds"] == {"no_candidate": 1 / 4}
+    assert code["accepted_by_position"] == [2 / 4, 2 / 4, 1 / 4, 1 / 4]  # of all rounds
     assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 7.5)
     assert code["overhead_ms_a_round"] == 1.0
     total = figures.total()
@@ -225,12 +228,22 @@ def test_a_partial_report_says_so(measured: BenchMeasurement) -> None:
     assert "Partial" in markdown(document(partial, SETTINGS, []))
 
 
-def test_the_chart_is_an_image_in_both_formats(report: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("costs", [{}, {1: 1.0, 2: 1.1, 8: 1.7}])
+@pytest.mark.parametrize("accepted", [[], [0.5, 0.25]])
+def test_the_chart_is_an_image_in_both_formats(
+    report: dict[str, Any], costs: dict[int, float], accepted: list[float], tmp_path: Path
+) -> None:
+    """Also where nothing was accepted, or no cost is known, of which it shows a sentence."""
     pytest.importorskip("matplotlib")
-    draw_chart(report, tmp_path)
+    settings = {**report["settings"], "row_costs": costs}
+    for of in (report["total"], *report["categories"].values()):
+        of["accepted_by_position"] = accepted
+    draw_chart({**report, "settings": settings}, tmp_path)
     root = ElementTree.parse(tmp_path / "chart.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    shown = len(root.findall(".//{*}image"))  # what was accepted, by categories and places
+    assert shown == (1 if accepted else 0)
 
 
 def test_a_chart_without_its_library_names_the_command(
