@@ -25,6 +25,7 @@ from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.tensor_file import write_tensors
 from edge_spec.distill.training_state import Evaluation
 from edge_spec.loader.head import StoredTables
+from edge_spec.loader.target_sample import SAMPLE, target_sample
 from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 
@@ -152,7 +153,7 @@ def learn(
     held_out = [each.conversation for each in examples if each.conversation.is_held_out]
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     return Learnt(
-        drafter=_drafter(trainee),
+        drafter=_for_target(_drafter(trainee), kind, target),
         history=tuple(history),
         best=max(history, key=lambda each: each.speedup),
         num_scored=target.config.vocab_size if kind.scores_all else len(target.token_ids),
@@ -227,6 +228,15 @@ class _PhasedTraining:
 
 def _drafter(trainee: Trainee) -> Drafter:
     return Drafter(trainee.stored(), trainee.description(), trainee.texts())
+
+
+def _for_target(drafter: Drafter, kind: Kind, target: Target) -> Drafter:
+    """Returns the drafter with what tells its target from others of the same shape, if it is a
+    head."""
+    if kind.scores_all:
+        return drafter
+    sample = target_sample(target.weights)
+    return replace(drafter, config={**drafter.config, SAMPLE: sample})
 
 
 def _token_s(trainee: Trainee, folder: Path, digest: str, trials: Trials) -> float:

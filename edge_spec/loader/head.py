@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,7 @@ from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.loader.target_sample import require_own_target
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
@@ -84,16 +86,14 @@ def open_trained_head(
     """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
     without the weights that a head shares."""
     head = runtimes.open_head(path, target.config)
+    opened = cache(lambda: open_tables(source, f"the head {path} shares"))
+    require_own_target(path, head, opened)
     backend = head_backend(path, source.identity, target.config.hidden_size, threads)
     network: HeadNetwork
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)
     else:
-        tables = (
-            _NoTables()
-            if _has_tables(head)
-            else StoredTables(open_tables(source, f"the head {path} shares"))
-        )
+        tables = _NoTables() if _has_tables(head) else StoredTables(opened())
         if isinstance(head, DFlashHead):
             network = DFlashNetwork(_with_fewer_tokens(head, target), tables, backend)
         elif isinstance(head, AssistantHead):

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
-from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.gguf_reader import first_architecture
 from edge_spec.exporters.head_architectures import (
     ASSISTANT,
@@ -54,6 +54,8 @@ _GGUF_HEADS: Mapping[str | None, Callable[[Path, ModelConfig, bool], TrainedHead
     EAGLE3: trained_gguf_head,
     DFLASH: trained_gguf_head,
 }
+_SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "dspark")
+_SHOWN = 200  # characters of a name in a message
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -116,17 +118,42 @@ def open_head(path: Path, target: ModelConfig, has_weights: bool = True) -> Trai
         opened = _GGUF_HEADS.get(first_architecture(path), gguf_head)
         return opened(path, target, has_weights)
     values, tensors = read_json(path / "config.json"), _tensors(path)
-    files = HeadFiles(path, values, tensors, target, has_weights)
-    if values.get("model_type") in MODEL_TYPES:
+    try:
+        return _opened(HeadFiles(path, values, tensors, target, has_weights))
+    except UsageError as error:
+        named = _target_name(values)
+        if named is None:
+            raise
+        remedy = f"Use the head with {named}, which it was trained for."
+        raise UsageError(error.message, remedy=remedy) from None
+
+
+def _target_name(values: Mapping[str, Any]) -> str | None:
+    """Returns what config.json calls the head's target, as speculators writes it."""
+    stated = values.get("speculators_config")
+    verifier = stated.get("verifier") if isinstance(stated, dict) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return named[:_SHOWN] if isinstance(named, str) and named else None
+
+
+def _opened(files: HeadFiles) -> TrainedHead:
+    kind = files.values.get("speculators_model_type")
+    if kind is not None and kind not in _SPECULATORS:
+        raise UnsupportedModelError(
+            f"{files.path} is a head of the kind {str(kind)[:_SHOWN]}, which this version does not "
+            f"compute; of speculators' kinds it does {', '.join(_SPECULATORS)}",
+            remedy="Use another head, or update edge-spec.",
+        )
+    if files.values.get("model_type") in MODEL_TYPES:
         return directory_assistant(files)
-    if any(mark in values for mark in DFLASH_MARKS):
+    if any(mark in files.values for mark in DFLASH_MARKS):
         return dflash_head(files)
-    if "medusa_num_heads" in values:
+    if "medusa_num_heads" in files.values:
         return medusa_head(files)
-    if not any(mark in values for mark in _MARKS):
-        if first_tensor(tensors) is not None:
+    if not any(mark in files.values for mark in _MARKS):
+        if first_tensor(files.tensors) is not None:
             return directory_head(files)
-        if values.get(STATED):
+        if files.values.get(STATED):
             return mtp_head(files)
     return eagle_head(files)
 

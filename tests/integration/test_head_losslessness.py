@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -33,6 +34,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredBackend, StoredTables
+from edge_spec.loader.target_sample import SAMPLE, target_sample
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
@@ -417,6 +419,7 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
     "dflash": (_nothing, {"dflash_config": {}}, "names no layers"),
     "medusa": (_nothing, {"medusa_num_heads": 5}, "no Medusa head has"),
+    "newer kind": (_nothing, {"speculators_model_type": "domino"}, "a head of the kind domino"),
     "no masks": (_nothing, {"parallel_drafting": True}, "tensor mask_hidden is missing"),
     "no mask token": (_set("mask_hidden", 1, 192), {}, "no usable ptd_token_id"),
     "mask token": (_set("mask_hidden", 192), {"pard_token": 265}, "mask token 265 is beyond"),
@@ -465,6 +468,64 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(path))
     assert told in caught.value.message and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dspark"])
+def test_a_head_of_another_model_of_the_same_shape_is_refused(
+    kind: str, tiny: ModuleType, tmp_path: Path
+) -> None:
+    """It fits its own target in four bits, too."""
+    paths = [
+        tiny.write_gguf(
+            tiny.build("llama", seed, num_hidden_layers=LAYERS), tmp_path / f"{name}.gguf", stored
+        )
+        for name, seed, stored in (("own", 2, "F32"), ("four bits", 2, "Q4_0"), ("other", 3, "F32"))
+    ]
+    own = open_checkpoint(paths[0])
+    path = tmp_path / "head"
+    if kind == "medusa":
+        heads.write_medusa(path, np.zeros((4, 64), np.float32), np.arange(4), VOCAB)
+    elif kind == "eagle":
+        heads.draw(LAYERS, VOCAB, "safeailab").write(path)
+    if kind == "dspark":
+        head = DFlash.with_transitions(LAYERS, VOCAB)
+        for ours, name in (("model.embed_tokens", "embed_tokens"), ("lm_head", "lm_head")):
+            head.tensors[f"{name}.weight"] = own.float32(f"{ours}.weight")
+        head.write(path)
+    else:
+        config = json.loads((path / "config.json").read_text())
+        kept = {SAMPLE: target_sample(own)}
+        (path / "config.json").write_text(json.dumps(config | kept))
+    for target in paths[:2]:
+        with edge_spec.load(str(target), runtime="reference", draft=str(path)) as engine:
+            engine.generate(PROMPT, max_tokens=4)
+    with pytest.raises(UsageError, match="is a head for another target: it is of this shape, but"):
+        edge_spec.load(str(paths[2]), runtime="reference", draft=str(path))
+    request = DiagnosisRequest(str(paths[2]), str(path), places=LoadOptions(runtime="reference"))
+    report = diagnose(request, lambda what, fraction: None, list)
+    found = next(each for each in report.findings if each.check == "head")
+    assert found.level is Severity.FAULT and "has other numbers" in found.found
+
+
+@pytest.mark.parametrize(
+    "sample", [1, [], {"model.embed_tokens.weight": "no rows"}, {"x": [[1.0]]}, {"x": [[1], []]}]
+)
+def test_a_sample_that_says_nothing_refuses_nothing(
+    sample: object, target: Path, tmp_path: Path
+) -> None:
+    path = heads.draw(LAYERS, VOCAB, "safeailab").write(tmp_path / "head", **{SAMPLE: sample})
+    with edge_spec.load(str(target), runtime="reference", draft=str(path)) as engine:
+        assert len(engine.generate(PROMPT, max_tokens=4).tokens) == 4
+
+
+def test_a_refused_head_says_what_it_was_trained_for(target: Path, tmp_path: Path) -> None:
+    named = {"verifier": {"name_or_path": "org/its-own-model"}}
+    path = heads.draw(LAYERS + 30, VOCAB, "speculators").write(
+        tmp_path / "head", speculators_config=named
+    )
+    with pytest.raises(UsageError, match="drafts from the inputs of the layers") as caught:
+        edge_spec.load(str(target), runtime="reference", draft=str(path))
+    assert caught.value.remedy == "Use the head with org/its-own-model, which it was trained for."
 
 
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])

@@ -40,7 +40,9 @@ from edge_spec.diagnostics.doctor.text import (
 )
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.fitting.devices import Device, list_devices
+from edge_spec.loader.head import open_tables
 from edge_spec.loader.place import head_path
+from edge_spec.loader.target_sample import require_own_target
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
@@ -146,7 +148,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     head = ""
     if path is not None:
         config, drafts = target.variants[0].config, ()
-        report.add(ROLES[1], settled("head", check_head(path, config)))
+        report.add(ROLES[1], settled("head", check_head(path, config, source)))
         if report.verdict != _VERDICTS[Severity.FAULT]:
             head = runtimes.open_head(path, config, has_weights=False).drafted_by
     draft = Source(drafts[0], progress) if drafts else None
@@ -194,9 +196,11 @@ def check_choice(opening: Opening) -> Iterator[Finding]:
         yield note("runtime", order.better)
 
 
-def check_head(path: Path, target: ModelConfig) -> Iterator[Finding]:
+def check_head(path: Path, target: ModelConfig, source: Source) -> Iterator[Finding]:
     """Raises an EdgeSpecError for a head that is damaged, not computed, or another target's."""
-    yield ok("head", str(runtimes.open_head(path, target, has_weights=False)))
+    head = runtimes.open_head(path, target)
+    require_own_target(path, head, lambda: open_tables(source, f"the head {path} shares"))
+    yield ok("head", str(head))
 
 
 def _refusals(chosen: Chosen) -> Iterator[Finding]:
