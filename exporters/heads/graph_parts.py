@@ -109,8 +109,8 @@ class HeadGraph(NodeList):
                 scales.append(scale[:, 0].astype(np.float32))
                 yield np.rint(rows / np.where(scale, scale, 1)).astype(np.int8)
 
-        self._write(name + ".rows", rounded())
-        self._write(name + ".row_scales", [np.concatenate(scales)])
+        self.write(name + ".rows", rounded())
+        self.write(name + ".row_scales", [np.concatenate(scales)])
         return [len(each) for each in scales]
 
     def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:

@@ -89,6 +89,7 @@ class _BoundStep:
     ) -> None:
         self._tables, self._session = tables, session
         self._cache = cache  # its memory is bound
+        self._turning: tuple[np.ndarray, ...] = ()  # rotary tables, whose memory is bound, too
         self._binding = session.io_binding()
         self._last, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._binding.bind_cpu_input("seqlens_k", self._last)
@@ -105,15 +106,17 @@ class _BoundStep:
         bias = np.zeros((1, 1, count, total), np.float32)
         if rows.sees is not None:
             bias[0, 0][~rows.sees] = -np.inf
-        cos, sin = self._tables.up_to(int(rows.positions.max()) + 1)
+        turning = self._tables.up_to(int(rows.positions.max()) + 1)
+        if turning is not self._turning:
+            self._turning = turning
+            for name, table in zip(("cos", "sin"), turning, strict=True):
+                binding.bind_cpu_input(name, table)
         inputs = {
             "embedded": rows.embedded[None],
             "found": rows.found[None],
             "replaced": rows.states[None],
             "order": rows.order,
             "position_ids": rows.positions[None],
-            "cos": cos,
-            "sin": sin,
             "attention_bias": bias,
             "logit_rows": rows.scored,
         }

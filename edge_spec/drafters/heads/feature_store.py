@@ -42,6 +42,11 @@ class FeatureStore:
     def has(self, position: int) -> bool:
         return self._first <= position < self.end
 
+    @property
+    def none(self) -> np.ndarray:
+        """[0, size] float32."""
+        return self._rows[:0]
+
     def available(self, positions: np.ndarray) -> np.ndarray:
         """positions: [rows] int -> [rows] bool."""
         found: np.ndarray = (positions >= self._first) & (positions < self.end)
