@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
+from edge_spec.control.cost import RowCosts
 from edge_spec.diagnostics.lossless_check import Proof
 from edge_spec.diagnostics.report_files import rendered
 from edge_spec.distill.drafter_training import Learnt
@@ -52,7 +55,14 @@ def document(request: DistillRequest, model: str, learnt: Learnt, proof: Proof) 
 
 def html_page(report: Document) -> str:
     """A page that needs nothing else."""
-    return rendered(_TEMPLATE, report=report, curves=_curves(report), width=_WIDTH, height=_HEIGHT)
+    return rendered(
+        _TEMPLATE,
+        report=report,
+        positions=_positions(report),
+        curves=_curves(report),
+        width=_WIDTH,
+        height=_HEIGHT,
+    )
 
 
 def summary(report: Document) -> list[str]:
@@ -68,6 +78,22 @@ def summary(report: Document) -> list[str]:
         "the model writes",
         f"forecast: {forecast['speedup']:.2f} times plain decoding, with {many} draft "
         f"token{'s' if many > 1 else ''} a round{pays}",
+    ]
+
+
+def _positions(report: Document) -> list[dict[str, float]]:
+    """Of each draft token of a round: the share of rounds that keep it, and what it costs, in plain
+    steps: its row of the model's pass, and the drafter's time for it."""
+    passes = {int(rows): ms for rows, ms in report["costs_ms"]["passes"].items()}
+    costs, draft_ms = RowCosts(passes), report["costs_ms"]["draft_token"]
+    step_ms = costs.at(1)
+    return [
+        {
+            "kept": kept,
+            "row": max(0.0, costs.at(position + 1) - costs.at(position)) / step_ms,
+            "drafting": draft_ms / step_ms,
+        }
+        for position, kept in enumerate(accumulate(report["acceptance"], mul), start=1)
     ]
 
 
