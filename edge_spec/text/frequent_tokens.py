@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_spec.text.token_pieces import BYTES
 
-_FIRST = 32768  # tokens, which are those of the most frequent letters and words
+_FIRST = 49152  # tokens; of answers of Qwen2.5-Coder 3.5 in 100 tokens are others
 _OF_SCRIPT = 4096  # tokens of one writing, which may all come later
 _SPACES = "Ġ▁ "  # the first as vocabularies have it that spell bytes, the second as others have it
 _LATIN = "LATIN"
