@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -174,7 +174,8 @@ class MaskedRows:
     count: int  # tokens that are scored in one pass, that of the pending token's row among them
 
 
-class HeadExperts(NamedTuple):
+@dataclass(frozen=True)
+class HeadExperts:
     """Experts in the place of a head's MLPs, whose own is added to what they add, as much as a gate
     of it says (Qwen Team 2026, Qwen 3.5)."""
 

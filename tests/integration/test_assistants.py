@@ -3,7 +3,9 @@ and texts stay the target's own."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,11 +17,14 @@ import edge_spec
 from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.model import Model, RuntimeOptions
+from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
+from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Severity
-from edge_spec.drafters.heads.assistant import AssistantSession
+from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantSession
 from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
@@ -28,8 +33,10 @@ from edge_spec.loader.head import StoredTables
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
+from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import assistant, families
+from fixtures import text_distribution as text
 from fixtures.family_gguf import write_gguf
 
 DRAFTED = np.load(Path(assistant.__file__).with_suffix(".npz"))
@@ -61,21 +68,23 @@ def opened(
     return open_target
 
 
-def session_of(head: AssistantHead, name: str, folder: Path, model: Model) -> AssistantSession:
-    """Of an assistant that goes on from the first LENGTH - 1 tokens of the text."""
+def session_of(
+    head: AssistantHead, name: str, folder: Path, model: Model, length: int = 6
+) -> AssistantSession:
+    """Of an assistant that goes on from the first tokens of the text."""
     tables = StoredTables(open_checkpoint(families.write_hf(name, folder / "tables")))
-    text = families.texts()[0].tolist()
+    read = families.texts()[0].tolist()
     target = model.open_session()
     assert isinstance(target, SharesKeysValues)
     target.share_keys_values(AssistantNetwork(head, tables).sources)
-    target.prefill(text[:5])
-    out = target.forward(TokenTree.chain(text[5]))
+    target.prefill(read[: length - 1])
+    out = target.forward(TokenTree.chain(read[length - 1]))
     target.commit([0])
     assert out.hidden is not None
     found = AssistantSession(AssistantNetwork(head, tables))
     found.attach(target)
-    found.go_on_from(6, out.hidden[0].copy())
-    found.prefill(text[:6])
+    found.go_on_from(length, out.hidden[0].copy())
+    found.prefill(read[:length])
     return found
 
 
@@ -103,6 +112,32 @@ def test_drafts_are_those_of_transformers(
         np.testing.assert_allclose(scores, expected[ids], atol=tolerance, rtol=0)
         token = ids[scores.argmax()]
         assert token == chosen
+    model.close()
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 9, 22])
+def test_beyond_the_window_drafts_are_those_of_llama_cpp(
+    length: int, opened: Callable[[str], Model], tmp_path: Path
+) -> None:
+    """A row sees what the target's own rows see: 8 positions, its own among them."""
+    pytest.importorskip("llama_cpp")
+    from fixtures.llamacpp_assistant import OwnAssistant
+
+    path = assistant.write_gguf("gemma4", tmp_path / "assistant.gguf")
+    own = OwnAssistant(write_gguf("gemma4", tmp_path / "own.gguf"), path)
+    read = families.texts()[0].tolist()
+    expected = own.drafted(read[: length + 1], 3)
+    own.close()
+    model = opened("gemma4")
+    head = open_head(path, model.config)
+    assert isinstance(head, AssistantHead)
+    session = session_of(head, "gemma4", tmp_path, model, length)
+    token = read[length]
+    for each in expected:
+        scores, _ = session.forward(TokenTree.chain(token)).logits[0]
+        session.commit([0])
+        np.testing.assert_allclose(scores, each, atol=TOLERANCES["llamacpp"], rtol=0)
+        token = int(each.argmax())
     model.close()
 
 
@@ -144,6 +179,63 @@ def test_texts_are_those_of_plain_decoding(
     assert [token.id for token in result.tokens] == plain
     assert [token.id for token in again.tokens] == plain[3:23]
     assert result.stats.drafters["assistant"].draft_n > 0
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_with_a_seed_texts_are_those_of_plain_sampling(target: Path, tmp_path: Path) -> None:
+    path, texts = assistant.write_hf("gemma4", tmp_path / "assistant", True), []
+    sampling = SamplingParams(temperature=1.5, seed=3)
+    for options in ({"drafter": "none"}, {"drafter": "assistant", "draft": str(path)}):
+        with edge_spec.load(str(target), runtime="reference", threads=1, **options) as engine:
+            result = engine.generate(PROMPT, sampling=sampling, max_tokens=40)
+            texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1]
+    assert result.stats.drafters["assistant"].draft_n > 0
+
+
+@pytest.mark.slow
+def test_samples_have_the_distribution_of_the_target(
+    family: Callable[[str], StoredCheckpoint], tmp_path: Path
+) -> None:
+    """Draft tokens are sampled from clusters alone, whose tokens are not all that the target
+    chooses from."""
+    source = family("gemma4")
+    read = open_head(assistant.write_hf("gemma4", tmp_path / "assistant", True), source.config)
+    assert isinstance(read, AssistantHead)
+    drafter = AssistantDrafter(AssistantNetwork(read, StoredTables(source)))
+    model, prompt = ReferenceModel(source), (5, 6, 7, 8)
+    session, scorer = model.open_session(), model.open_session()
+    chosen = SamplingParams(temperature=1.0, top_k=5)
+
+    @cache
+    def logits(tokens: tuple[int, ...]) -> np.ndarray:
+        scorer.rollback(0)
+        scorer.prefill(tokens[:-1])
+        return scorer.forward(TokenTree.chain(tokens[-1])).logits[0].copy()
+
+    drafter.attach(model, session)
+    seeded = SamplingParams(temperature=1.0, top_k=5, seed=5)
+    sampler = Sampler(seeded, prompt, sampled_drafts=True)
+    counts: Counter[tuple[int, ...]] = Counter()
+    drafted = 0
+    for _ in range(800):
+        session.rollback(0)
+        session.prefill(prompt[:-1])
+        drafter.use_sampler(sampler)
+        drafter.begin(prompt)
+        written: list[int] = []
+        while len(written) < text.LENGTH:
+            tree = drafter.propose([*prompt, *written][-1], Budget(3, 4, branches=False))
+            out = session.forward(tree)
+            verdict = verify(tree, out, sampler)
+            session.commit(verdict.kept)
+            sampler.observe(verdict.tokens)
+            drafter.observe(tree, out, verdict)
+            drafted += len(tree) - 1
+            written += verdict.tokens
+        counts[tuple(written[: text.LENGTH])] += 1
+    assert drafted > 500
+    assert text.p_value(counts, text.joint(logits, prompt, chosen)) > text.SMALLEST_P
 
 
 @pytest.mark.parametrize("name", assistant.TARGETS)
