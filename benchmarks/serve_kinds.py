@@ -29,7 +29,7 @@ PLAIN = "plain"  # the arm whose texts ours are held against
 _LONG = 60  # tokens: the rate of a shorter answer is noise
 _POSITIONS = 4
 _WARM_UP = ("Count from one to twenty.", "Name five rivers and five towns that lie on them.")
-_WARM_UP_TOKENS = 48
+_WARM_UP_TOKENS = 24
 _BY_POSITION = re.compile(
     r'^llamacpp:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)', re.M
 )
