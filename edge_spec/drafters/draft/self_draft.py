@@ -117,6 +117,10 @@ class SelfDrafter(Drafter):
         elif len(self._text) > WINDOW:
             self._find()
 
+    @property
+    def passes(self) -> int | None:
+        return self._drafter.passes if self._drafter is not None else None
+
     def sibling_acceptance(self) -> Sequence[float]:
         return self._drafter.sibling_acceptance() if self._drafter is not None else ()
 

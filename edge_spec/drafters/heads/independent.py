@@ -5,6 +5,7 @@ the heads' own chances."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -65,6 +66,7 @@ class IndependentDrafter(Drafter):
         self._acceptance = LearntAcceptance(PRIORS)
         self._growth = nothing(0)
         self._count = 0  # of draft tokens, at most
+        self._passes = 0  # of the last proposal
         self._told: dict[int, RowScores] = {}  # by head
         self._likeliest: dict[Hashable, list[tuple[int, int]]] = {}
         self._sampler = Sampler(SamplingParams(), ())
@@ -80,8 +82,10 @@ class IndependentDrafter(Drafter):
         self._growth = nothing(prompt[-1])
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        self._told, self._likeliest = {}, {}
+        self._told, self._likeliest, self._passes = {}, {}, 0
         self._count = budget.num_draft_tokens
+        if self._heads.shares_output:  # what is deeper comes with the same pass
+            budget = replace(budget, min_reach=budget.worth_scoring)
         root: Path = ()
         self._growth = nothing(pending)
         if budget.num_draft_tokens > 0 and self._is_ready:
@@ -97,6 +101,10 @@ class IndependentDrafter(Drafter):
     def load_stats(self, stats: Mapping[str, np.ndarray]) -> None:
         if self.name in stats:
             self._acceptance.load_stats(stats[self.name])
+
+    @property
+    def passes(self) -> int | None:
+        return self._passes
 
     @property
     def _is_ready(self) -> bool:
@@ -125,6 +133,7 @@ class IndependentDrafter(Drafter):
         if index not in self._told:
             all_heads = range(max(index + 1, min(self._heads.num_heads, self._count)))
             heads = all_heads if self._heads.shares_output else [index]
+            self._passes += 1
             found = self._ask(heads)
             for row, head in enumerate(heads):
                 state = None if found.states is None else found.states[row]
