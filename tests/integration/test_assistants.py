@@ -15,7 +15,7 @@ import pytest
 
 import edge_spec
 from edge_spec.core.assistant import AssistantHead
-from edge_spec.core.features import SharesKeysValues
+from edge_spec.core.features import SharesKeysValues, collects
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -34,7 +34,6 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.reference.session import ReferenceSession
 from fixtures import assistant, families
 from fixtures import text_distribution as text
 from fixtures.family_gguf import write_gguf
@@ -352,12 +351,32 @@ def test_that_of_another_kind_of_target_is_refused(tiny: ModuleType, tmp_path: P
 
 
 def test_a_session_that_shares_nothing_has_no_assistant(
-    monkeypatch: pytest.MonkeyPatch, target: Path, tmp_path: Path
+    family: Callable[[str], StoredCheckpoint], tmp_path: Path
 ) -> None:
-    monkeypatch.delattr(ReferenceSession, "keys_values")
-    path = assistant.write_hf("gemma4", tmp_path / "assistant")
+    source = family("gemma4")
+    head = open_head(assistant.write_hf("gemma4", tmp_path / "assistant"), source.config)
+    assert isinstance(head, AssistantHead)
+    drafter = AssistantDrafter(AssistantNetwork(head, StoredTables(source)))
+    shared: Any = object()
     with pytest.raises(UnsupportedModelError, match="which this runtime does not share"):
-        edge_spec.load(str(target), runtime="reference", draft=str(path))
+        drafter.attach(ReferenceModel(source), shared)
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_drafter_in_the_place_of_another_reads_on(target: Path, tmp_path: Path) -> None:
+    """What the target has read before anyone asked, llama.cpp does not tell: then it waits."""
+    pytest.importorskip("llama_cpp")
+    model = write_gguf("gemma4", tmp_path / "model.gguf")
+    path = assistant.write_hf("gemma4", tmp_path / "assistant")
+    with edge_spec.load(str(model), runtime="llamacpp", draft=str(path), threads=1) as engine:
+        engine.set_drafter("suffix")
+        plain = [token.id for token in engine.generate(PROMPT, max_tokens=12).tokens]
+        assert not collects(engine._session)
+        engine.set_drafter("assistant")
+        longer = engine.generate([*PROMPT, *plain[:4]], max_tokens=8)
+        assert [token.id for token in longer.tokens] == plain[4:12]
+        again = engine.generate([9, *PROMPT], max_tokens=8)  # all of which is read again
+        assert again.stats.drafters["assistant"].draft_n > 0
 
 
 def test_an_assistant_is_no_model(tmp_path: Path) -> None:

@@ -75,26 +75,29 @@ class AssistantSession:
         self.length = 0
         self._network = network
         self._target: SharesKeysValues | None = None
+        self._near: KeysValues | None = None  # that rows see, of this pending token
         self._pending = 0  # its position
         self._states: dict[int, np.ndarray] = {}  # of committed tokens, by position
         self._last = np.empty((0, network.head.target_size), np.float32)  # of the last pass
 
     def attach(self, target: SharesKeysValues) -> None:
-        self._target = target
+        self._target, self._near = target, None
 
     def go_on_from(self, pending: int, state: np.ndarray) -> None:
         """pending: its position; state: [target_size] that came with the token before it."""
-        self._pending, self._states = pending, {pending - 1: state}
+        self._pending, self._states, self._near = pending, {pending - 1: state}, None
 
-    def seen(self) -> KeysValues | None:
-        """Returns the target's keys and values of the text before the pending token; None where the
-        target does not know all of them."""
+    @property
+    def is_ready(self) -> bool:
+        """Says whether the target has the keys and values of all tokens before the pending one."""
+        found = self._seen()
+        is_known = len(found) == len(self._network.sources)
+        return is_known and all(keys.shape[1] >= self._pending for keys, _ in found)
+
+    def _seen(self) -> KeysValues:
         assert self._target is not None
-        found = [self._target.keys_values(layer) for layer in self._network.sources]
-        both = [each for each in found if each is not None]
-        if len(both) < len(found) or any(k.shape[1] < self._pending for k, _ in both):
-            return None
-        return [(keys[:, : self._pending], values[:, : self._pending]) for keys, values in both]
+        found = (self._target.keys_values(layer) for layer in self._network.sources)
+        return [each for each in found if each is not None]
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Reads draft tokens; the text before them is the target's."""
@@ -108,8 +111,8 @@ class AssistantSession:
     def forward(self, tree: TokenTree) -> Forward:
         """Its logits are [rows, 2, scored tokens]: scores, and the tokens that they are of. Of rows
         before the pending token, which are the target's, they are zeros."""
-        seen = self.seen()
-        assert seen is not None
+        near = self._near or self._network.near(self._seen(), self._pending)
+        self._near = near
         self._last = np.zeros((len(tree), self._network.head.target_size), np.float32)
         first = max(self._pending - self.length, 0)  # depth that is drafted from first
         found = np.zeros((len(tree), 2, self._network.head.num_scored), np.float32)
@@ -121,7 +124,7 @@ class AssistantSession:
                 states = self._last[before] * (before >= 0)[:, None]
             else:
                 states = np.broadcast_to(known, (len(at), len(known)))
-            drafted = self._network.draft(tree.tokens[at], states, self._pending, seen)
+            drafted = self._network.draft(tree.tokens[at], states, self._pending, near)
             self._last[at] = drafted.states
             found[at, 0], found[at, 1] = drafted.scores, drafted.tokens
         return Forward(found)
@@ -188,7 +191,7 @@ class AssistantDrafter(DraftModelDrafter):
         super().begin(prompt)
 
     def propose(self, pending: int, budget: Budget) -> TokenTree:
-        if not self._is_ready or self._session.seen() is None:
+        if not self._is_ready or not self._session.is_ready:
             return TokenTree.chain(pending)
         return super().propose(pending, budget)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -46,17 +46,31 @@ class AssistantNetwork:
         self._products = FloatProducts(matrices)
         self._vectors = {n: head.tensors[n] for n in head.tensors if n.endswith(("norm", "scale"))}
 
+    def near(self, seen: KeysValues, position: int) -> KeysValues:
+        """Returns the keys and values that a row at this position sees in each layer, in float32.
+        seen: those of each of `sources`."""
+        by_source = dict(zip(self.sources, seen, strict=True))
+        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for layer in self.head.layers:  # those of a source have the same window
+            if layer.source not in found:
+                window = layer.kind.window or position + 1
+                first = max(position + 1 - window, 0)
+                keys, values = (
+                    np.ascontiguousarray(each[:, first:position], np.float32)
+                    for each in by_source[layer.source]
+                )
+                found[layer.source] = keys, values
+        return [found[layer.source] for layer in self.head.layers]
+
     def draft(
-        self, tokens: np.ndarray, states: np.ndarray, position: int, seen: KeysValues
+        self, tokens: np.ndarray, states: np.ndarray, position: int, near: KeysValues
     ) -> Drafted:
         """tokens: [rows], which all stand in the place of the pending one. states: [rows,
-        target_size], that came with the tokens before them. seen: of each of `sources`, the keys
-        and values of the text before `position`."""
+        target_size], that came with the tokens before them. near: as `near` returns them."""
         embedded = self._embed(tokens) * np.float32(self.head.embedding_scale)
         stream = self._products("pre", np.concatenate([embedded, states], axis=1))
-        by_source = dict(zip(self.sources, seen, strict=True))
-        for index, layer in enumerate(self.head.layers):
-            stream = self._layer(stream, index, layer, position, by_source[layer.source])
+        for index, (layer, seen) in enumerate(zip(self.head.layers, near, strict=True)):
+            stream = self._layer(stream, index, layer, position, seen)
         normed = self._normed(stream, "norm")
         return Drafted(*self._scored(normed), self._products("post", normed))
 
@@ -88,8 +102,7 @@ class AssistantNetwork:
         queries = _turned(self._normed(queries, prefix + "q_norm"), layer, position)
         # `attend` divides by the root of a head's size, which queries here are not.
         queries = queries * np.float32(np.sqrt(layer.head_dim))
-        keys, values = (_near(each, layer, position) for each in seen)
-        mixed = attend(Heads(queries, keys, values), None)
+        mixed = attend(Heads(queries, *seen), None)
         beside = mixed.swapaxes(0, 1).reshape(len(stream), -1)
         attended = self._products(prefix + "o", beside)
         stream = stream + self._normed(attended, prefix + "attended_norm")
@@ -136,17 +149,9 @@ def assistant_matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
     return matrices | {"head": output_matrix(head.output_rows, ids)}
 
 
-def _near(seen: np.ndarray, layer: AssistantLayer, position: int) -> np.ndarray:
-    """seen: [kv_heads, tokens, head_dim] -> float32 of those that a row at this position sees."""
-    window = layer.kind.window
-    first = 0 if window is None else max(position + 1 - window, 0)
-    return np.ascontiguousarray(seen[:, first:position], np.float32)
-
-
 def _turned(x: np.ndarray, layer: AssistantLayer, position: int) -> np.ndarray:
     """x: [heads, rows, head_dim], halves paired (Su et al. 2021)."""
-    assert layer.kind.rope is not None
-    angles = position * layer.kind.rope.frequencies(layer.head_dim)
+    angles = position * _frequencies(layer)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -157,3 +162,9 @@ def _gelu(gate: np.ndarray) -> np.ndarray:
     inner = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate**3)
     activated: np.ndarray = np.float32(0.5) * gate * (1 + np.tanh(inner))
     return activated
+
+
+@cache
+def _frequencies(layer: AssistantLayer) -> np.ndarray:
+    assert layer.kind.rope is not None
+    return layer.kind.rope.frequencies(layer.head_dim)
