@@ -89,26 +89,31 @@ def cost_of_round(shape: str, rows: int, cost: float) -> float:
 def measure_beside(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     source = Source(arguments.model, lambda what, fraction: None)
     stored = runtimes.open_checkpoint(source.path)
-    paths = {
-        "A": write_eagle3(folder / "eagle", stored.config, arguments.scored),
-        "B": write_medusa(folder / "medusa", stored.config, arguments.scored),
-        "C": write_medusa(folder / "own", stored.config, None),
-        "D": write_dflash(folder / "dflash", stored.config),
+    config = stored.config
+    writers: dict[str, Callable[[], Path]] = {
+        "A": lambda: write_eagle3(folder / "eagle", config, arguments.scored),
+        "B": lambda: write_medusa(folder / "medusa", config, arguments.scored),
+        "C": lambda: write_medusa(folder / "own", config, None),
+        "D": lambda: write_dflash(folder / "dflash", config),
     }
+    paths = {shape: write() for shape, write in writers.items() if shape in arguments.shapes}
     options = {"runtime": arguments.runtime, "drafter": "eagle", "head": paths["A"]}
     with open_engine(arguments.model, **options) as engine:
         config, target = engine.parts.model.config, source.identity
-        eagle, medusa, own, dflash = (runtimes.open_head(path, config) for path in paths.values())
-        assert isinstance(eagle, EagleHead) and isinstance(medusa, MedusaHead)
-        assert isinstance(own, MedusaHead) and isinstance(dflash, DFlashHead)
-        backends = [_backend(path, target, config, arguments) for path in paths.values()]
-        tables = StoredTables(stored)
-        drafters = {
-            "B": MedusaDrafter(MedusaNetwork(medusa, backends[1])),
-            "C": MedusaDrafter(MedusaNetwork(own, backends[2])),
-            "D": DFlashDrafter(DFlashNetwork(dflash, tables, backends[3])),
+        heads = {shape: runtimes.open_head(path, config) for shape, path in paths.items()}
+        backends = {
+            shape: _backend(path, target, config, arguments) for shape, path in paths.items()
         }
-        network = EagleNetwork(eagle, tables, backends[0])
+        tables = StoredTables(stored)
+        drafters: dict[str, Drafter] = {}
+        for shape, head in heads.items():
+            if isinstance(head, MedusaHead):
+                drafters[shape] = MedusaDrafter(MedusaNetwork(head, backends[shape]))
+            elif isinstance(head, DFlashHead):
+                drafters[shape] = DFlashDrafter(DFlashNetwork(head, tables, backends[shape]))
+        eagle = heads["A"]
+        assert isinstance(eagle, EagleHead)
+        network = EagleNetwork(eagle, tables, backends["A"])
         times = _times(engine.parts.model, network, drafters, arguments)
     for name, value in times.items():
         print(f"{name}: {value:.2f} ms")
@@ -185,7 +190,8 @@ def _break_evens(times: dict[str, float]) -> dict[str, Any]:
     """Prints, and returns, from which chance on a chain of each length pays."""
     found = {}
     print("shape  k      c     r  pays from")
-    for shape, name in (("A", "A, three draft tokens"), ("B", "B, a round")):
+    named = {"A": "A, three draft tokens", "B": "B, a round"}
+    for shape, name in ((shape, name) for shape, name in named.items() if name in times):
         cost = times[name] / times["plain"] / (3 if shape == "A" else 1)
         for rows in ROWS:
             ending = " with features" if shape == "A" else ""
@@ -299,6 +305,7 @@ def main() -> None:
     cost.add_argument("model", help="a MODEL")
     cost.add_argument("--runtime", default="ort")
     cost.add_argument("--scored", type=int, default=8192, help="tokens that the heads score")
+    cost.add_argument("--shapes", default="ABCD", help="A and those of the others to time")
     cost.add_argument("--context", type=int, default=256, help="tokens before the steps")
     cost.add_argument("--repetitions", type=int, default=60)
     cost.add_argument("--threads", type=int, help="of a wide head")
