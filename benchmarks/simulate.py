@@ -107,9 +107,11 @@ def fixed(draft_tokens: int) -> Callable[[VirtualClock, str], Policy]:
 
 
 def settings(costs: RowCosts) -> dict[str, Callable[..., Any]]:
-    def measured(clock: VirtualClock, name: str) -> Policy:
-        known = RowCosts(costs.measured)  # each run learns its own drift
-        return AdaptivePolicy(known, {}, {name}, branches=False, clock=clock)
+    def measured(branches: bool) -> Callable[[VirtualClock, str], Policy]:
+        # Each run learns its own drift.
+        return lambda clock, name: AdaptivePolicy(
+            RowCosts(costs.measured), {}, {name}, branches=branches, clock=clock
+        )
 
     chosen = {
         f"suffix@{draft_tokens}": drafting("suffix", fixed(draft_tokens))
@@ -117,9 +119,10 @@ def settings(costs: RowCosts) -> dict[str, Callable[..., Any]]:
     }
     return {
         **chosen,
-        "auto": drafting("suffix", measured),
-        "auto: suffix+recycling": drafting("suffix+recycling", measured),
-        "auto: lookahead": drafting("lookahead", measured),
+        "auto": drafting("suffix", measured(branches=False)),
+        "auto: suffix+recycling": drafting("suffix+recycling", measured(branches=False)),
+        "the same in trees": drafting("suffix+recycling", measured(branches=True)),
+        "auto: lookahead": drafting("lookahead", measured(branches=False)),
     }
 
 

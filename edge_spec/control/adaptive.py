@@ -229,12 +229,10 @@ class AdaptivePolicy:
         # What all that were asked have taken is spent, whoever drafts.
         spent_s = sum(own_s for own_s, *_ in self._asked.values())
         stake_s = record.account.stake * self.seconds.plain_s - spent_s
-        most = min(len(tree), limits.num_rows)
-        while most > 1 and self.seconds.most_lost_s(most) > stake_s:
-            most -= 1
-        limits = replace(limits, num_rows=most) if most < limits.num_rows else limits
+        most = self.seconds.rows_within(stake_s, min(len(tree), limits.num_rows))
+        limits = replace(limits, num_rows=most)
         plan = plan_rows(tree, reach, limits, self.costs, self.seconds.token_s)
-        if plan is None or self.seconds.most_lost_s(len(plan.tree)) > stake_s:
+        if plan is None:
             return None
         rows = len(plan.tree)
         expected = sum(plan.values) or sum(reach_of(record.calibration, plan.tree))
@@ -261,7 +259,8 @@ class AdaptivePolicy:
         return (self.seconds.row_s + record.draft_token_s) / self.seconds.token_s
 
     def _affordable(self, record: DrafterRecord, limits: Budget, has_read: bool = False) -> int:
-        """Returns how many draft tokens the account pays for, should all of them be wrong."""
+        """Returns how many passes of a draft the account pays for, each with a row of the target's,
+        should all draft tokens be wrong."""
         plain_s, most = self.seconds.plain_s, limits.num_draft_tokens
         left_s = record.account.stake * plain_s - record.answer_s(0)
         if not has_read:

@@ -46,6 +46,11 @@ class RoundSeconds:
             return 0.0
         return self.costs.most_further_s(rows) + self._switched_s(rows)
 
+    def rows_within(self, seconds: float, most: int) -> int:
+        """Returns how many rows, of 1 to `most`, a pass may have that takes at most so long beyond
+        a plain step; 1 where there is no time for any other."""
+        return next((r for r in range(most, 1, -1) if self.most_lost_s(r) <= seconds), 1)
+
     def best_gain(self, acceptance: Sequence[float], draft_token_s: float) -> float:
         """Returns the plain steps that a round of the best number of draft tokens saves, at most
         as many as there are chances: each that a draft token is right if those before it are."""
