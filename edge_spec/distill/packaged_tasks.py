@@ -106,7 +106,8 @@ def _shown(code: str, kind: str, draw: _Draw) -> str:
     if kind == "complete":
         return "\n".join(lines[: max(2, len(lines) // 3)])
     if kind == "fix":
-        left_out = draw.one([at for at in range(1, len(lines) - 1) if len(lines[at].split()) > 1])
+        telling = [at for at in range(1, len(lines) - 1) if len(lines[at].split()) > 1]
+        left_out = draw.one(telling or range(len(lines)))
         return "\n".join(lines[:left_out] + lines[left_out + 1 :])
     return code
 

@@ -51,6 +51,7 @@ def test_held_out_tasks_are_about_other_functions_than_those_that_are_learnt_fro
     assert numbers[True] and not numbers[True] & numbers[False]
 
 
-def test_one_function_is_enough() -> None:
-    tasks = PackagedTasks(8, functions=FUNCTIONS[:1])
-    assert all(tasks.prompt(task) for task in range(60))
+def test_one_function_is_enough_and_may_have_words_alone_in_its_lines() -> None:
+    for function in (FUNCTIONS[0], SourceFunction("f() {\n  a\n  b\n  c\n}", "")):
+        tasks = PackagedTasks(8, functions=(function,))
+        assert all(tasks.prompt(task) for task in range(100))
