@@ -50,7 +50,8 @@ class DSparkParts:
     def shapes(self, hidden_size: int, vocab_size: int, num_scored: int) -> Shapes:
         """Returns the shapes of all tensors that the head has to have. Raises ModelFileError for
         one without the parts that config.json states."""
-        rank, shapes = self.rank, {}
+        rank = self.rank
+        shapes: Shapes = {}
         stated = self.values.get("markov_rank")
         if (AFTER in self.tensors or SCORED in self.tensors) or stated:
             if stated is not None and rank != stated:

@@ -24,7 +24,7 @@ from edge_spec.exporters.heads.eagle_tensors import VOCABULARY
 from edge_spec.exporters.heads.head_files import HeadFiles
 from edge_spec.exporters.stored_tensor import StoredTensor
 
-# Of config.json, by the keys of GGUF behind the architecture's name, with their types.
+# Of config.json, by the keys of GGUF after the architecture's name, with their types.
 _REQUIRED: Mapping[str, tuple[str, type]] = {
     "hidden_size": ("embedding_length", int),
     "intermediate_size": ("feed_forward_length", int),

@@ -177,6 +177,29 @@ def test_after_a_text_with_other_tokens_at_its_end_a_head_drafts_as_without(
         assert is_expected == (text is right)
 
 
+@pytest.mark.parametrize("kind", DEEPSPEC)
+def test_the_best_path_of_a_tree_is_what_published_code_drafts(
+    kind: str, vectors: Mapping[str, np.ndarray], tmp_path: Path
+) -> None:
+    """Of a tree in which tokens follow each other in several ways, each is weighed by those before
+    it."""
+    config, tensors = stored(vectors, kind)
+    path = write(tmp_path / "head", config, tensors)
+    drafter = drafter_of(path, tensors, float_backend("graph"))
+    start, drafted = int(vectors[f"{kind}/starts"][0]), vectors[f"{kind}/tokens"][0].tolist()
+    drafter._target.text = vectors[f"{kind}/text"][: start + 1].tolist()
+    drafter._target.store.put(0, vectors[f"{kind}/features"][:start].astype(np.float32))
+    drafter._acceptance.estimate = lambda kind: 0.24  # type: ignore[method-assign]
+    tree = drafter.propose(drafter._target.text[-1], Budget(len(drafted), 800, branches=True))
+    row, children = 0, {}
+    for each in range(1, len(tree)):
+        children.setdefault(int(tree.parents[each]), []).append(each)
+    for token in drafted:
+        among = children[row]
+        row = next(each for each in among if int(tree.tokens[each]) == token)
+        assert row == among[0]  # the likeliest one stands first
+
+
 def _in_one_place(config: dict[str, Any], vectors: Any) -> dict[str, Any]:
     """Returns config.json of Liquid AI and SpecForge."""
     names = ("mask_token_id", "target_layer_ids", "num_target_layers")

@@ -68,7 +68,8 @@ class TransitionWeights:
     def _read(self, token: int) -> np.ndarray:
         if self._transitions is None:
             return np.empty(0, np.float32)
-        return self._transitions.after(np.array([token]))[0]
+        row: np.ndarray = self._transitions.after(np.array([token]))[0]
+        return row
 
 
 class Following:
@@ -87,7 +88,7 @@ class Following:
     def weighed(self, row: RowScores, path: Path) -> tuple[RowScores, np.ndarray]:
         """Returns what the head says of the row after these draft tokens, and what was added to the
         logits of the row's likeliest tokens, which alone are weighed."""
-        before = self._memories[path[:-1]] if path else None
+        before = self._memories.get(path[:-1]) if path else None  # only RECURRENT reads it
         memory, made = self._weights.step(before, self._last(path), row.state)
         self._memories[path] = memory
         biases = self._weights.biases(made, row.likeliest)
