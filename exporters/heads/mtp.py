@@ -28,10 +28,10 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
-from edge_spec.exporters.heads.eagle import count, head_config, require_target, with_weights
+from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
 from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
 from edge_spec.exporters.heads.expert_tensors import each_expert
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, mapping
+from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
     MTP_PREFIX,
@@ -336,7 +336,7 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
             "for its layer for multi-token prediction",
             remedy="Use the model without --draft.",
         )
-    stated = _KEYS | (_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})
+    stated = {**_KEYS, **(_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})}
     values = {
         name: metadata.require(f"{architecture}.{key}", kind)
         for name, (key, kind) in stated.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from edge_spec.core.heads import EagleHead, HeadMatrix, MedusaHead, TrainedHead
+from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix, MedusaHead, TrainedHead
 from edge_spec.exporters.heads.dflash_graph import DFlashGraph
 from edge_spec.exporters.heads.eagle_graph import EagleGraph
 from edge_spec.exporters.heads.medusa_graph import MedusaGraph
@@ -21,4 +21,5 @@ def step_graph(
         return MedusaGraph(head, matrices, bits, weights).built()
     if isinstance(head, EagleHead):
         return EagleGraph(head, matrices, bits, weights).built()
+    assert isinstance(head, DFlashHead)  # an assistant has no graph
     return DFlashGraph(head, matrices, bits, weights).built()
