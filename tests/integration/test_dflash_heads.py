@@ -26,7 +26,7 @@ from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import head_gguf, heads
+from fixtures import family_gguf, head_gguf, heads
 from fixtures.dflash import BLOCK, MASK, SIZES, DFlash
 from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 
@@ -217,6 +217,21 @@ def test_greedy_texts_are_those_of_plain_decoding(
     assert [token.id for token in result.tokens] == plain
     counts = result.stats.drafters["eagle" if kind == "eagle" else "dflash"]
     assert 0 < counts.draft_n_accepted < counts.draft_n
+
+
+@pytest.mark.usefixtures("fixed_policy")
+def test_a_dspark_head_drafts_for_a_model_with_convolutions(tmp_path: Path) -> None:
+    """Its state of rejected draft tokens is taken back; what is accepted is what it writes."""
+    target = family_gguf.write_gguf("lfm2", tmp_path / "t.gguf")
+    config = open_checkpoint(target).config
+    path = DFlash.with_transitions(config.num_layers, config.vocab_size).write(tmp_path / "head")
+    texts = []
+    for options in ({"drafter": "none"}, {"draft": str(path), "drafter": "dflash,suffix"}):
+        with edge_spec.load(str(target), runtime="llamacpp", threads=1, **options) as engine:
+            result = engine.generate(PROMPT, max_tokens=40)
+        texts.append([token.id for token in result.tokens])
+    assert texts[0] == texts[1]
+    assert result.stats.drafters["dflash"].draft_n > 0
 
 
 def _drop(name: str) -> Callable[[DFlash], object]:
