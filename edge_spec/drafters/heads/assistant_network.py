@@ -15,6 +15,7 @@ from edge_spec.drafters.heads.layers import (
     FloatProducts,
     Heads,
     attend,
+    one_blas_thread,
     output_matrix,
     own_matrix,
     rms_normed,
@@ -127,7 +128,8 @@ class AssistantNetwork:
         least = found.shape[1] - centroids.num_active
         active = np.argpartition(found, least, axis=1)[:, least:]
         tokens = centroids.ordering[active].reshape(len(normed), -1)
-        scores = [rows(each) @ row for each, row in zip(tokens, normed, strict=True)]
+        with one_blas_thread():  # as other products between passes of the target
+            scores = [rows(each) @ row for each, row in zip(tokens, normed, strict=True)]
         return np.stack(scores), tokens
 
 
