@@ -82,6 +82,16 @@ def test_shared_passes_are_learnt_by_themselves() -> None:
     assert found.costs is own and found.plain_s == pytest.approx(1.0)
 
 
+def test_what_a_token_is_worth_follows_the_last_dozen_rounds() -> None:
+    """Or a model that drafts well goes on drafting as if a token took a plain step."""
+    found = RoundSeconds(RowCosts(SECONDS), RowCosts(SECONDS))
+    for _ in range(100):
+        found.observe(round_of(1, 1.0), 0.0)
+    for _ in range(12):
+        found.observe(round_of(4, 1.4, tokens=4), 0.0)
+    assert 0.35 < found.token_s < 0.55
+
+
 def test_a_token_is_worth_as_much_in_a_shared_pass() -> None:
     """In plain steps: what drafting has saved by itself is expected there, too."""
     found = RoundSeconds(RowCosts(SECONDS), RowCosts({1: 0.5, 8: 0.9}))
