@@ -129,8 +129,8 @@ class AssistantNetwork:
         active = np.argpartition(found, least, axis=1)[:, least:]
         tokens = centroids.ordering[active].reshape(len(normed), -1)
         with one_blas_thread():  # as other products between passes of the target
-            scores = [rows(each) @ row for each, row in zip(tokens, normed, strict=True)]
-        return np.stack(scores), tokens
+            each = [rows(ids) @ row for ids, row in zip(tokens, normed, strict=True)]
+        return np.stack(each), tokens
 
 
 def assistant_matrices(head: AssistantHead) -> dict[str, HeadMatrix]:
