@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
+from edge_spec.distill.products import Tensor
+from edge_spec.distill.trainee import Teacher, as_arrays, likeliest, parameter
 from edge_spec.distill.windows import Batch
 
 

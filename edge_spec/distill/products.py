@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,6 @@ FLOAT32 = Products()
 def fastest_products() -> Products:
     """bfloat16 where the processor multiplies it by itself: two to four times as fast. Elsewhere
     it would be slower than float32."""
-    told = getattr(torch.cpu, "get_capabilities", dict)()
+    told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
     return Products("bfloat16" if has_it else "float32")
