@@ -23,12 +23,14 @@ from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import single_flight
+from edge_spec.text.frequent_tokens import frequent_tokens
 
 # Byte-pair encodings number tokens in the order in which they were joined, the commonest first. Of
 # an answer in English or code all but one in ten thousand are among so many of Qwen's; among 65,536
 # and 32,768 all but 2 and 6 in a hundred, which costs more than shorter matrices save.
 COMMON_TOKENS = 98_304
-_LEAST_SAVED = 1.2  # times what is left, that a file or a matrix has to have to be cut down
+_OF_WRITING = 2048  # tokens of each, such as Chinese, most of which come late in many vocabularies
+_LEAST_SAVED = 1.2  # times what is left, that a file has to have to be cut down
 _FOUR_BITS = 4.5 / 8  # bytes of a weight, with its scales
 _LEAST_BYTES = 100_000_000  # of a draft that is copied: passes of smaller ones take other time
 _MOST_BYTES = 4_000_000_000  # of all copies in the cache
@@ -74,10 +76,11 @@ def _common_tokens(draft: ResolvedModel) -> ScoredTokens | None:
     """Returns the tokens that a draft need score, with all that a text never spells; None where
     these are most."""
     size = draft.config.vocab_size
-    if size < _LEAST_SAVED * COMMON_TOKENS:
+    likely = frequent_tokens(draft.vocabulary(), size, COMMON_TOKENS, _OF_WRITING)
+    if likely is None:
         return None
     added = {token for token, _ in draft.text.tokenizer.added_tokens().values()}
-    kept = {*range(COMMON_TOKENS), *added, *draft.text.eos_ids}
+    kept = {*likely.tolist(), *added, *draft.text.eos_ids}
     return ScoredTokens.of(token for token in kept if token < size)
 
 

@@ -19,29 +19,37 @@ _AS_BYTES = {ord(spelled): byte for spelled, byte in BYTES.items()}
 _LARGEST_SHARE = 0.75  # of a vocabulary; a part that is hardly smaller saves too little
 
 
-def frequent_tokens(vocabulary: Mapping[str, int], vocab_size: int) -> np.ndarray | None:
+def frequent_tokens(
+    vocabulary: Mapping[str, int],
+    vocab_size: int,
+    first: int | None = None,
+    of_script: int | None = None,
+) -> np.ndarray | None:
     """[tokens] int64 in rising order, of the most frequent ones; None where these are nearly all.
-    vocabulary: token -> id.
+    vocabulary: token -> id. first: so many of all; of_script: so many of each writing.
 
     Vocabularies are made by joining what is frequent, the most frequent first, so that ids are in
     about this order. The first ones alone would leave out whole writings, such as Chinese in most
     of them: of each writing the first ones are taken. So are those without letters, of which many
     control what is written.
     """
-    if vocab_size * _LARGEST_SHARE <= _FIRST:
+    first = _FIRST if first is None else first
+    of_script = _OF_SCRIPT if of_script is None else of_script
+    if vocab_size * _LARGEST_SHARE <= first:
         return None
-    taken = [*range(_FIRST), *_of_scripts(vocabulary, vocab_size)]
+    later = range(first, vocab_size)
+    taken = [*range(first), *_of_scripts(vocabulary, later, of_script)]
     return np.array(taken, np.int64) if len(taken) <= _LARGEST_SHARE * vocab_size else None
 
 
-def _of_scripts(vocabulary: Mapping[str, int], vocab_size: int) -> Iterator[int]:
-    """Yields those of the later tokens that are among the first of their writing."""
+def _of_scripts(vocabulary: Mapping[str, int], later: range, most: int) -> Iterator[int]:
+    """Yields those of the later tokens that are among the first `most` of their writing."""
     is_bytes = _SPACES[0] in vocabulary and _SPACES[1] not in vocabulary
     counts: Counter[str] = Counter()
     for token, spelled in sorted((token, spelled) for spelled, token in vocabulary.items()):
         script = _script(spelled, is_bytes)
         counts[script] += 1
-        if _FIRST <= token < vocab_size and counts[script] <= _OF_SCRIPT:
+        if token in later and counts[script] <= most:
             yield token
 
 

@@ -32,7 +32,8 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if rows is None or rows.table is None:
         pytest.skip("the kernels were not compiled here, or this llama.cpp does not take them")
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(draft_form, "COMMON_TOKENS", 200)
+    monkeypatch.setattr(draft_form, "COMMON_TOKENS", 150)
+    monkeypatch.setattr(draft_form, "_OF_WRITING", 1)
     monkeypatch.setattr(draft_form, "_LEAST_BYTES", 0)
 
 
