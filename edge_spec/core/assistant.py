@@ -71,7 +71,7 @@ class AssistantHead:
     def num_scored(self) -> int:
         """Counts the tokens of a row that are scored."""
         if self.centroids is not None:
-            return self.centroids.num_active * self.centroids.ordering.shape[1]
+            return self.centroids.num_active * int(self.centroids.ordering.shape[1])
         return self.config.vocab_size if self.token_ids is None else len(self.token_ids)
 
     def scoring(self, token_ids: np.ndarray) -> AssistantHead:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix, MedusaHead, TrainedHead
 from edge_spec.exporters.heads.dflash_graph import DFlashGraph
 from edge_spec.exporters.heads.eagle_graph import EagleGraph
@@ -22,7 +21,5 @@ def step_graph(
         return MedusaGraph(head, matrices, bits, weights).built()
     if isinstance(head, EagleHead):
         return EagleGraph(head, matrices, bits, weights).built()
-    assert isinstance(head, DFlashHead)  # an assistant has no graph
-    if isinstance(head, AssistantHead):
-        raise NotImplementedError("assistants are computed by numpy alone")
+    assert isinstance(head, DFlashHead)  # assistants are computed by numpy alone
     return DFlashGraph(head, matrices, bits, weights).built()

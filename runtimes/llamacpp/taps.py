@@ -68,7 +68,7 @@ class Tap:
         self._streams: Sequence[int] = ()
         self._shared: Mapping[int, int] = {}
         self.want(())
-        self.callback: Any = _native() or _in_python
+        self.callback: Any = _native() or _IN_PYTHON
         self.data = ctypes.addressof(self._fields)
 
     def want(self, layers: Sequence[int]) -> None:
@@ -138,7 +138,6 @@ def _native() -> Any:
         return None
 
 
-@Callback
 @library_callback
 def _in_python(tensor: int, is_asked: bool, data: int) -> bool:
     """Does what edge_spec_rows_tap does, which says more."""
@@ -160,6 +159,9 @@ def _in_python(tensor: int, is_asked: bool, data: int) -> bool:
         tap.get(tensor, tap.rows[stream] + at * row_bytes, 0, size)
     tap.counts[stream] = at + rows if fits else -tap.most_rows
     return True
+
+
+_IN_PYTHON = Callback(_in_python)  # kept: the library calls it as long as the process lives
 
 
 def _kind_and_layer(name: str) -> tuple[int, int] | None:

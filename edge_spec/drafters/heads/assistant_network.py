@@ -111,7 +111,8 @@ class AssistantNetwork:
         gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
         added = self._products(prefix + "down", _gelu(gate) * up)
         stream = stream + self._normed(added, prefix + "added_norm")
-        return stream * self._vectors[prefix + "scale"]
+        scaled: np.ndarray = stream * self._vectors[prefix + "scale"]
+        return scaled
 
     def _normed(self, x: np.ndarray, name: str) -> np.ndarray:
         return rms_normed(x, self._vectors[name], self.head.config.norm_epsilon)

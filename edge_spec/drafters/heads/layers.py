@@ -93,7 +93,8 @@ class HeadLayers:
             shared = self._products(prefix + "shared_gate", read)
             added = added / (1 + np.exp(-np.clip(shared, -80, None)))
             added += self._mixture(read, prefix, self._experts.used)
-        return stream + added
+        left: np.ndarray = stream + added
+        return left
 
     def _mlp(self, read: np.ndarray, prefix: str) -> np.ndarray:
         gate, up = np.split(self._products(prefix + "gate_up", read), 2, axis=1)
