@@ -33,7 +33,8 @@ from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import DFlashHead, HeadMatrix
 from edge_spec.core.transitions import SHORTLIST
-from edge_spec.exporters.heads.graph_parts import LIKELIEST, LayersGraph
+from edge_spec.exporters.heads.graph_parts import LIKELIEST
+from edge_spec.exporters.heads.layers_graph import LayersGraph
 from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 

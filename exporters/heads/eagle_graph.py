@@ -29,7 +29,7 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto
 
 from edge_spec.core.heads import EagleHead, HeadMatrix
-from edge_spec.exporters.heads.graph_parts import LayersGraph
+from edge_spec.exporters.heads.layers_graph import LayersGraph
 from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 

@@ -7,16 +7,13 @@ In these graphs no row's last bit matters, so that rows are not kept apart as th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_spec.core.heads import FLOAT_BITS, HeadExperts, HeadMatrix
 from edge_spec.exporters.block_quantize import BlockQuantized, quantize
+from edge_spec.exporters.heads.graph_parts import HeadGraph
 from edge_spec.exporters.onnx.nodes import CONTRIB
-
-if TYPE_CHECKING:
-    from edge_spec.exporters.heads.graph_parts import HeadGraph
 
 BLOCK = 32  # weights that share a scale
 
