@@ -114,7 +114,7 @@ MISTAKES = [
     (
         ["generate", "x", "--drafter", "oracle"],
         2,
-        "Installed: answers, cascade, corpus, dflash, draft-model, eagle",
+        "Installed: answers, assistant, cascade, corpus, dflash, draft-model, eagle",
     ),
     (["generate", "x", "--draft-n-max", "0"], 2, "--drafter none"),
     (["generate", "x", "--draft-n-max", "64"], 2, "at most 63"),
