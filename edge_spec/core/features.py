@@ -21,7 +21,8 @@ OnPrefilled = Callable[[int, np.ndarray], None]
 @runtime_checkable
 class GivesFeatures(Protocol):
     """A session whose passes can return features beside their scores. A pass that several sessions
-    share returns none: whoever makes one leaves out a session that collects them."""
+    share returns none, unless the session says so (`SharesFeatures`): whoever makes one leaves out
+    a session that collects them."""
 
     @property
     def collects(self) -> bool:
@@ -34,6 +35,16 @@ class GivesFeatures(Protocol):
         them for this model, ValueError for other ids."""
 
 
+@runtime_checkable
+class SharesFeatures(Protocol):
+    """A session whose features may be given by passes that it shares, too. Rows that are scored
+    have theirs in `Forward.features`; `on_prefilled` hears of others when they are committed."""
+
+    @property
+    def shares_features(self) -> bool:
+        """Says whether shared passes give all that is collected of it now."""
+
+
 def require_layers(layers: Sequence[int], num_layers: int) -> None:
     """Checks what every such session has to. Raises ValueError."""
     if list(layers) != sorted(set(layers)) or (layers and not 0 <= layers[0] <= layers[-1]):
@@ -43,13 +54,20 @@ def require_layers(layers: Sequence[int], num_layers: int) -> None:
 
 
 def collects(session: object) -> bool:
-    """Returns whether this session has its passes alone, for the sake of features."""
+    """Returns whether this session's passes return features now."""
     return isinstance(session, GivesFeatures) and session.collects
 
 
-def require_none_collects(sessions: Iterable[object]) -> None:
+def collects_alone(session: object) -> bool:
+    """Returns whether this session has its passes alone, for the sake of features."""
+    if not collects(session):
+        return False
+    return not (isinstance(session, SharesFeatures) and session.shares_features)
+
+
+def require_none_alone(sessions: Iterable[object]) -> None:
     """Checks what a pass that several share has to. Raises SessionError."""
-    if any(map(collects, sessions)):
+    if any(map(collects_alone, sessions)):
         raise SessionError(
             "a conversation whose features are collected shares no pass",
             remedy="It is scored alone.",

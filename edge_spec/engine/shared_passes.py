@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Lock
 
 from edge_spec.control.concurrency import Concurrency
-from edge_spec.core.features import collects
+from edge_spec.core.features import collects_alone
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
@@ -225,7 +225,7 @@ class SharedPasses:
         """Tells whether a prompt may be read in passes with the rows of others."""
         if not self._model.capabilities.invariant_rows or self._setup.sharing.widths:
             return False
-        return not (self._times.rests or prompt.must_be_alone or collects(prompt.session))
+        return not (self._times.rests or prompt.must_be_alone or collects_alone(prompt.session))
 
     def _waiting(self) -> tuple[list[TreeRequest], list[PromptRequest]]:
         trees = [request for request in self._queue if isinstance(request, TreeRequest)]
@@ -241,8 +241,8 @@ class SharedPasses:
 
     def _joins(self, request: TreeRequest) -> bool:
         """Tells whether it may share a pass. Near ties that plain steps decide are left to passes
-        of a single row, which are nobody else's; features are given by a session's own passes."""
-        if request.must_be_alone or not request.can_join or collects(request.session):
+        of a single row, which are nobody else's; features may be given by own passes alone."""
+        if request.must_be_alone or not request.can_join or collects_alone(request.session):
             return False
         return not (self._lossless.replays and request.num_rows == 1)
 

@@ -1,8 +1,8 @@
-"""Features of a session's passes (`edge_spec.core.features`)."""
+"""Features of a session's passes (`edge_spec.core.features`), its own and shared ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from edge_spec.core.features import OnPrefilled
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices, Library
+from edge_spec.runtimes.llamacpp.outputs import view
 from edge_spec.runtimes.llamacpp.taps import Tap
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
@@ -52,21 +53,58 @@ class Features:
             tap = tap or new_tap(self._weights, PREFILL_TOKENS)
         return replace(choices, num_outputs=num_outputs, tap=tap)
 
-    def read(self, tap: Tap | None, rows: int, hidden: np.ndarray | None) -> np.ndarray:
-        """Copies the last pass's: [rows, features, hidden_size] float32. hidden: its final states.
-        Raises SessionError."""
-        num_streams = len(self.streams)
-        shape = (rows, num_streams + self.has_final, self._weights.hidden_size)
+    def read(
+        self,
+        tap: Tap | None,
+        num_rows: int,
+        hidden: np.ndarray | None,
+        rows: Sequence[int] | None = None,
+    ) -> np.ndarray:
+        """Copies the last pass's: [rows, features, hidden_size] float32. num_rows: of the pass.
+        hidden: its final states. rows: those that are wanted, None for all. Raises SessionError."""
+        wanted = slice(num_rows) if rows is None else rows
+        num_wanted, num_streams = num_rows if rows is None else len(rows), len(self.streams)
+        shape = (num_wanted, num_streams + self.has_final, self._weights.hidden_size)
         found = np.empty(shape, np.float32)
         if num_streams:
-            if tap is None or tap.missing(rows):
+            if tap is None or tap.missing(num_rows):
                 raise _missing("inputs of layers")
-            found[:, :num_streams] = tap.rows(rows)
+            found[:, :num_streams] = tap.rows(self.streams, wanted)
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")
-            found[:, -1] = hidden
+            found[:, -1] = hidden[wanted]
         return found
+
+
+class SharedFeatures:
+    """Collects what passes compute of several members' rows, each of which may want other ones."""
+
+    def __init__(self, weights: GgufWeights, most_rows: int) -> None:
+        self.tap: Tap | None = None  # for contexts; there is one as soon as anyone wants streams
+        self._weights = weights
+        self._most_rows = most_rows
+
+    def want(self, collected: Iterable[Features | None]) -> None:
+        """Prepares a pass, of members whose these are; None of those who want none."""
+        streams = sorted({layer for each in collected if each for layer in each.streams})
+        if streams and self.tap is None:
+            self.tap = new_tap(self._weights, self._most_rows)
+        if self.tap is not None:
+            self.tap.want(streams)
+
+    def read(
+        self, features: Features | None, context: int, num_rows: int, rows: Sequence[int]
+    ) -> np.ndarray | None:
+        """Copies what is wanted of these rows of the last pass, of `num_rows`. Raises
+        SessionError."""
+        if features is None:
+            return None
+        library, hidden = self._weights.library, None
+        library.synchronize(context)
+        if features.has_final:  # for which all rows are scored
+            hidden = view(library, library.hidden(context), num_rows, self._weights.hidden_size)
+        return features.read(self.tap, num_rows, hidden, rows)
 
 
 def _require(weights: GgufWeights, streams: Sequence[int], choices: ContextChoices) -> None:

@@ -26,6 +26,7 @@ from edge_spec.core.turns import own_clock
 from edge_spec.errors import SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.features import Features, SharedFeatures
 from edge_spec.runtimes.llamacpp.library import ContextChoices
 from edge_spec.runtimes.llamacpp.members import JointRows, Member, WrittenRows, leaves
 from edge_spec.runtimes.llamacpp.outputs import scores_of
@@ -48,6 +49,7 @@ class JointCache:
         self._choices = replace(choices, batch_tokens=MAX_ROWS, num_sequences=NUM_SEQUENCES)
         self._lock = RLock()
         self._batch = Batch(self._library.batch_type, MAX_ROWS, MAX_ROWS)
+        self._features = SharedFeatures(weights, MAX_ROWS)
         self._threads = ThreadGovernor(choices.threads)
         self._members: list[Member] = []
         self._opened: OpenContext | None = None
@@ -59,11 +61,13 @@ class JointCache:
         self._tail = 0  # all cells before it are in use, none after it
         self._held_end = 0  # the cell after the last one in HELD
 
-    def join(self, sequence: np.ndarray, length: int) -> Member:
+    def join(self, sequence: np.ndarray, length: int, features: Features | None = None) -> Member:
         """Writes a conversation's tokens into the cache. sequence: of `length` tokens, as the
-        library has written it. Raises SessionError, DeviceMemoryError."""
+        library has written it. features: that its passes collect, as long as it is a member.
+        Raises SessionError, DeviceMemoryError."""
         with self._lock:
             self._clean()
+            self._features.want([features])
             self._reserve(length)
             [number] = self._take_numbers(1)
             self._is_broken = True  # until all is noted
@@ -73,7 +77,8 @@ class JointCache:
             except BaseException:
                 self._free_numbers.append(number)
                 raise
-            member = Member(number, list(range(self._tail, self._tail + length)), (length, None))
+            cells = list(range(self._tail, self._tail + length))
+            member = Member(number, cells, (length, None), features)
             self._tail += length
             self._members.append(member)
             self._is_broken = False
@@ -81,29 +86,38 @@ class JointCache:
 
     def score(self, parts: Sequence[JointRows], num_rows: int) -> list[Forward]:
         """One pass; the scores are copies, without hidden states where not all rows are scored.
-        num_rows: of the pass, if more than the parts have.
+        Features are those of all rows. num_rows: of the pass, if more than the parts have.
 
         Raises SessionError, DeviceMemoryError; no member has rows to commit then."""
         with self._lock:
             self._require_all([part.member for part in parts])
+            collected = [part.member.features for part in parts]
             rows = max(num_rows, sum(len(part.tree) for part in parts))
+            self._features.want(collected)
             self._reserve(rows)
             started_s = own_clock()
             self._is_broken = True  # until all is noted
+            if any(part.member.needs_final_states for part in parts):
+                parts = [part._replace(is_scored=True) for part in parts]
             is_whole = all(part.is_scored for part in parts)
             with nullcontext() if is_whole else self._without_hidden():
-                at = self._score(parts, rows)
+                at, scored = self._score(parts, rows)
             self._is_broken = False
             self._share_out(rows, own_clock() - started_s)
-            return scores_of(self._weights, self._context(), at, is_whole)
+            outs = scores_of(self._weights, self._context(), scored, is_whole)
+            return [
+                replace(out, features=self._features.read(features, self._context(), rows, own))
+                for out, features, own in zip(outs, collected, at, strict=True)
+            ]
 
     def prefill(self, member: Member, tokens: Sequence[int]) -> None:
         """Adds tokens to a conversation without scoring them; its outcome tells how far that came.
         Only where rows are alike whoever is beside them. Raises SessionError, DeviceMemoryError."""
         with self._lock:
             self._require_all([member])
+            self._features.want([member.features])
             self._reserve(len(tokens))
-            with self._without_hidden():
+            with nullcontext() if member.needs_final_states else self._without_hidden():
                 for start in range(0, len(tokens), MAX_ROWS):
                     self._append(member, tokens[start : start + MAX_ROWS])
 
@@ -213,7 +227,9 @@ class JointCache:
 
     def _reserve(self, num_cells: int) -> None:
         """Makes room, in another context where there is none in this one."""
-        if self._opened is None or self._is_broken or self._tail + num_cells > self._num_cells:
+        is_full = self._tail + num_cells > self._num_cells
+        lacks_tap = self._choices.tap is not self._features.tap
+        if self._opened is None or self._is_broken or is_full or lacks_tap:
             self._move_all(num_cells)
 
     def _move_all(self, num_cells: int) -> None:
@@ -226,7 +242,8 @@ class JointCache:
         size = FIRST_CELLS
         while size < _ROOM * (sum(used) + num_cells):
             size *= 2
-        choices = replace(self._choices, num_tokens=size, threads=self._threads.threads)
+        tap, threads = self._features.tap, self._threads.threads
+        choices = replace(self._choices, num_tokens=size, threads=threads, tap=tap)
         after = self._weights.open_context(self, choices)
         try:
             for member, count in zip(self._members, used, strict=True):
@@ -237,6 +254,7 @@ class JointCache:
             after.free()
             raise
         before, self._opened, self._num_cells = self._opened, after, size
+        self._choices = replace(self._choices, tap=tap)
         self._is_broken, self._tail, self._held_end = False, 0, 0
         for member, count in zip(self._members, used, strict=True):
             cells = list(range(self._tail, self._tail + count))
@@ -259,9 +277,11 @@ class JointCache:
                 f"a conversation cannot join the others: {error}", remedy="It goes on alone."
             ) from error
 
-    def _score(self, parts: Sequence[JointRows], num_rows: int) -> list[list[int]]:
-        """Returns where the scores of each part are. First rows stand before second ones: what is
-        rejected then comes after what is kept."""
+    def _score(
+        self, parts: Sequence[JointRows], num_rows: int
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns where the rows of each part are, and where their scores. First rows stand before
+        second ones: what is rejected then comes after what is kept."""
         laid = [self._lay_out(part.member, part.tree) for part in parts]
         order = sorted((row, part) for part, rows in enumerate(laid) for row in range(len(rows)))
         padding = [(0, at, (_PADDING,)) for at in range(num_rows - len(order))]
@@ -282,19 +302,28 @@ class JointCache:
             memory = self._library.memory(self._context())
             self._library.sequence_remove(memory, _PADDING, -1, -1)
         output = np.cumsum(is_scored) - 1  # of each row that has one
-        return [
+        scored = [
             [int(output[at]) for at in at_rows] if each.is_scored else []
             for each, at_rows in zip(parts, found, strict=True)
         ]
+        return found, scored
 
     def _append(self, member: Member, tokens: Sequence[int]) -> None:
         length = len(member.cells)
         self._is_broken = True  # until all is noted
-        self._decode(self._batch.prefill(tokens, length, member.number))
+        if member.needs_final_states:  # for which every token is scored
+            rows = [(each, at, (member.number,)) for at, each in enumerate(tokens, start=length)]
+            self._decode(self._batch.mixed(rows, [True] * len(rows)))
+        else:
+            self._decode(self._batch.prefill(tokens, length, member.number))
         member.cells = member.cells + list(range(self._tail, self._tail + len(tokens)))
         self._tail += len(tokens)
         member.outcome = (length + len(tokens), ())
         self._is_broken = False
+        every, context = range(len(tokens)), self._context()
+        found = self._features.read(member.features, context, len(tokens), every)
+        if member.features is not None and found is not None:
+            member.features.on_prefilled(length, found)
 
     def _lay_out(self, member: Member, tree: TokenTree) -> list[tuple[int, int, Sequence[int]]]:
         """Returns token, position and sequences of each row."""
@@ -308,6 +337,8 @@ class JointCache:
 
     def _decode(self, batch: object) -> None:
         library = self._library
+        if self._choices.tap is not None:
+            self._choices.tap.begin()
         known = library.log.num_errors
         status = library.decode(self._context(), batch)
         if status:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from edge_spec.core.tree import TokenTree
+
+if TYPE_CHECKING:
+    from edge_spec.runtimes.llamacpp.features import Features
 
 
 @dataclass
@@ -32,12 +35,18 @@ class Member:
     number: int  # of its sequence
     cells: list[int]  # of its tokens, ascending
     outcome: tuple[int, Sequence[int] | None]
+    features: Features | None = None  # that are collected of it
     last: WrittenRows | None = None
     has_left: bool = False
 
     @property
     def is_undecided(self) -> bool:
         return self.last is not None and self.outcome[1] is None and not self.has_left
+
+    @property
+    def needs_final_states(self) -> bool:
+        """Says whether those of all of its rows are collected, unscored ones included."""
+        return self.features is not None and self.features.has_final
 
     @property
     def num_cells(self) -> int:

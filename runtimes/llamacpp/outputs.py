@@ -60,7 +60,7 @@ class ContextOutputs:
 def scores_of(
     weights: GgufWeights, context: int, parts: Sequence[list[int]], has_hidden: bool
 ) -> list[Forward]:
-    """Returns copies of the last pass's. parts: where those of each are."""
+    """Returns copies of the last pass's. parts: where those of each are among what is scored."""
     library, count = weights.library, 1 + max(row for rows in parts for row in rows)
     logits = view(library, library.logits(context), count, weights.vocab_size)
     if not has_hidden:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_spec.core.features import OnPrefilled, require_none_collects
+from edge_spec.core.features import OnPrefilled, require_none_alone
 from edge_spec.core.model import Forward, require_rollback, require_room
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -42,8 +42,10 @@ class SharedSession(LlamaCppSession):
         self._member: Member | None = None
         self.num_lone = 0  # passes since the last one that was shared
         self.has_rows = True  # whether rows of the last pass can be committed
+        self.untold: np.ndarray | None = None  # features of its rows, which nobody has scored
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        self.untold = None
         if self._member is not None and self._choices.invariant_rows:
             tokens = tokens[self._read_beside(self._member, tokens) :]
             if not tokens:
@@ -52,7 +54,7 @@ class SharedSession(LlamaCppSession):
         super().prefill(tokens)
 
     def forward(self, tree: TokenTree) -> Forward:
-        self.has_rows = True
+        self.has_rows, self.untold = True, None
         if self._member is not None:
             self.num_lone += 1
             # A single row may be shared out among threads, by how many cells all have.
@@ -72,11 +74,15 @@ class SharedSession(LlamaCppSession):
     def commit(self, rows: Sequence[int]) -> None:
         if not self.has_rows:
             raise ValueError("the rows of the last pass are gone")
+        before = self.length
         if self._member is None:
             super().commit(rows)
         else:
             self.length += len(rows)
             self._member.outcome = (self.length, tuple(rows))
+        untold, self.untold = self.untold, None
+        if untold is not None and self._features is not None and len(rows):
+            self._features.on_prefilled(before, untold[np.asarray(rows)])
 
     def rollback(self, length: int) -> None:
         if self._member is None:
@@ -86,8 +92,14 @@ class SharedSession(LlamaCppSession):
             self.length = length
             self._member.outcome = (length, self._member.outcome[1] or ())
 
+    @property
+    def shares_features(self) -> bool:
+        """See `edge_spec.core.features.SharesFeatures`. Keys and values are its own passes'."""
+        return self._shared is None
+
     def collect_features(self, layers: Sequence[int], on_prefilled: OnPrefilled) -> None:
         self._return()
+        self.untold = None
         super().collect_features(layers, on_prefilled)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -122,7 +134,7 @@ class SharedSession(LlamaCppSession):
         DeviceMemoryError."""
         if self._member is None:
             self._reserve(0)
-            self._member = self.joint.join(self._read_sequence(), self.length)
+            self._member = self.joint.join(self._read_sequence(), self.length, self._features)
             self._collected = weakref.finalize(self, _leave, self._member)
         self.num_lone = 0
         return self._member
@@ -172,7 +184,7 @@ def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
     """Scores trees of several sessions in one pass. Raises what `forward` does."""
     sessions = [each.session for each in parts if isinstance(each.session, SharedSession)]
     assert len(sessions) == len(parts)
-    require_none_collects(sessions)
+    require_none_alone(sessions)
     for session in sessions:
         session.has_rows = False
     if max(num_rows, sum(len(part.tree) for part in parts)) > MAX_ROWS:
@@ -196,8 +208,8 @@ def forward_together(parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
         for session in sessions:
             session.num_lone = _LONE_PASSES  # so that the next pass is in its own cache
         raise
-    for session in sessions:
-        session.has_rows = True
+    for session, part, out in zip(sessions, parts, outs, strict=True):
+        session.has_rows, session.untold = True, None if part.is_scored else out.features
     return outs
 
 

@@ -65,16 +65,17 @@ class Tap:
             bytes=ctypes.cast(ggml.ggml_nbytes, _BYTES),
             get=ctypes.cast(ggml.ggml_backend_tensor_get, _GET),
         )
-        self._streams: Sequence[int] = ()
+        self._streams: tuple[int, ...] = ()
         self._shared: Mapping[int, int] = {}
-        self.want(())
+        self._lay_out()
         self.callback: Any = _native() or _IN_PYTHON
         self.data = ctypes.addressof(self._fields)
 
     def want(self, layers: Sequence[int]) -> None:
         """Has the next passes keep the streams that enter these layers; none: they cost nothing."""
-        self._streams = tuple(layers)
-        self._lay_out()
+        if self._streams != tuple(layers):
+            self._streams = tuple(layers)
+            self._lay_out()
 
     def want_keys_values(self, sizes: Mapping[int, int]) -> None:
         """Has the next passes keep the keys and values of these layers, as many numbers each."""
@@ -92,9 +93,11 @@ class Tap:
         found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
         return found
 
-    def rows(self, num_rows: int) -> np.ndarray:
-        """[rows, layers, hidden_size] float32 of the last pass, valid until the next one."""
-        return np.stack([rows[:num_rows] for rows in self._rows[: len(self._streams)]], axis=1)
+    def rows(self, layers: Sequence[int], rows: slice | Sequence[int]) -> np.ndarray:
+        """[rows, layers, hidden_size] float32, copies of these rows of the last pass. layers: some
+        of those that were wanted."""
+        kept = [self._rows[self._streams.index(layer)] for layer in layers]
+        return np.stack([each[rows] for each in kept], axis=1)
 
     def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
         """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the

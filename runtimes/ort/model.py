@@ -8,7 +8,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.core.features import require_none_collects
+from edge_spec.core.features import require_none_alone
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
@@ -104,7 +104,7 @@ class OrtModel:
 
         assert self._joint is not None
         sessions = [part.session for part in parts if isinstance(part.session, OrtSession)]
-        require_none_collects(sessions)
+        require_none_alone(sessions)
         joining = [
             (session.passes, session.length, part)
             for session, part in zip(sessions, parts, strict=True)
