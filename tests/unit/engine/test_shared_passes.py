@@ -315,6 +315,24 @@ def test_a_prompt_is_read_beside_those_who_write() -> None:
         assert np.array_equal(scored.out.logits, logits(session, rows))
 
 
+@pytest.mark.parametrize(
+    "shares, passes", [(True, [[3, 4, 32], [-78]]), (False, [[-28], [3], [-28], [4], [-54]])]
+)
+def test_who_collects_features_joins_where_shared_passes_give_them(
+    shares: bool, passes: list[list[int]]
+) -> None:
+    served = Served(model=Invariant())
+    sessions: list[Any] = [served.session(held) for held in (0, 4, 5)]
+    for each in sessions[:2]:
+        each.collects, each.shares_features, each.collect_features = True, shares, fails
+    released = served.hold()
+    served.read("prompt", sessions[0], 110)
+    served.ask("a", sessions[1], 3)
+    served.ask("b", sessions[2], 4)
+    released.set()
+    assert served.end() == passes
+
+
 @pytest.mark.parametrize("row_s, slice_tokens", [(1e-3, 15), (4e-3, 9), (1e-6, 57)])
 def test_those_who_write_keep_half_of_their_rate(row_s: float, slice_tokens: int) -> None:
     """A slice makes a pass twice as long as it would be, and fits into one."""
