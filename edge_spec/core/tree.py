@@ -101,6 +101,11 @@ class TokenTree:
                 depths[row] = depths[self.parents[row]] + 1
         return depths
 
+    @property
+    def leaves(self) -> np.ndarray:
+        """Returns the rows that have no row below them, ascending."""
+        return np.setdiff1d(np.arange(len(self)), self.parents)
+
     @cached_property
     def ancestors(self) -> np.ndarray:
         """[rows, rows] bool; ancestors[i, j]: row i attends to row j (itself included)."""

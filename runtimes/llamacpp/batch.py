@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.llamacpp.members import leaves
 
 
 class Batch:
@@ -55,7 +54,7 @@ class Batch:
         Also returns the first sequence of each row, [rows]; sequence 0 is that of the first leaf.
         """
         rows = len(tree)
-        row_of, sequence = np.nonzero(tree.ancestors[leaves(tree)].T)
+        row_of, sequence = np.nonzero(tree.ancestors[tree.leaves].T)
         counts = np.bincount(row_of, minlength=rows)
         starts = np.cumsum(counts) - counts
         self._sequences[row_of, np.arange(len(row_of)) - starts[row_of]] = sequence

@@ -9,7 +9,6 @@ import numpy as np
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.library import Library
-from edge_spec.runtimes.llamacpp.members import leaves
 
 TEXT = 0
 # A tree that is no chain has fewer leaves than rows, so that none of its branches has this number.
@@ -83,7 +82,7 @@ class Branches:
     def _hold(self, memory: int, rows: Sequence[int], length: int) -> None:
         """Holds the rejected rows that stand before the last kept one."""
         assert self._tree is not None
-        for leaf in leaves(self._tree).tolist():
+        for leaf in self._tree.leaves.tolist():
             before = [row for row in self._tree.path(leaf) if row <= rows[-1]]
             shared = sum(row in rows for row in before)  # with the kept path: the first ones
             if shared < len(before):

@@ -28,7 +28,7 @@ from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.batch import Batch
 from edge_spec.runtimes.llamacpp.features import Features, SharedFeatures
 from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.members import JointRows, Member, WrittenRows, leaves
+from edge_spec.runtimes.llamacpp.members import JointRows, Member, WrittenRows
 from edge_spec.runtimes.llamacpp.outputs import scores_of
 from edge_spec.runtimes.llamacpp.transfer import read_sequence, write_sequence
 from edge_spec.runtimes.llamacpp.weights import NO_REASON, GgufWeights, OpenContext
@@ -329,7 +329,7 @@ class JointCache:
         """Returns token, position and sequences of each row."""
         branches: list[int] = []
         if not tree.is_chain:
-            branches = self._take_numbers(len(leaves(tree)) - 1)
+            branches = self._take_numbers(len(tree.leaves) - 1)
             memory = self._library.memory(self._context())
             for number in branches:
                 self._library.sequence_copy(memory, member.number, number, -1, -1)

@@ -82,12 +82,7 @@ class JointRows(NamedTuple):
     is_scored: bool = True
 
 
-def leaves(tree: TokenTree) -> np.ndarray:
-    """Returns the rows that have no row below them."""
-    return np.setdiff1d(np.arange(len(tree)), tree.parents)
-
-
 def _sequences_of_rows(tree: TokenTree, numbers: Sequence[int]) -> list[list[int]]:
     """Returns for each row the sequences of the leaves below it. numbers: of each leaf's."""
-    below = tree.ancestors[leaves(tree)].T  # [rows, leaves]
+    below = tree.ancestors[tree.leaves].T  # [rows, leaves]
     return [[numbers[leaf] for leaf in np.flatnonzero(row).tolist()] for row in below]
