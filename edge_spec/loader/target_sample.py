@@ -1,8 +1,8 @@
 """Tells a head's own target from another model of the same shape: a head keeps some numbers of its
 target's weights, which are nearly the same in every form of that model and others in another model.
 
-A fine-tune that has moved its weights less than four bits do is not told apart: to it the head is
-as good as its own.
+A fine-tune that has moved its weights by less than the tolerance is not told apart: a head mostly
+drafts well for it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@ and texts stay the target's own."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +17,6 @@ from edge_spec.core.features import SharesKeysValues, collects
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantSession
@@ -206,35 +203,14 @@ def test_samples_have_the_distribution_of_the_target(
     session, scorer = model.open_session(), model.open_session()
     chosen = SamplingParams(temperature=1.0, top_k=5)
 
-    @cache
-    def logits(tokens: tuple[int, ...]) -> np.ndarray:
-        scorer.rollback(0)
-        scorer.prefill(tokens[:-1])
-        return scorer.forward(TokenTree.chain(tokens[-1])).logits[0].copy()
-
     drafter.attach(model, session)
     seeded = SamplingParams(temperature=1.0, top_k=5, seed=5)
     sampler = Sampler(seeded, prompt, sampled_drafts=True)
-    counts: Counter[tuple[int, ...]] = Counter()
-    drafted = 0
-    for _ in range(800):
-        session.rollback(0)
-        session.prefill(prompt[:-1])
-        drafter.use_sampler(sampler)
-        drafter.begin(prompt)
-        written: list[int] = []
-        while len(written) < text.LENGTH:
-            tree = drafter.propose([*prompt, *written][-1], Budget(3, 4, branches=False))
-            out = session.forward(tree)
-            verdict = verify(tree, out, sampler)
-            session.commit(verdict.kept)
-            sampler.observe(verdict.tokens)
-            drafter.observe(tree, out, verdict)
-            drafted += len(tree) - 1
-            written += verdict.tokens
-        counts[tuple(written[: text.LENGTH])] += 1
-    assert drafted > 500
-    assert text.p_value(counts, text.joint(logits, prompt, chosen)) > text.SMALLEST_P
+    budget = Budget(3, 4, branches=False)
+    found = text.sampled_texts(drafter, session, prompt, sampler, budget, 800)
+    assert found.num_drafted > 500  # otherwise nothing was tried
+    expected = text.joint(text.logits_of(scorer), prompt, chosen)
+    assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
 
 @pytest.mark.parametrize("name", assistant.TARGETS)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,6 @@ from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaH
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
@@ -323,36 +321,14 @@ def test_samples_have_the_distribution_of_the_target(
     scorer = ReferenceModel(source).open_session()
     prompt = (1, 2, 3, 4)
 
-    @cache
-    def logits(tokens: tuple[int, ...]) -> np.ndarray:
-        scorer.rollback(0)
-        scorer.prefill(tokens[:-1])
-        return scorer.forward(TokenTree.chain(tokens[-1])).logits[0]
-
     drafter.attach(ReferenceModel(source), session)
     sampler = Sampler(SamplingParams(temperature=3.0, seed=5), prompt, sampled_drafts=True)
     shape = (-1, 0, 0, 1) if branches and kind.startswith("eagle") else ()
     budget = Budget(3, 4, branches=branches, shape=shape)
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = 0
-    for _ in range(2000):
-        session.rollback(0)
-        session.prefill(prompt[:-1])
-        drafter.use_sampler(sampler)
-        drafter.begin(prompt)
-        written: list[int] = []
-        while len(written) < text.LENGTH:
-            tree = drafter.propose([*prompt, *written][-1], budget)
-            out = session.forward(tree)
-            verdict = verify(tree, out, sampler)
-            session.commit(verdict.kept)
-            sampler.observe(verdict.tokens)
-            drafter.observe(tree, out, verdict)
-            accepted += verdict.num_accepted
-            written += verdict.tokens
-        counts[tuple(written[: text.LENGTH])] += 1
-    assert accepted > 500  # otherwise nothing was tried
-    assert text.p_value(counts, text.joint(logits, prompt, params)) > text.SMALLEST_P
+    found = text.sampled_texts(drafter, session, prompt, sampler, budget, 2000)
+    assert found.num_accepted > 500  # otherwise nothing was tried
+    expected = text.joint(text.logits_of(scorer), prompt, params)
+    assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
 
 def test_doctor_says_what_a_head_is_and_whether_it_fits(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +15,6 @@ from edge_spec.core.heads import ComputesHeads, EagleHead, EntryRows, HeadBacken
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.verify import verify
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.drafters.heads.eagle import EagleDrafter
@@ -239,36 +236,13 @@ def test_samples_have_the_distribution_of_the_target(tmp_path: Path) -> None:
     params = SamplingParams(temperature=2.0, top_k=4)
     session, scorer, prompt = model.open_session(), model.open_session(), (1, 2, 3, 4)
 
-    @cache
-    def logits(tokens: tuple[int, ...]) -> np.ndarray:
-        scorer.rollback(0)
-        scorer.prefill(tokens[:-1])
-        return scorer.forward(TokenTree.chain(tokens[-1])).logits[0].copy()
-
     drafter.attach(model, session)
     seeded = SamplingParams(temperature=2.0, top_k=4, seed=5)
     sampler = Sampler(seeded, prompt, sampled_drafts=True)
-    counts: Counter[tuple[int, ...]] = Counter()
-    accepted = drafted = 0
-    for _ in range(2000):
-        session.rollback(0)
-        session.prefill(prompt[:-1])
-        drafter.use_sampler(sampler)
-        drafter.begin(prompt)
-        written: list[int] = []
-        while len(written) < text.LENGTH:
-            tree = drafter.propose([*prompt, *written][-1], CHAIN)
-            out = session.forward(tree)
-            verdict = verify(tree, out, sampler)
-            session.commit(verdict.kept)
-            sampler.observe(verdict.tokens)
-            drafter.observe(tree, out, verdict)
-            accepted += verdict.num_accepted
-            drafted += len(tree) - 1
-            written += verdict.tokens
-        counts[tuple(written[: text.LENGTH])] += 1
-    assert 500 < accepted < drafted - 500  # otherwise nothing was tried
-    assert text.p_value(counts, text.joint(logits, prompt, params)) > text.SMALLEST_P
+    found = text.sampled_texts(drafter, session, prompt, sampler, CHAIN, 2000)
+    assert 500 < found.num_accepted < found.num_drafted - 500  # otherwise nothing was tried
+    expected = text.joint(text.logits_of(scorer), prompt, params)
+    assert text.p_value(found.counts, expected) > text.SMALLEST_P
     model.close()
 
 
