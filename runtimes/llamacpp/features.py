@@ -69,7 +69,7 @@ class Features:
         if num_streams:
             if tap is None or tap.missing(num_rows):
                 raise _missing("inputs of layers")
-            found[:, :num_streams] = tap.rows(self.streams, wanted)
+            tap.copy_rows(self.streams, wanted, found[:, :num_streams])
         if self.has_final:
             if hidden is None:
                 raise _missing("hidden states")

@@ -93,11 +93,13 @@ class Tap:
         found: list[int] = self._layers[:count][self._counts[:count] != num_rows].tolist()
         return found
 
-    def rows(self, layers: Sequence[int], rows: slice | Sequence[int]) -> np.ndarray:
-        """[rows, layers, hidden_size] float32, copies of these rows of the last pass. layers: some
-        of those that were wanted."""
-        kept = [self._rows[self._streams.index(layer)] for layer in layers]
-        return np.stack([each[rows] for each in kept], axis=1)
+    def copy_rows(
+        self, layers: Sequence[int], rows: slice | Sequence[int], copies: np.ndarray
+    ) -> None:
+        """Copies these rows of the last pass. layers: some of those that were wanted. copies:
+        [rows, layers, hidden_size] float32."""
+        for at, layer in enumerate(layers):
+            copies[:, at] = self._rows[self._streams.index(layer)][rows]
 
     def keys_values(self, num_rows: int) -> dict[int, tuple[np.ndarray, np.ndarray]] | None:
         """[rows, numbers] float32 keys and values of each layer of the last pass, valid until the
