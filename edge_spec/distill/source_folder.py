@@ -30,16 +30,15 @@ _LANGUAGES = {
     **{".c": "c", ".h": "c", ".cc": "cpp", ".cpp": "cpp", ".cxx": "cpp", ".hpp": "cpp"},
     **{".cs": "csharp", ".go": "go", ".rs": "rust", ".rb": "ruby", ".php": "php"},
     **{".swift": "swift", ".scala": "scala", ".dart": "dart", ".lua": "lua", ".jl": "julia"},
+    **{".r": "r", ".pl": "perl", ".pm": "perl", ".sh": "bash", ".bash": "bash", ".sql": "sql"},
     **{
-        ".r": "r",
-        ".pl": "perl",
-        ".pm": "perl",
-        ".sh": "bash",
-        ".bash": "bash",
-        ".sql": "sql",
         ".ex": "elixir",
+        ".exs": "elixir",
+        ".clj": "clojure",
+        ".zig": "zig",
+        ".m": "objectivec",
+        ".vb": "vb",
     },
-    **{".exs": "elixir", ".clj": "clojure", ".zig": "zig", ".m": "objectivec", ".vb": "vb"},
 }
 _NO_SOURCE = frozenset(
     {
@@ -133,7 +132,7 @@ def _text(path: Path) -> str | None:
     """Returns None for a file that is binary, large or cannot be read. Encodings of former days are
     taken for Latin-1: but for some letters in comments, code is ASCII."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             content = file.read(_PROBED_BYTES)
             wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
             if b"\0" in content and not wide:
@@ -151,6 +150,11 @@ def _text(path: Path) -> str | None:
             continue
         return None if "\0" in text else text
     return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file that fails where a read would wait, as some of the system's in /proc do."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _digest(path: Path) -> bytes:
