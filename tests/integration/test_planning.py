@@ -75,8 +75,15 @@ def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> N
         (each.drafter != "answers", (each.loss or 0) - least <= 0.005, each.tokens_per_s)
         for each in plan.placements
     ]
-    assert ranks == sorted(ranks, reverse=True)
-    assert plan.placements[0].reason == "" and all(each.reason for each in plan.placements[1:])
+    # What drafts without a plan comes first where it is within a tenth of the fastest, as times of
+    # this machine may have it.
+    usual = {"suffix", "suffix,recycling"}
+    first, fastest = plan.placements[0], max(ranks)
+    assert ranks[1:] == sorted(ranks[1:], reverse=True)
+    assert ranks[0] == fastest or (
+        first.drafter in usual and ranks[0][:2] == fastest[:2] and 1.1 * ranks[0][2] > fastest[2]
+    )
+    assert first.reason == "" and all(each.reason for each in plan.placements[1:])
     assert all(each.memory_bytes for each in plan.placements)
     assert len(planner.notes) == sum(device.fault is not None for device in devices)
 
