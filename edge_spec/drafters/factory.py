@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edge_spec.drafters.lookup.answers import KeptAnswers
     from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 
+HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork  # of a trained head
 _Maker = TypeVar("_Maker", bound=Callable[["DrafterContext"], object])
 
 _NOTHING = DrafterTraits()
@@ -75,9 +76,7 @@ class DrafterContext:
     # the target, by their names
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
-    head: EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork | None = (
-        None  # a trained one
-    )
+    head: HeadNetwork | None = None
     cheap_rows: Callable[[], int] = lambda: 1  # of a pass of the target, which hardly takes longer
     # than one of a single row; asked for "auto" alone
 

@@ -32,6 +32,7 @@ from edge_spec.core.heads import (
     TrainedHead,
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
+from edge_spec.drafters.factory import HeadNetwork
 from edge_spec.drafters.heads.assistant_network import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
@@ -60,7 +61,6 @@ _RUNTIME, _LIBRARY = "ort", "onnxruntime"
 _Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
-HeadNetwork = EagleNetwork | MedusaNetwork | DFlashNetwork | AssistantNetwork
 _Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
 
 
