@@ -59,7 +59,7 @@ class Eagle3Trainee:
             if each.dim() == 2
         }
         block = _AnchorBlock(batch)
-        features = self._joined(torch.from_numpy(batch.features))
+        features = self._joined(torch.as_tensor(batch.features))
         read = self._read(self._embedded(batch.next_tokens), features)
         attention = _Attention(batch, block, self._heads, read)
         stream, read = block.of(features), block.of(read)
@@ -67,7 +67,7 @@ class Eagle3Trainee:
         for position in range(self.num_positions):
             if position:
                 written = batch.written[:, :, position - 1]
-                tokens = np.take_along_axis(written, block.rows.numpy(), axis=1)
+                tokens = np.take_along_axis(written, block.rows.cpu().numpy(), axis=1)
                 read = self._read(self._embedded(tokens), stream)
             stream = self._layer(stream, attention.mixed(read, position))
             normed.append(self._normed(stream[block.is_anchor], "norm"))
@@ -118,8 +118,8 @@ class Eagle3Trainee:
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
-        return torch.from_numpy(self._tables.embed(ids))[
-            torch.from_numpy(places.reshape(tokens.shape))
+        return torch.as_tensor(self._tables.embed(ids))[
+            torch.as_tensor(places.reshape(tokens.shape))
         ]
 
     def _read(self, embedded: Tensor, stream: Tensor) -> Tensor:
@@ -168,10 +168,10 @@ class _AnchorBlock:
         counts = batch.anchors.sum(axis=1, keepdims=True)
         places = np.arange(counts.max())
         last = batch.anchors.shape[1] - 1
-        self.rows = torch.from_numpy(
+        self.rows = torch.as_tensor(
             np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
         )
-        self.is_anchor = torch.from_numpy(places < counts)
+        self.is_anchor = torch.as_tensor(places < counts)
 
     def of(self, made: Tensor) -> Tensor:
         """[windows, most anchors, size] of [windows, rows, size]."""
@@ -189,7 +189,7 @@ class _Attention:
         rows = torch.arange(read.shape[1]).expand(len(read), -1)
         self._keys, self._values = heads(read, "k", rows), heads(read, "v", rows)
         is_before = rows[:, None, :] <= block.rows[:, :, None]
-        self._sees = (is_before & torch.from_numpy(batch.is_row)[:, None, :])[:, None]
+        self._sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
         self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
 
     def mixed(self, read: Tensor, position: int) -> Tensor:

@@ -32,8 +32,8 @@ class MedusaTrainee:
                 self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
 
     def scores(self, batch: Batch) -> list[Tensor]:
-        width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
-        states = torch.from_numpy(batch.states)[:, :width][anchors]
+        width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
+        states = torch.as_tensor(batch.states)[:, :width][anchors]
         products, output = self._teacher.products, self._teacher.matrix
         return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
 

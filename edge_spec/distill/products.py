@@ -37,8 +37,10 @@ FLOAT32 = Products()
 
 
 def fastest_products() -> Products:
-    """bfloat16 where the processor multiplies it by itself: two to four times as fast. Elsewhere
-    it would be slower than float32."""
+    """bfloat16 where the processor, or the GPU that is trained on, multiplies it by itself: two to
+    four times as fast. Elsewhere it would be slower than float32."""
+    if torch.get_default_device().type == "cuda":
+        return Products("bfloat16" if torch.cuda.is_bf16_supported(False) else "float32")
     told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
     return Products("bfloat16" if has_it else "float32")

@@ -41,6 +41,7 @@ from edge_spec.distill.prompts import (
 )
 from edge_spec.distill.request import DistillRequest, default_scored
 from edge_spec.distill.source_folder import folder_functions
+from edge_spec.distill.training_device import training_device
 from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
@@ -93,7 +94,9 @@ def distill(
     ):
         work = _Work(model, asked, request, tasks, folder, progress)
         name, target, examples = work.material(weights)
-        learnt = learn(examples, target, request, folder, progress, work.trials(target, examples))
+        trials = work.trials(target, examples)
+        with training_device():
+            learnt = learn(examples, target, request, folder, progress, trials)
         with atomic_directory(out) as made:
             learnt.drafter.write(made)
             report = document(request, name, learnt, work.proof(made))

@@ -58,13 +58,13 @@ class SmallDraftTrainee:
         products = self._teacher.products
         output = products.rounded(self._output)
         best = torch.cat([products.of(each, output).argmax(dim=-1) for each in parts])
-        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).numpy()
+        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
         return drafts
 
     def stored(self) -> dict[str, np.ndarray]:
-        tensors = {_EMBEDDING: self._embedding.numpy()} | as_arrays(self.parameters)
+        tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
         if self._output is not self._embedding:
-            tensors[_OUTPUT] = self._output.numpy()
+            tensors[_OUTPUT] = self._output.cpu().numpy()
         return {name: _halved(values) for name, values in tensors.items()}
 
     def description(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class SmallDraftTrainee:
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""
-        stream = self._embedding[torch.from_numpy(batch.tokens)]
+        stream = self._embedding[torch.as_tensor(batch.tokens)]
         positions = torch.arange(stream.shape[1])
         for layer in range(self.num_layers):
             prefix = f"model.layers.{layer}."

@@ -57,7 +57,7 @@ class Teacher:
     @cached_property
     def matrix(self) -> Tensor:
         """The output matrix as it is multiplied."""
-        return self.products.rounded(torch.from_numpy(self.output))
+        return self.products.rounded(torch.as_tensor(self.output))
 
     def index_of(self) -> np.ndarray:
         """[vocab_size] int64: where each token is among the scored ones; -1 where it is not."""
@@ -68,7 +68,7 @@ class Teacher:
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Returns by position [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
-        logits = self.products.of(torch.from_numpy(batch.states)[wanted], self.matrix).float()
+        logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
         logits = logits * self.config.logit_scale
         cap = self.config.logit_softcap
         if cap is not None:
@@ -80,7 +80,7 @@ class Teacher:
 def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """[windows, rows + positions] bool, the rows that something is drafted after; and by position
     [anchors] which of these it is."""
-    width, anchors = batch.next_tokens.shape[1], torch.from_numpy(batch.anchors)
+    width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
     wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
     places = range(1, batch.written.shape[2] + 1)
     for at in places:
@@ -97,7 +97,7 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     expected = teacher.probabilities(batch)
     total: Tensor = torch.zeros(())
     for position, logits in enumerate(trainee.scores(batch)):
-        counts = torch.from_numpy(index[batch.written[batch.anchors][:, position]] >= 0)
+        counts = torch.as_tensor(index[batch.written[batch.anchors][:, position]] >= 0)
         if counts.any():
             weights = counts / counts.sum()
             missed = _cross_entropy(logits, expected[position], weights)
@@ -125,7 +125,7 @@ def drafted(trainee: Trainee, batch: Batch) -> np.ndarray:
 def likeliest(scores: Sequence[Tensor], token_ids: np.ndarray) -> np.ndarray:
     """[anchors, positions] the tokens with the largest logits. scores: by position, [anchors,
     scored tokens]; token_ids: [scored tokens]."""
-    best = [logits.argmax(dim=-1).numpy() for logits in scores]
+    best = [logits.argmax(dim=-1).cpu().numpy() for logits in scores]
     found: np.ndarray = token_ids[np.stack(best, axis=1)]
     return found
 
@@ -136,7 +136,7 @@ def parameter(values: np.ndarray) -> Tensor:
 
 def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Copies."""
-    return {name: each.detach().numpy().copy() for name, each in parameters.items()}
+    return {name: each.detach().cpu().numpy().copy() for name, each in parameters.items()}
 
 
 class Rotation:
@@ -144,7 +144,7 @@ class Rotation:
 
     def __init__(self, config: ModelConfig) -> None:
         rope = Rope(config.rope_theta, config.rope_scaling)
-        self._frequencies = torch.from_numpy(rope.frequencies(config.head_dim))
+        self._frequencies = torch.as_tensor(rope.frequencies(config.head_dim))
         self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training in PyTorch on the CPU: the same steps, whether or not it is interrupted between them."""
+"""Training in PyTorch: the same steps, whether or not it is interrupted between them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ class Training:
         for name, each in self._trainee.parameters.items():
             kept = self._optimizer.state.get(each, {})
             state.set_group(
-                f"optimizer/{name}", {key: value.numpy().copy() for key, value in kept.items()}
+                f"optimizer/{name}",
+                {key: value.cpu().numpy().copy() for key, value in kept.items()},
             )
         save_state(self._path, state)
 
@@ -144,14 +145,14 @@ class Training:
             kept = state.group(f"optimizer/{name}")
             if kept:
                 self._optimizer.state[each] = {
-                    key: torch.from_numpy(values.copy()) for key, values in kept.items()
+                    key: torch.as_tensor(values.copy()) for key, values in kept.items()
                 }
         return state
 
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         with torch.no_grad():
             for name, values in arrays.items():
-                self._trainee.parameters[name].copy_(torch.from_numpy(values))
+                self._trainee.parameters[name].copy_(torch.as_tensor(values))
 
 
 def rate_at(step: int, total: int) -> float:
