@@ -50,6 +50,7 @@ def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
     return found
 
 
+_LARGEST = float(np.finfo(np.float16).max)
 _LEAST_STEPS = 40  # of an epoch,
 _LEAST_ROWS = 32  # but for steps of fewer rows
 _ON_POLICY_RATE = 0.3  # of the rate before
@@ -227,7 +228,14 @@ class _PhasedTraining:
 
 
 def _drafter(trainee: Trainee) -> Drafter:
-    return Drafter(trainee.stored(), trainee.description(), trainee.texts())
+    tensors = {name: _halved(values) for name, values in trainee.stored().items()}
+    return Drafter(tensors, trainee.description(), trainee.texts())
+
+
+def _halved(values: np.ndarray) -> np.ndarray:
+    """Returns float32 as float16, unless something is too large for that."""
+    is_fitting = values.dtype == np.float32 and np.abs(values).max(initial=0) < _LARGEST
+    return values.astype(np.float16) if is_fitting else values
 
 
 def _for_target(drafter: Drafter, kind: Kind, target: Target) -> Drafter:

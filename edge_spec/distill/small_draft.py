@@ -23,7 +23,6 @@ from edge_spec.distill.windows import Batch
 
 _EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
-_LARGEST = float(np.finfo(np.float16).max)
 
 
 class SmallDraftTrainee:
@@ -65,7 +64,7 @@ class SmallDraftTrainee:
         tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
         if self._output is not self._embedding:
             tensors[_OUTPUT] = self._output.cpu().numpy()
-        return {name: _halved(values) for name, values in tensors.items()}
+        return tensors
 
     def description(self) -> dict[str, Any]:
         return description(self._source, self.num_layers)
@@ -122,8 +121,3 @@ def _beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tenso
             own = f"model.layers.{layers[int(parts[2])]}.{parts[3]}"
             found[own] = parameter(source.float32(name))
     return found
-
-
-def _halved(values: np.ndarray) -> np.ndarray:
-    """Returns tensors in float16, unless something is too large for it."""
-    return values.astype(np.float16 if np.abs(values).max() < _LARGEST else np.float32)

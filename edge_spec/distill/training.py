@@ -17,8 +17,12 @@ from edge_spec.distill.features import Example
 from edge_spec.distill.trainee import Teacher, Trainee, as_arrays, drafted, loss_of
 from edge_spec.distill.training_state import Evaluation, TrainingState, load_state, save_state
 from edge_spec.distill.windows import Window, batch_of, in_batches, shuffled, windows_of
+from edge_spec.fitting.memory import return_freed
 
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
+# Batches differ in size, so that the holes between what glibc keeps of them would grow to several
+# times what a step needs.
+_STEPS_UNTIL_RETURNED = 32
 Judge = Callable[[Acceptance], Forecast]
 
 
@@ -76,6 +80,8 @@ class Training:
                 if not batches or at == 0:
                     batches = shuffled(windows, options.rows, options.seed, epoch)
                 self._step(batches[at % len(batches)], total)
+                if state.step % _STEPS_UNTIL_RETURNED == 0:
+                    return_freed()
                 if state.step % every == 0 or state.step == total:
                     self._evaluate(held_out)
                     self._save()
