@@ -7,7 +7,7 @@ import math
 
 from edge_spec.control.calibration import Calibration
 from edge_spec.control.regret import FIRST, RegretAccount
-from edge_spec.core.outliers import without_outlier
+from edge_spec.core.outliers import OUTLIER, without_outlier
 
 # Plain steps that reading a token is taken for before it was seen, and all tokens at most: a
 # drafter that could not be paid for any more would never be tried again.
@@ -99,30 +99,34 @@ class DrafterRecord:
         """Counts an answer; returns its seconds, fewer where the machine was busy with something
         else, and those of reading before. plain_s: of a plain step."""
         self.attends = True
-        if not self._answers and self.is_free:  # it has read its files, or has waited
-            seconds = min(seconds, plain_s)
-        self._answers += 1
+        usual_s = self.draft_token_s * max(draft_tokens, 1)
         unread, self._unread = self._unread, 0
         if unread and not self.is_free:
-            usual_s = self._fixed_s + draft_tokens * self.draft_token_s
-            read_s = max(0.0, seconds - usual_s)
+            self._answers += 1
+            without_reading_s = self._fixed_s + draft_tokens * self.draft_token_s
+            read_s = max(0.0, seconds - without_reading_s)
             before_s = read_s / unread if self._reading_s is None else self._reading_s
             self._reading_s = max(read_s / unread, _faded(before_s, read_s / unread))
-            return min(seconds, usual_s), read_s
-        if self._answers > 1:
-            usual_s = self.draft_token_s * max(draft_tokens, 1)
-            seconds = without_outlier(seconds, max(self.asked_s, usual_s))
+            return min(seconds, without_reading_s), read_s
+        spent_s = seconds
+        if not self._answers:  # it has read its files, or has waited for another process
+            seconds = min(seconds, max(plain_s, OUTLIER * usual_s))
+            spent_s = seconds if self.is_free else spent_s
+        else:
+            seconds = spent_s = without_outlier(seconds, max(self.asked_s, usual_s))
             if draft_tokens:
                 now_s = max(0.0, seconds - self._fixed_s) / draft_tokens
                 self._token_s = now_s if self._token_s is None else _faded(self._token_s, now_s)
+        self._answers += 1
         if not draft_tokens:
             self._fixed_s = _faded(self._fixed_s or seconds, seconds)
         self.asked_s = _faded(self.asked_s or seconds, seconds)
-        return seconds, 0.0
+        return spent_s, 0.0
 
     def watched(self, seconds: float) -> None:
-        """Counts the time that it took to observe a round."""
-        self._watching_s = _faded(self._watching_s or seconds, seconds)
+        """Counts the time that it took to observe a round: at first as if it had taken none before,
+        since one that waited for another process is not to keep it from being asked again."""
+        self._watching_s = _faded(self._watching_s, seconds)
 
     def drafted(self, seconds: float, tokens: int) -> None:
         """Counts a round whose draft tokens were its own."""
