@@ -297,7 +297,7 @@ class AdaptivePolicy:
                     spent_s += rows_s
                     tokens = round_stats.num_tokens
                     record.drafted(spent_s, tokens)
-            record.watched(share_s)
+            record.watched(share_s, plain_s)
             record.account.settle(tokens - spent_s / plain_s)
 
     def _wake(self) -> None:

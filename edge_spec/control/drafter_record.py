@@ -12,6 +12,7 @@ from edge_spec.core.outliers import OUTLIER, without_outlier
 # Plain steps that reading a token is taken for before it was seen, and all tokens at most: a
 # drafter that could not be paid for any more would never be tried again.
 _READING, _MOST_UNSEEN = 0.05, 2.0
+_MOST_WATCHING = 0.25  # likewise, that the first round takes to observe
 _MEMORY = 0.95  # weight of the rounds before, in means over rounds: about the last 20 count
 _SLOW_ROUNDS = 1024  # after which one that was too slow is timed again
 
@@ -123,10 +124,11 @@ class DrafterRecord:
         self.asked_s = _faded(self.asked_s or seconds, seconds)
         return spent_s, 0.0
 
-    def watched(self, seconds: float) -> None:
-        """Counts the time that it took to observe a round: at first as if it had taken none before,
-        since one that waited for another process is not to keep it from being asked again."""
-        self._watching_s = _faded(self._watching_s, seconds)
+    def watched(self, seconds: float, plain_s: float) -> None:
+        """Counts the time that it took to observe a round. The first of them may have waited for
+        another process, which is not to keep it from being asked again."""
+        before_s = self._watching_s or min(seconds, _MOST_WATCHING * plain_s)
+        self._watching_s = _faded(before_s, seconds)
 
     def drafted(self, seconds: float, tokens: int) -> None:
         """Counts a round whose draft tokens were its own."""

@@ -22,8 +22,8 @@ def test_a_first_answer_may_take_what_its_draft_tokens_do() -> None:
 
 def test_a_round_that_waited_is_not_what_observing_one_takes() -> None:
     record = DrafterRecord(0.1 * PLAIN_S)
-    record.watched(4 * PLAIN_S)
-    assert record.answer_s(0) < PLAIN_S / 4
+    record.watched(4 * PLAIN_S, PLAIN_S)
+    assert record.answer_s(0) < PLAIN_S / 2
     for _ in range(100):
-        record.watched(0.3 * PLAIN_S)
+        record.watched(0.3 * PLAIN_S, PLAIN_S)
     assert abs(record.answer_s(0) / PLAIN_S - 0.3) < 0.05
