@@ -8,7 +8,18 @@ with edge_spec.load("smollm2") as llm:
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# No library reports to its makers: not from this process, nor from one that it starts. onnxruntime
+# begins as it is imported, so this stands before all other imports. What the user has set stays.
+for _name, _value in (
+    ("DO_NOT_TRACK", "1"),
+    ("HF_HUB_DISABLE_TELEMETRY", "1"),
+    ("ORT_DISABLE_TELEMETRY", "1"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+):
+    os.environ.setdefault(_name, _value)
 
 if TYPE_CHECKING:
     from edge_spec.core.metrics import Stats

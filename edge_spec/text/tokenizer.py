@@ -30,23 +30,38 @@ _UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
 
 
-_open: WeakValueDictionary[bytes, tokenizers.Tokenizer] = WeakValueDictionary()
+class _Shared:
+    """The library's tokenizer, which nobody changes. Its own class takes weak references from
+    tokenizers 0.23.1 on only."""
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self.library = library
 
 
-def _opened(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
-    """Returns the library's tokenizer, which nobody changes: one for all that are open with this
-    text, such as a model's and its draft's. A large vocabulary takes a third of a second."""
+_open: WeakValueDictionary[bytes, _Shared] = WeakValueDictionary()
+
+
+def _share(json: str, num_tokens: int | None) -> _Shared:
+    """Return one tokenizer for all that are open with this text, such as a model's and its draft's:
+    a large vocabulary takes a third of a second. Raises ModelFileError."""
     text = f"{num_tokens} {json}"
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    found = _open.get(digest)
-    if found is None:
-        found = tokenizers.Tokenizer.from_str(json)
-        found.no_truncation()
-        found.no_padding()
-        if num_tokens is not None:
-            found = without_added_from(found, num_tokens)
-        _open[digest] = found
-    return found
+    shared = _open.get(digest)
+    if shared is None:
+        shared = _open[digest] = _Shared(_read(json, num_tokens))
+    return shared
+
+
+def _read(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
+    try:
+        library = tokenizers.Tokenizer.from_str(json)
+        library.no_truncation()
+        library.no_padding()
+        return library if num_tokens is None else without_added_from(library, num_tokens)
+    except BaseException as error:
+        if _is_of_file(error):
+            raise _unusable(error) from error
+        raise
 
 
 class Tokenizer:
@@ -61,11 +76,12 @@ class Tokenizer:
     ) -> None:
         """end: of every source of an encoder-decoder. num_tokens: that the model scores; text does
         not become any beyond them, such as one that stands for an image."""
+        self._shared = _share(json, num_tokens)
+        self._tokenizer = self._shared.library
         try:
-            self._tokenizer = _opened(json, num_tokens)
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
         except BaseException as error:
-            if isinstance(error, Exception) or _is_given_up(error):
+            if _is_of_file(error):
                 raise _unusable(error) from error
             raise
         self._bos_id = bos_id
@@ -226,6 +242,14 @@ def _is_given_up(error: BaseException) -> bool:
     """Says whether the library gave up, on a tokenizer that says what cannot be: by a plain
     Exception, or by a panic of its Rust code, which is no Exception and cannot be imported."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def _is_of_file(error: BaseException) -> bool:
+    """Return False for what a damaged file does not raise, such as a library of another version."""
+    of_code = (AttributeError, ImportError, TypeError)
+    return _is_given_up(error) or (
+        isinstance(error, Exception) and not isinstance(error, of_code)
+    )
 
 
 def _unusable(error: BaseException) -> ModelFileError:
