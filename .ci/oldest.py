@@ -1,6 +1,6 @@
 """Prints pip's constraints for the oldest version that pyproject.toml allows of every dependency.
 
-    python .ci/oldest.py cpu llamacpp serve      # of edge-spec itself and of these extras
+python .ci/oldest.py cpu llamacpp serve      # of edge-spec itself and of these extras
 """
 
 from __future__ import annotations
