@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError, readable
 from edge_spec.exporters.alternatives import (
     architecture_problem,
     gguf_architecture,
@@ -86,7 +86,7 @@ def model_metadata(
     described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
     metadata: Metadata = {
         "general.type": "model",
-        "general.name": path.stem if path.is_file() else path.name,
+        "general.name": readable(path.stem if path.is_file() else path.name),
         **_sampling(checkpoint),
         **described,
         "general.file_type": int(file_type),
