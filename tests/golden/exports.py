@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from coremltools.proto import Model_pb2
+
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.reader import open_checkpoint
@@ -97,9 +99,15 @@ def _told(path: Path, is_fitted: bool) -> Any:
         for varying in ("created_by", "source", "source_sha256", "files", "sha256"):
             content.pop(varying, None)
         return content
+    if path.name == "Manifest.json":  # of random names
+        return None
     if is_fitted:
         return path.stat().st_size
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    if path.suffix == ".mlmodel":  # has maps, which protobuf writes in any order
+        model = Model_pb2.Model.FromString(content)
+        content = model.SerializeToString(deterministic=True)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _quiet(what: str, fraction: float) -> None:
