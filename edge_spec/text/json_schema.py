@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from edge_spec.errors import UsageError
 from edge_spec.text import json_formats as formats
-from edge_spec.text.llguidance_library import open_llguidance
+from edge_spec.text.grammar_tokenizer import open_llguidance
 
 MAX_LEVELS = 600  # of text, with that of references: llguidance runs out of stack at some thousands
 MAX_DEPTH = 60  # of parts within each other
@@ -178,21 +178,25 @@ class _Writer:
         root = _finished(root, finite)
         if root is False:
             self.wrong("", "Unsatisfiable schema (nothing fits it)")
-        parts = {name: _finished(self._definitions[name], finite) for name in finite}
+        parts = {n: _finished(each, finite) for n, each in self._definitions.items() if n in finite}
         root = {} if root is True else root
         if _num_levels(root, parts) > MAX_LEVELS:
             self.wrong("", f"more than {MAX_LEVELS} levels, with those of references,")
         return {**root, "$defs": parts} if parts else root
 
-    def _finite(self) -> dict[str, None]:
+    def _finite(self) -> set[str]:
         """The definitions that some value fits, unlike a node that always has another one."""
-        finite: dict[str, None] = {}
-        is_more = True
-        while is_more:
-            found = [n for n in reversed(self._definitions) if n not in finite]
-            more = [n for n in found if _finished(self._definitions[n], finite) is not False]
-            finite.update(dict.fromkeys(more))
-            is_more = bool(more)
+        users: dict[str, set[str]] = {}
+        for name, each in self._definitions.items():
+            for used in re.findall(r'"#/\$defs/(\d+)"', json.dumps(each)):
+                users.setdefault(used, set()).add(name)
+        finite: set[str] = set()
+        waiting = list(self._definitions)
+        while waiting:
+            name = waiting.pop()
+            if name not in finite and _finished(self._definitions[name], finite) is not False:
+                finite.add(name)
+                waiting += users.get(name, ())
         return finite
 
     # What is wrong
@@ -461,21 +465,22 @@ class _Writer:
         names = self._written(raw, f"{path}/propertyNames")
         names = self._both(names, {"type": "string"}, path)
         others = schema.get("additionalProperties", True)
+        kinds = names.keys() if isinstance(names, dict) else set()
+        is_beside = bool(schema.get("properties")) or "patternProperties" in schema
         if names == {"type": "string"}:
             return
-        if not names or not names.keys() <= {"enum", "type", "pattern", "minLength", "maxLength"}:
-            self._cannot_hold(path, "propertyNames", "they are listed, one pattern, or of a length")
-        elif schema.get("properties") or "patternProperties" in schema:
-            self._cannot_hold(path, "propertyNames", "members are named beside it")
-        elif "enum" in names:
+        if not is_beside and kinds == {"enum"}:
             schema["properties"] = dict.fromkeys(names["enum"], others)
-            schema["additionalProperties"] = False
-        elif "pattern" in names and len(names) > 2:
-            self._cannot_hold(path, "propertyNames", "a pattern and a length")
-        else:
+        elif not is_beside and kinds and kinds <= {"type", "minLength", "maxLength"}:
             length = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
-            pattern = names.get("pattern", f"^(?s:.{{{length}}})$")
-            schema |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+            schema["patternProperties"] = {f"^(?s:.{{{length}}})$": others}
+        elif not is_beside and kinds == {"type", "pattern"}:
+            schema["patternProperties"] = {names["pattern"]: others}
+        else:
+            why = "names are listed, one pattern, or of a length, and no others are named"
+            self._cannot_hold(path, "propertyNames", why)
+            return
+        schema["additionalProperties"] = False
 
     def _counted(self, given: dict[str, Any], schema: dict[str, Any], path: str) -> Any:
         """minProperties and maxProperties: llguidance counts members that have no names."""
@@ -590,7 +595,9 @@ class _Writer:
             names = [*a.get("required", ()), *b.get("required", ())]
             merged["required"] = list(dict.fromkeys(names))
         others, more = (each.get("additionalProperties", True) for each in (a, b))
-        for keyword in {"properties", "patternProperties"} & merged.keys():
+        for keyword in ("properties", "patternProperties"):
+            if keyword not in merged:
+                continue
             left, right = a.get(keyword, {}), b.get(keyword, {})
             merged[keyword] = {
                 name: self._both(left.get(name, others), right.get(name, more), path)
@@ -685,7 +692,7 @@ def _array(given: dict[str, Any], child: Callable[..., Any]) -> Any:
     return False if least > most else schema
 
 
-def _finished(schema: Any, finite: Mapping[str, None]) -> Any:
+def _finished(schema: Any, finite: set[str]) -> Any:
     """The schema without what no finite value fits. Objects whose members are named have no others,
     unless it says what these are like."""
     if isinstance(schema, bool):
