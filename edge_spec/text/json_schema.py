@@ -486,9 +486,9 @@ class _Writer:
         """minProperties and maxProperties: llguidance counts members that have no names."""
         least, most = int(given.get("minProperties", 0)), given.get("maxProperties", math.inf)
         properties, required = schema.get("properties", {}), schema.get("required", ())
-        is_open = schema.get("additionalProperties", not properties) is not False
-        is_open = is_open or bool(schema.get("patternProperties"))
         named = {*properties, *required}
+        others = schema.get("additionalProperties", not properties or least > len(named))
+        is_open = others is not False or bool(schema.get("patternProperties"))
         if most < max(least, len(required)) or (not is_open and least > len(named)):
             return False
         counts: dict[str, Any] = {}
@@ -520,11 +520,13 @@ class _Writer:
             if value is None or isinstance(value, bool):
                 found.append({"const": value})
             elif isinstance(value, list):
+                counts = {"minItems": len(value), "maxItems": len(value), "items": False}
                 items = [self._listed([each], path, keyword) for each in value]
-                found.append(_array_of(items))
+                found.append({"type": "array", "prefixItems": items, **counts})
             elif isinstance(value, dict):
                 members = {name: self._listed([value[name]], path, keyword) for name in value}
-                found.append(_object_of(members))
+                names = {"required": list(value), "additionalProperties": False}
+                found.append({"type": "object", "properties": members, **names})
         return _any_of(found)
 
     # What fits two parts
@@ -643,11 +645,14 @@ class _Writer:
         tags = required & left.keys() & right.keys()
         if any(self._are_apart(left[name], right[name], depth + 1) for name in tags):
             return True
-        # Members that the other one does not name, which then has no more than it names.
-        is_beyond = [bool({*x.get("required", ())} - y.keys()) for x, y in ((a, right), (b, left))]
-        ways = [each.get("additionalProperties") for each in (b, a)]
-        if "patternProperties" in a or "patternProperties" in b:
+        if {"patternProperties", "minProperties"} & (a.keys() | b.keys()):
             return False
+        # Members that the other one does not name, which then has no more than it names.
+        is_beyond = [
+            not {*x.get("required", ())} <= {*y.get("properties", ()), *y.get("required", ())}
+            for x, y in ((a, b), (b, a))
+        ]
+        ways = [each.get("additionalProperties") for each in (b, a)]
         is_stated = any(found and way is False for found, way in zip(is_beyond, ways, strict=True))
         return is_stated or (all(is_beyond) and ways == [None, None] and bool(left and right))
 
@@ -788,27 +793,6 @@ def _has_number(schema: Mapping[str, Any], value: float) -> bool:
         and (Fraction(repr(value)) / step).denominator == 1
         and (schema["type"] == "number" or value == int(value))
     )
-
-
-def _array_of(items: list[Any]) -> dict[str, Any]:
-    first = {"prefixItems": items} if items else {}
-    return {
-        "type": "array",
-        **first,
-        "items": False,
-        "minItems": len(items),
-        "maxItems": len(items),
-    }
-
-
-def _object_of(members: dict[str, Any]) -> dict[str, Any]:
-    required = list(members)
-    return {
-        "type": "object",
-        "properties": members,
-        "required": required,
-        "additionalProperties": False,
-    }
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:
