@@ -840,4 +840,4 @@ def _fault_of(pattern: str) -> str:
         fault = matcher.get_error()
     except ValueError as error:
         fault = str(error)
-    return " ".join((fault or "").split())[:200]
+    return " ".join((fault or "").split()).rpartition("error: ")[2][:200]
