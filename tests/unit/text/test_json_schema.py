@@ -231,6 +231,7 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1}, {"b": 1}],
         [{}, {"a": 1, "b": 1}],
     ),
+    "oneOf of values": ({"oneOf": [{"enum": ["a", "b"]}, {"const": "c"}]}, ["a", "c"], ["d"]),
     "a union beside members": (
         _object({"a": INTEGER}, "a", anyOf=[_object({"b": NULL}, "b"), _object({"c": NULL})]),
         [{"a": 1, "b": None}, {"a": 1}, {"a": 1, "c": None}],
@@ -339,6 +340,7 @@ UNSOUND: dict[str, list[Any]] = {
     "$dynamicRef": [{"$dynamicRef": "#a"}],
     "oneOf": [
         {"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"},
+        {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b"]}]},
         {"oneOf": [INTEGER, {"type": ["number", "null"]}]},
         {"oneOf": [_object({"a": NULL}), _object({"a": NULL, "b": NULL})]},
         _object({"a": NULL, "b": NULL}, oneOf=[{"required": ["a"]}, {"required": ["b"]}]),
