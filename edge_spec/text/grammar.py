@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,7 @@ import numpy as np
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import UsageError
-from edge_spec.text.gbnf import as_lark
-from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer
-from edge_spec.text.llguidance_library import open_llguidance
+from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer, open_llguidance
 from edge_spec.text.markup_grammar import with_tokens
 from edge_spec.text.thoughts import speaks_of_thoughts
 
@@ -156,7 +155,7 @@ class GrammarCompiler:
             elif grammar.kind == "regex":
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:
-                text = as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
+                text = _as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
                 text = with_tokens(text, self._codec, self._stop_ids)
                 source = LLMatcher.grammar_from_lark(text)
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
@@ -247,3 +246,34 @@ class MatcherConstraint:
                 f"the answer's form cannot be followed any further: {self._matcher.get_error()}",
                 remedy="Simplify the schema, pattern or grammar.",
             )
+
+
+_LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
+_ESCAPES = re.compile(r"\\\\|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
+# A text, a class of characters, a comment, or the name of a rule that is Lark's for `root`.
+_START = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#.*|(?<![\w-])(start)(?![\w-])')
+
+
+def _as_lark(gbnf: str) -> str:
+    """Returns a grammar of llama.cpp's in llguidance's variant of Lark's syntax, one that is in it
+    already as it is. Raises ValueError for one that cannot be read."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if _LARK.search(gbnf):
+        return gbnf
+    try:
+        lark: str = gbnf_to_lark(_START.sub(_renamed, _ESCAPES.sub(_spelled, gbnf)))
+        return lark
+    except Exception as error:  # of a small parser, which raises anything for what is no grammar
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _spelled(escape: re.Match[str]) -> str:
+    """Returns the character, which the parser would write in a way that nobody reads."""
+    code = int(escape[1] or escape[2] or "0", 16)
+    is_character = 0x80 <= code < 0xD800 or 0xE000 <= code < 0x110000
+    return chr(code) if is_character else escape[0]
+
+
+def _renamed(found: re.Match[str]) -> str:
+    return "start-of-gbnf" if found[1] else found[0]

@@ -1,15 +1,29 @@
-"""Opens a model's tokenizer for llguidance, which says what an answer of a given form may have."""
+"""Opens llguidance, an optional library that says what an answer of a given form may have, and a
+model's tokenizer for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
-from edge_spec.errors import UsageError
+from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
+
+
+def open_llguidance() -> ModuleType:
+    """Raises MissingDependencyError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingDependencyError(
+            "answers of a given form need llguidance, which is not installed",
+            remedy='Run: pip install "edge-spec[grammar]".',
+        ) from None
+    return llguidance
 
 
 def open_grammar_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:

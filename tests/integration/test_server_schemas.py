@@ -25,7 +25,7 @@ PAIR = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": 
         (
             {"response_format": {"type": "json_object", "schema": {"not": {"pattern": "a"}}}},
             "response_format",
-            "cannot be held to not at /",
+            "cannot be held to not at #/not",
         ),
         (
             {

@@ -67,5 +67,5 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
 }
-# Any number is one of these.
-FREE_NUMBERS = frozenset({"float", "double", "number", "decimal"})
+# What numbers have, beside float, double and others that any number is one of.
+NUMBERS = frozenset({*BOUNDS, "float", "double", "number", "decimal"})
