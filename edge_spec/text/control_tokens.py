@@ -137,31 +137,27 @@ class ControlTokens:
     def _replaced(self, given: tuple[Any, ...], hidden: Mapping[str, str]) -> tuple[Any, ...]:
         whole = str.maketrans(dict(hidden))
         symbols = {code: each for code, each in whole.items() if self._symbols.match(chr(code))}
+        tags = {tag.translate(symbols): tag for tag in self.tags}
 
-        def replacing(kept: Sequence[str]) -> Callable[[str], str]:
-            pairs = [(text.translate(symbols), text) for text in kept]
+        def replace(text: str) -> str:
+            return text.translate(whole if text.strip() in self._names else symbols)
 
-            def replace(text: str) -> str:
-                if text.strip() in self._names:
-                    return text.translate(whole)
-                text = text.translate(symbols)
-                for replaced, plain in pairs:
-                    text = text.replace(replaced, plain)
-                return text
+        def replace_around_tags(text: str) -> str:
+            text = replace(text)
+            for replaced, tag in tags.items():
+                text = text.replace(replaced, tag)
+            return text
 
-            return replace
-
-        own, foreign = replacing(self._own), replacing(self._foreign)
         messages = [
             {
                 name: value
                 if name == "role"
-                else _mapped(value, own if _has_tags(message, name) else foreign)
+                else _mapped(value, replace_around_tags if _has_tags(message, name) else replace)
                 for name, value in message.items()
             }
             for message in given[0]
         ]
-        return (messages, *(_mapped(each, foreign) for each in given[1:]))
+        return (messages, *(_mapped(each, replace) for each in given[1:]))
 
     def _spelled(self, text: str) -> list[str]:
         return [text[start:end] for start, end in occurrences(self._pattern, text)]
@@ -197,38 +193,6 @@ class ControlTokens:
             if text[: word.start()] in before and text[word.end() :] in after
         }
         return frozenset(found.difference(self._literals))
-
-    @cached_property
-    def _own(self) -> tuple[str, ...]:
-        """Returns texts of the template that stay in what the assistant or the system says."""
-        return self._sought(self.control, self.tags)
-
-    @cached_property
-    def _foreign(self) -> tuple[str, ...]:
-        """Returns texts of the template that stay in other text."""
-        return self._sought(self.control | self.tags, ())
-
-    def _sought(self, control: Collection[str], more: Collection[str]) -> tuple[str, ...]:
-        """Returns texts of the template that no control token has a part in."""
-        pattern, joined = pattern_of(control), "\0".join(control)
-        beginnings, ends = _parts(control)
-        return tuple(
-            text
-            for text in {*self._literals, *more}
-            if 1 < len(text) < _LONGEST
-            and self._symbols.search(text)
-            and not pattern.search(text)
-            and text not in joined
-            and not any(text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text)))
-        )
-
-
-def _parts(texts: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns what these begin and end with."""
-    return (
-        frozenset(text[:n] for text in texts for n in range(1, len(text))),
-        frozenset(text[-n:] for text in texts for n in range(1, len(text))),
-    )
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
