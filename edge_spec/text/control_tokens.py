@@ -108,9 +108,9 @@ class ControlTokens:
         prompt = render(*self._replaced(given, hidden))
         for private in hidden.values():
             prompt = prompt.replace(json.dumps(private)[1:-1], private)
-        shown = {private: character for character, private in hidden.items()}
-        places = [at for at, character in enumerate(prompt) if character in shown]
-        prompt = prompt.translate(str.maketrans(shown))
+        shown = {ord(private): character for character, private in hidden.items()}
+        places = [at for at, character in enumerate(prompt) if ord(character) in shown]
+        prompt = prompt.translate(shown)
         read = list(occurrences(self._pattern, prompt))
         is_forged = any(touches(places, start, end) for start, end in read)
         if not is_forged and not self._codec.reads_variants:
@@ -135,29 +135,54 @@ class ControlTokens:
         }
 
     def _replaced(self, given: tuple[Any, ...], hidden: Mapping[str, str]) -> tuple[Any, ...]:
-        whole = str.maketrans(dict(hidden))
+        whole = {ord(character): private for character, private in hidden.items()}
         symbols = {code: each for code, each in whole.items() if self._symbols.match(chr(code))}
-        tags = {tag.translate(symbols): tag for tag in self.tags}
 
-        def replace(text: str) -> str:
-            return text.translate(whole if text.strip() in self._names else symbols)
+        def replacing(kept: Collection[str]) -> Callable[[str], str]:
+            pairs = [(text.translate(symbols), text) for text in kept]
 
-        def replace_around_tags(text: str) -> str:
-            text = replace(text)
-            for replaced, tag in tags.items():
-                text = text.replace(replaced, tag)
-            return text
+            def replace(text: str) -> str:
+                text = text.translate(whole if text.strip() in self._names else symbols)
+                for replaced, plain in pairs:
+                    text = text.replace(replaced, plain)
+                return text
 
+            return replace
+
+        own, foreign = map(replacing, self._kept)
         messages = [
             {
                 name: value
                 if name == "role"
-                else _mapped(value, replace_around_tags if _has_tags(message, name) else replace)
+                else _mapped(value, own if _has_tags(message, name) else foreign)
                 for name, value in message.items()
             }
             for message in given[0]
         ]
-        return (messages, *(_mapped(each, replace) for each in given[1:]))
+        return (messages, *(_mapped(each, foreign) for each in given[1:]))
+
+    @cached_property
+    def _kept(self) -> tuple[Collection[str], Collection[str]]:
+        """Returns what stays as it is, so that a template finds it: in what the assistant and the
+        system say, and in all else. No control token has a part in it."""
+
+        def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
+            pattern, joined = pattern_of(control), "\0".join(control)
+            beginnings = {text[:n] for text in control for n in range(1, len(text))}
+            ends = {text[-n:] for text in control for n in range(1, len(text))}
+            return [
+                text
+                for text in {*self._literals, *tags}
+                if 1 < len(text) < _LONGEST
+                and self._symbols.search(text)
+                and not pattern.search(text)
+                and text not in joined
+                and not any(
+                    text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text))
+                )
+            ]
+
+        return kept(self.control, self.tags), kept(self.control | self.tags, ())
 
     def _spelled(self, text: str) -> list[str]:
         return [text[start:end] for start, end in occurrences(self._pattern, text)]
