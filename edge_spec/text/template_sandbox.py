@@ -183,8 +183,8 @@ def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
-    timer.start()
     try:
+        timer.start()
         try:
             return run()
         finally:

@@ -3,6 +3,8 @@ models are not."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.text import chat_template
 from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.template_sandbox import LimitError, TemplateSandbox, _run_within
 from fixtures.chat_templates import TEMPLATES
 
 USER = [{"role": "user", "content": "hi"}]
@@ -80,6 +83,24 @@ def test_a_run_that_was_ended_costs_the_next_one_nothing(monkeypatch: pytest.Mon
         with pytest.raises(UnsupportedModelError):
             template.render(USER * 2)
     assert template.render(USER) == "hi"
+
+
+def test_a_run_is_ended_in_its_own_thread() -> None:
+    sandbox = TemplateSandbox()
+    template = sandbox.compile_within(10, LOOPS)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(sandbox.render_within, 0.01, template, {}, 0)
+        while not run.done():
+            assert sandbox.render_within(10, sandbox.compile_within(10, "a"), {}, 0) == "a"
+    assert isinstance(run.exception(), LimitError)
+
+
+def test_an_interruption_never_comes_late() -> None:
+    """The time is over while a run begins, goes on, or ends: it returns, or is ended."""
+    for number in range(400):
+        with suppress(LimitError):
+            assert _run_within(number * 1e-6, lambda: sum(range(2000))) == 1999000
+    assert sum(number for number in range(10_000)) == 49_995_000
 
 
 def test_what_prompts_format_is_no_large_value() -> None:
