@@ -20,7 +20,7 @@ from edge_spec.apps.server.llamacpp_requests import (
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
-from edge_spec.text.plain_text import PlainText
+from edge_spec.text.control_tokens import PlainText
 
 
 def infill_work(desk: Desk, request: InfillRequest) -> Work:

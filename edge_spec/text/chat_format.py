@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, TOOL_TEMPLATE, SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.errors import UsageError
+from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions
 from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.infill import Infill
-from edge_spec.text.opened_template import OpenedTemplate
-from edge_spec.text.parts.answer_form import AnswerForm
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from edge_spec.text.parts.thought_forms import thought_form
 from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
+from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.thoughts import prompt_for, thought_budget
 from edge_spec.text.token_pieces import TokenPieces
 from edge_spec.text.tool_results import with_ordered_results
@@ -28,9 +29,57 @@ if TYPE_CHECKING:
     from edge_spec.text.tools.protocol import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
+_LAST = "probe-last"
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "probe-user"},
+    {"role": "assistant", "content": "probe-assistant"},
+    {"role": "user", "content": _LAST},
+)
 _NAME = "chat_template"  # the value of a request that names a template
 # Sources of ends that no file states: see `edge_spec.text.ends`.
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
+
+
+class OpenedTemplate:
+    """A chat template of one model, with what it takes and what only it may write.
+
+    Raises UnsupportedModelError where there is no template, or none that compiles.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: SpecialTokens,
+        codec: TextCodec,
+        ends: Collection[int],
+    ) -> None:
+        """ends: tokens that end or begin a text."""
+        self.template = ChatTemplate(source, special_tokens=special_tokens)
+        self.traits = TemplateTraits(self.template.render, codec.added_tokens)
+        self._source = source or ""
+        self._codec = codec
+        self._ends = ends
+
+    @cached_property
+    def thought(self) -> ThoughtForm | None:
+        """Returns how the model writes its thoughts; None where it has none."""
+
+        def render(messages: Sequence[Message], add_generation_prompt: bool, **own: Any) -> str:
+            return self.template.render(
+                messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
+            )
+
+        return thought_form(self._source, render, self._codec.added_tokens())
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        def around() -> str:
+            try:
+                return self.template.render(_PROBE).partition(_LAST)[0]
+            except EdgeSpecError:  # it takes other conversations
+                return ""
+
+        return ControlTokens(self._codec, self.template.literals, self._ends, around)
 
 
 class MessagePrompt(list[int]):

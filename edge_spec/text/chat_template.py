@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools, plain_messages
 from edge_spec.text.thoughts import Reasoning
 
-if TYPE_CHECKING:
-    from edge_spec.text.template_budget import TemplateLimits
-
+# Of the wall clock, for one run of a template: published ones take milliseconds.
+_SECONDS, _SECONDS_A_CHARACTER = 5.0, 2e-5
 _SHOWN = 500  # characters of a template's own error
 _MAX_PATTERN_CHARACTERS = 100
 # Ends the text of a message that is continued. A template that strips it of its last space would
@@ -53,7 +52,7 @@ class ChatTemplate:
     ) -> None:
         """special_tokens: by name, such as pad_token, which go before the others. One that is empty
         is not given to the template at all."""
-        from edge_spec.text.template_sandbox import TemplateSandbox
+        from edge_spec.text.template_sandbox import LimitError, TemplateSandbox
 
         if source is None:
             raise UnsupportedModelError(
@@ -67,8 +66,8 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token, **special_tokens}
         environment.globals |= {name: token for name, token in tokens.items() if token}
         try:
-            self._template = environment.compiled(source)
-        except Exception as error:  # of jinja2, of Python's compiler, or RecursionError
+            self._template = environment.compile_within(_SECONDS, source)
+        except (Exception, LimitError) as error:  # of jinja2 or Python's compiler
             raise UnsupportedModelError(
                 f"the model's chat template does not compile: {_cut(error)}",
                 remedy="Use `generate --raw`, or a model with a valid template.",
@@ -81,17 +80,22 @@ class ChatTemplate:
 
         return frozenset(find_undeclared_variables(self._environment.parse(self._source)))
 
+    @cached_property
+    def literals(self) -> tuple[str, ...]:
+        """Returns the texts in the template, in its expressions and between them."""
+        from jinja2 import nodes
+
+        tree = self._environment.parse(self._source)
+        constants = [each.value for each in tree.find_all(nodes.Const)]
+        data = [each.data for each in tree.find_all(nodes.TemplateData)]
+        return tuple(text for text in [*constants, *data] if isinstance(text, str))
+
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Tools = (),
-        limits: TemplateLimits | None = None,
-        **options: Unpack[PromptOptions],
+        self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
         """Returns the prompt that asks for the assistant's next message, or for the rest of the
         last message.
 
-        limits: of time and memory; None: what fits the length of what the template is given.
         Raises UsageError for messages and options that are malformed or nested too deeply, for
         tools that the template does not mention, and for a last message that cannot be continued.
         """
@@ -99,7 +103,7 @@ class ChatTemplate:
         variables = _variables(options)
         field = options.get("continue_final_message")
         if not field:
-            return self._told(plain, tools, limits, variables)
+            return self._told(plain, tools, variables)
         if variables["add_generation_prompt"]:
             raise UsageError(
                 "continue_final_message and add_generation_prompt exclude each other",
@@ -115,7 +119,7 @@ class ChatTemplate:
         fields = [name for name in (field, *THOUGHTS) if name == field or field in THOUGHTS]
         marked = {name: text + _MARK for name in fields if plain[-1].get(name) == text}
         plain[-1] |= marked
-        prompt, mark, rest = self._told(plain, tools, limits, variables).rpartition(_MARK.strip())
+        prompt, mark, rest = self._told(plain, tools, variables).rpartition(_MARK.strip())
         if not mark or text.strip() not in prompt:
             raise UsageError(
                 "the chat template does not show the last message as it is, so that it cannot be "
@@ -124,18 +128,12 @@ class ChatTemplate:
             )
         return prompt if rest.startswith(_MARK[-1]) else prompt.rstrip()
 
-    def _told(
-        self,
-        messages: Sequence[Message],
-        tools: Tools,
-        limits: TemplateLimits | None,
-        variables: Mapping[str, Any],
-    ) -> str:
+    def _told(self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]) -> str:
         """Renders, and raises UsageError for tools that the template does not mention."""
-        prompt = self._rendered(messages, tools, limits, variables)
+        prompt = self._rendered(messages, tools, variables)
         if tools:
             try:
-                without = self._rendered(messages, (), limits, variables)
+                without = self._rendered(messages, (), variables)
             except UnsupportedModelError:  # it is made for tools alone
                 return prompt
             if prompt == without:
@@ -147,30 +145,21 @@ class ChatTemplate:
         return prompt
 
     def _rendered(
-        self,
-        messages: Sequence[Message],
-        tools: Tools,
-        limits: TemplateLimits | None,
-        variables: Mapping[str, Any],
+        self, messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]
     ) -> str:
-        from edge_spec.text.template_budget import LimitError, TemplateLimits
+        from edge_spec.text.template_sandbox import LimitError
 
-        if self.reads_parts:
-            messages = [_in_parts(message) for message in messages]
         try:
-            usual = TemplateLimits.of(_num_characters((messages, tools, variables)))
+            length = _num_characters((messages, tools, variables))
         except RecursionError:
             raise UsageError(
                 "the messages or tools are nested too deeply", remedy="Give them fewer levels."
             ) from None
-        given = {
-            "messages": messages,
-            "tools": list(tools) or None,
-            **self._older(tools),
-            **variables,
-        }
+        given = {"tools": list(tools) or None, **self._older(tools), **variables}
         try:
-            return self._environment.render(self._template, limits or usual, given)
+            if self.reads_parts:
+                messages = [_in_parts(message) for message in messages]
+            return self._run({"messages": messages, **given}, length)
         except LimitError as error:
             raise UnsupportedModelError(
                 f"the chat template {error}",
@@ -181,6 +170,10 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {_cut(error)}",
                 remedy="Check the order of roles, or use `generate --raw`.",
             ) from error
+
+    def _run(self, given: Mapping[str, Any], length: int) -> str:
+        seconds = _SECONDS + length * _SECONDS_A_CHARACTER
+        return self._environment.render_within(seconds, self._template, given, length)
 
     def _older(self, tools: Tools) -> dict[str, str]:
         """Returns what templates read that are older than `tools`: what JSON has of them, and when
@@ -203,14 +196,11 @@ class ChatTemplate:
         return not self._shows(message) and self._shows(_in_parts(message))
 
     def _shows(self, message: Message) -> bool:
-        from edge_spec.text.template_budget import TemplateLimits
-
         given = {"messages": [message], "tools": None, **_variables({})}
         try:
-            text = self._environment.render(self._template, TemplateLimits.of(len(_PROBE)), given)
+            return _PROBE in self._run(given, len(_PROBE))
         except Exception:
             return False
-        return _PROBE in text
 
 
 def _in_parts(message: Message) -> Message:
@@ -247,7 +237,7 @@ def _num_characters(value: Any) -> int:
     return sum(map(_num_characters, value)) if isinstance(value, list | tuple) else 0
 
 
-def _cut(error: Exception) -> str:
+def _cut(error: BaseException) -> str:
     """Its text may be the template's, of any length."""
     text = str(error)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,34 +1,32 @@
 """Keeps the text of a conversation from becoming tokens that only the chat template may write.
 
 A template is a program: it cuts, joins and searches what it is given, so that no look at a message
-alone tells what stands in the prompt. Each character that a control token may be made of is
-therefore followed by a mark while the template is rendered, one that nothing given has. Where the
-prompt spells a control token with such a character in it, that is text like any other.
+alone tells what stands in the prompt. Each character of what is given that a control token may be
+made of is therefore replaced while the template is rendered, by one that nothing given has. Where
+the prompt spells a control token with such a character in it, that is text like any other.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.text.given_encoding import fresh_character, touches
-from edge_spec.text.marks import Marker, mapped, marked_places, texts_of
-from edge_spec.text.template_reading import TemplateReading
-from edge_spec.text.token_search import occurrences, pattern_of
+from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
+from edge_spec.text.plain_messages import ROLES
 
 # Whatever a tokenizer calls them.
-CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 # Tokens such as <think> and <tool_call>, not runs of spaces or "```".
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
-_SYMBOL = r"[^\w\s]"
-_SHORT = 4096  # characters of a text that is looked at in no time
-_LONGEST = 100  # characters of a token, or of what a template looks for
+_SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
+_LONGEST = 100  # characters of what a template looks for
+_SIGN = "\u263a"  # before a text, so that a tokenizer puts no space before the text itself
 Render = Callable[..., str]  # called with what is given
 
 
@@ -45,15 +43,14 @@ class ControlTokens:
     def __init__(
         self,
         codec: TextCodec,
-        template: TemplateReading,
+        literals: Sequence[str],
         ends: Collection[int],
         around: Callable[[], str],
     ) -> None:
-        """ends: tokens that end or begin a text. around: renders a conversation of short messages,
-        "" where that cannot be."""
+        """literals: texts in the template. ends: tokens that end or begin a text. around: renders a
+        conversation of short messages, "" where that cannot be."""
         self._codec = codec
-        self._template = template
-        self._literals = template.literals
+        self._literals = literals
         self._ends = ends
         self._around = around
 
@@ -66,7 +63,7 @@ class ControlTokens:
             for text, (token, is_special) in self._added.items()
             if is_special
             or token in self._ends
-            or CONTROL.fullmatch(text)
+            or _CONTROL.fullmatch(text)
             or (_TAG.fullmatch(text) and text in around)
         )
 
@@ -104,71 +101,91 @@ class ControlTokens:
 
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
-        texts = list(texts_of(given))
+        texts = list(_texts_of(given))
         if not any(map(self._may_take_part, texts)):
             return self._codec.encode(render(*given))
-        mark = fresh_character(*texts, *self._literals)
-        marked = render(*self._marked(given, mark))
-        marked = marked.replace(json.dumps(mark)[1:-1], mark)
-        text, places = marked.replace(mark, ""), marked_places(marked, mark)
-        read, forged = [], False
-        for start, end in occurrences(self._pattern, text):
-            if touches(places, start, end):
-                forged = True
-            else:
-                read.append(text[start:end])
-        if not forged and not self._reads_variants:
+        hidden = self._hidden(texts)
+        prompt = render(*self._replaced(given, hidden))
+        for private in hidden.values():
+            prompt = prompt.replace(json.dumps(private)[1:-1], private)
+        shown = {ord(private): character for character, private in hidden.items()}
+        places = [at for at, character in enumerate(prompt) if ord(character) in shown]
+        prompt = prompt.translate(shown)
+        read = list(occurrences(self._pattern, prompt))
+        is_forged = any(touches(places, start, end) for start, end in read)
+        if not is_forged and not self._codec.reads_variants:
             plain = render(*given)
-            if plain == text or self._spelled(plain) == read:
+            if plain == prompt or self._spelled(plain) == self._spelled(prompt):
                 return self._codec.encode(plain)
-        return self._codec.encode_given(text, places, self._ids)
+        return self._codec.encode_given(prompt, places, self._ids)
 
     def _may_take_part(self, text: str) -> bool:
-        """Says whether a part of this may become a part of a control token in a prompt: only then
-        has the template to be rendered with marks."""
-        stripped = text.strip()
-        looks = self._reads_variants or self._template.rewrites or len(text) < _SHORT
-        if looks and not self._symbols.search(text):  # a long one is faster searched for the tokens
-            return stripped in self._names
-        return (
-            self._reads_variants
-            or self._template.rewrites
-            or bool(self._pattern.search(text))
-            or any(cut in text for cut in self._template.cuts)
-            or self._is_joined(text)
-            or (stripped != text and self._is_joined(stripped))
-        )
+        """Says whether a part of this may become a part of a control token in a prompt."""
+        return bool(self._symbols.search(text)) or text.strip() in self._names
 
-    def _is_joined(self, text: str) -> bool:
-        """Says whether it goes on with a control token, begins one, or is what is within one."""
-        if text in self._names or (
-            len(text) < _LONGEST and self._symbols.search(text) and text in self._joined
-        ):
-            return True
-        beginnings, ends = self._parts
-        return any(
-            text[-n:] in beginnings or text[:n] in ends
-            for n in range(1, min(len(text), self._longest))
-        )
+    def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
+        """Returns the characters of the texts to replace, each with another one."""
+        found = set().union(*texts)
+        fresh = fresh_characters(*texts, *self._literals)
+        letters = set().union(*self._names)
+        return {
+            each: next(fresh)
+            for each in sorted(found)
+            if each in letters or self._symbols.match(each)
+        }
+
+    def _replaced(self, given: tuple[Any, ...], hidden: Mapping[str, str]) -> tuple[Any, ...]:
+        whole = {ord(character): private for character, private in hidden.items()}
+        symbols = {code: each for code, each in whole.items() if self._symbols.match(chr(code))}
+
+        def replacing(kept: Collection[str]) -> Callable[[str], str]:
+            pairs = [(text.translate(symbols), text) for text in kept]
+
+            def replace(text: str) -> str:
+                text = text.translate(whole if text.strip() in self._names else symbols)
+                for replaced, plain in pairs:
+                    text = text.replace(replaced, plain)
+                return text
+
+            return replace
+
+        own, foreign = map(replacing, self._kept)
+        messages = [
+            {
+                name: value
+                if name == "role"
+                else _mapped(value, own if _has_tags(message, name) else foreign)
+                for name, value in message.items()
+            }
+            for message in given[0]
+        ]
+        return (messages, *(_mapped(each, foreign) for each in given[1:]))
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self.control | self.tags), default=0)
+    def _kept(self) -> tuple[Collection[str], Collection[str]]:
+        """Returns what stays as it is, so that a template finds it: in what the assistant and the
+        system say, and in all else. No control token has a part in it."""
 
-    @cached_property
-    def _joined(self) -> str:
-        return "\0".join(self.control | self.tags)
+        def kept(control: Collection[str], tags: Collection[str]) -> Collection[str]:
+            pattern, joined = pattern_of(control), "\0".join(control)
+            beginnings = {text[:n] for text in control for n in range(1, len(text))}
+            ends = {text[-n:] for text in control for n in range(1, len(text))}
+            return [
+                text
+                for text in {*self._literals, *tags}
+                if 1 < len(text) < _LONGEST
+                and self._symbols.search(text)
+                and not pattern.search(text)
+                and text not in joined
+                and not any(
+                    text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text))
+                )
+            ]
 
-    @cached_property
-    def _parts(self) -> tuple[frozenset[str], frozenset[str]]:
-        return _parts(self.control | self.tags)
+        return kept(self.control, self.tags), kept(self.control | self.tags, ())
 
     def _spelled(self, text: str) -> list[str]:
         return [text[start:end] for start, end in occurrences(self._pattern, text)]
-
-    @cached_property
-    def _reads_variants(self) -> bool:
-        return self._codec.reads_variants
 
     @cached_property
     def _ids(self) -> frozenset[int]:
@@ -181,7 +198,7 @@ class ControlTokens:
     @cached_property
     def _symbols(self) -> re.Pattern[str]:
         """Matches what a control token has at least one of."""
-        if self._reads_variants:
+        if self._codec.reads_variants:
             return re.compile(_SYMBOL)
         texts = self.control | self.tags
         found = {*re.findall(_SYMBOL, "".join(texts))}
@@ -202,54 +219,60 @@ class ControlTokens:
         }
         return frozenset(found.difference(self._literals))
 
-    def _marked(self, given: tuple[Any, ...], mark: str) -> tuple[Any, ...]:
-        own, foreign = (
-            Marker(mark, self._may_take_part, self._symbols, self._names, kept)
-            for kept in (self._own, self._foreign)
-        )
-        messages = [
-            {
-                name: value
-                if name == "role"
-                else mapped(value, own if _has_tags(message, name) else foreign)
-                for name, value in message.items()
-            }
-            for message in given[0]
-        ]
-        return (messages, *(mapped(each, foreign) for each in given[1:]))
-
-    @cached_property
-    def _own(self) -> tuple[str, ...]:
-        """Returns what a template may look for in the text of the assistant or the system."""
-        return self._sought(self.control, self.tags)
-
-    @cached_property
-    def _foreign(self) -> tuple[str, ...]:
-        """Returns what it may look for in other text."""
-        return self._sought(self.control | self.tags, ())
-
-    def _sought(self, control: Collection[str], more: Collection[str]) -> tuple[str, ...]:
-        """Returns texts of the template that no control token has a part in."""
-        pattern, joined = pattern_of(control), "\0".join(control)
-        beginnings, ends = _parts(control)
-        return tuple(
-            text
-            for text in {*self._literals, *more}
-            if 1 < len(text) < _LONGEST
-            and self._symbols.search(text)
-            and not pattern.search(text)
-            and text not in joined
-            and not any(text[:n] in ends or text[-n:] in beginnings for n in range(1, len(text)))
-        )
-
-
-def _parts(texts: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns what these begin and end with."""
-    return (
-        frozenset(text[:n] for text in texts for n in range(1, len(text))),
-        frozenset(text[-n:] for text in texts for n in range(1, len(text))),
-    )
-
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
     return name == "content" and message["role"] in _SPEAKERS
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """Yields all that is in messages, tools and options, but for roles, which are checked."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts_of(name)
+            if name != "role" or each not in ROLES:
+                yield from _texts_of(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_of(each)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(name, change): _mapped(each, change) for name, each in value.items()}
+    return [_mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
+
+
+class PlainText:
+    """Encodes texts within a prompt, in which no control token is read. Any thread may call."""
+
+    def __init__(self, codec: TextCodec, control: Collection[int]) -> None:
+        """control: tokens that are not read beside those that the tokenizer calls special, and
+        those of the form <|name|>."""
+        self._codec = codec
+        self.beginning = codec.encode("")  # of every prompt
+        self._control = frozenset(control).union(
+            token
+            for text, (token, is_special) in codec.added_tokens().items()
+            if is_special or _CONTROL.fullmatch(text)
+        )
+
+    def tokens(self, text: str) -> list[int]:
+        ids = self._codec.encode_given(text, range(len(text)), self._control)
+        return ids[len(self.beginning) :]
+
+    def following(self, text: str) -> list[int]:
+        """Returns the tokens of a text that goes on with another one: no space is put before it."""
+        if not self._puts_spaces:
+            return self.tokens(text)
+        sign = self.tokens(_SIGN)
+        ids = self.tokens(_SIGN + text)
+        return ids[len(sign) :] if ids[: len(sign)] == sign else self.tokens(text)
+
+    @cached_property
+    def _puts_spaces(self) -> bool:
+        first = self.tokens("a")[:1]
+        return bool(first) and self._codec.token_text(first[0]).startswith("\u2581")

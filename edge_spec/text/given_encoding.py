@@ -9,18 +9,18 @@ text at the same places, and makes of what is between them what it always does.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken
 
-from edge_spec.text.token_search import pattern_of
-
 _NO_STEPS = {"type": "Sequence", "normalizers": []}
 _PRIVATE = range(0xE000, 0x110000)  # most of it means nothing in any text
+_END = ""  # of a token, in a tree of their characters
 
 
 class Place(NamedTuple):
@@ -31,19 +31,48 @@ class Place(NamedTuple):
     token: int
 
 
-def fresh_character(*texts: str) -> str:
-    """Returns one that none of these has: no text can forge what it stands for."""
-    first = chr(_PRIVATE[0])
-    if not any(first in text for text in texts):
-        return first
+def fresh_characters(*texts: str) -> Iterator[str]:
+    """Yields those that none of these has: no text can forge what they stand for."""
     used = set().union(*texts)
-    return next(each for each in map(chr, _PRIVATE) if each not in used)
+    return (each for each in map(chr, _PRIVATE) if each not in used)
 
 
 def touches(given: Sequence[int], start: int, end: int) -> bool:
     """Says whether one of these places, which are in order, is from `start` up to `end`."""
     at = bisect_left(given, start)
     return at < len(given) and given[at] < end
+
+
+def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of these, the longest that begins at a place; nothing where there are none.
+
+    Common beginnings are shared: a list of alternatives is tried one after the other, and some
+    vocabularies have thousands of special tokens.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[_END] = {}
+    return re.compile(_written(tree) if tree else r"(?!)")
+
+
+def occurrences(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    """Yields where each begins and ends, also those that overlap."""
+    found = pattern.search(text)
+    while found:
+        yield found.span()
+        found = pattern.search(text, found.start() + 1)
+
+
+def _written(node: dict[str, Any]) -> str:
+    """Returns the pattern of what may follow. A token is a hundred characters at most."""
+    branches = [re.escape(each) + _written(after) for each, after in node.items() if each != _END]
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and _END not in node else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if _END in node else joined
 
 
 def encode_given(
@@ -165,7 +194,7 @@ def _encoded_reading(
     control: Collection[int],
 ) -> list[int]:
     """like: whose model is used, which knows no added tokens."""
-    edge = fresh_character(text)
+    edge = next(fresh_characters(text))
     names = {token: f"{edge}{token}{edge}" for token in {each.token for each in read}}
     added = tokenizer.get_added_tokens_decoder()
     made = _knowing(like, tokenizer, names, control)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ContextFullError, UnsupportedModelError
-from edge_spec.text.plain_text import PlainText
+from edge_spec.text.control_tokens import PlainText
 
 # What llama.cpp's server writes, which knows neither.
 REPOSITORY_NAME, FILE_NAME = "myproject", "filename"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.text.token_search import pattern_of
+from edge_spec.text.given_encoding import pattern_of
 
 _MARKUP = re.compile(r'@("(?:[^"\\]|\\.)*")')
 # A rule that ends at the first occurrence of a text. Where that is a token, no other text spells

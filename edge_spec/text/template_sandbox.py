@@ -1,68 +1,46 @@
-"""Runs a chat template in jinja2's sandbox, with a budget of time and memory.
+"""Runs a chat template in jinja2's immutable sandbox, for a limited time.
 
-The sandbox keeps a template from what it must not touch, but not from running for ever or filling
-the memory: a loop of loops, `'x' * 10**10`, a list of twice itself until its text has no end.
+The sandbox keeps a template from what it must not touch, not from running for ever. It is ended
+between two steps of Python. What a single step makes large by a number, such as `'x' * 10**10`, is
+refused; beyond that, a template may use as much memory as it fills in its time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import update_wrapper
-from types import BuiltinMethodType, MethodType
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from string import Formatter
+from typing import Any, TypeVar
 
 from jinja2 import Template, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edge_spec.text.template_budget import LimitError, TemplateBudget, TemplateLimits
-from edge_spec.text.template_checks import (
-    COMPARED,
-    COPIED,
-    FILTERS,
-    JOINED,
-    MADE,
-    NAMING,
-    OPERATORS,
-    STEP,
-    Bounding,
-    Generator,
-    check_fields,
-    check_join,
-    check_replace,
-    check_search,
-    check_width,
-    num_parts,
-)
+_MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
+_MAX_CHARACTERS = 10_000_000  # of a product or a prompt
+_MAX_BITS = 4096  # of an integer
+_MAX_WIDTH = 10_000  # of padding and indentation
+_WIDE_FORMAT = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")
+_WIDE_FIELD = re.compile(r"\d{5}|[{]")
+_WITH_WIDTHS = ("center", "indent", "round", "tojson")  # filters
+_Result = TypeVar("_Result")
 
-MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
-_SHORT = 100  # characters, of a text that takes no time to compare
 
-# No chat template needs these, and they make much of little.
-_NO_FILTERS = (
-    *("batch", "center", "filesizeformat", "pprint", "slice", "striptags", "urlize"),
-    *("wordwrap", "xmlattr"),
-)
-# What these return is small, or was there before.
-_UNCOUNTED = frozenset({"abs", "attr", "count", "d", "default", "first", "last", "length"})
-_COMPARING = (
-    *("in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="),
-    *("gt", ">", "greaterthan", "ge", ">=", "lower", "upper"),
-)
-_NO_TEXT_METHODS = frozenset({"encode", "expandtabs", "maketrans", "translate"})
-_PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
-_FROM_THE_RIGHT = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
-_STRIPPING = frozenset({"lstrip", "rstrip", "strip"})
-_SHORTENING = _STRIPPING | {"endswith", "removeprefix", "removesuffix", "split", "startswith"}
+class LimitError(BaseException):
+    """Says what a template did too much of; the text completes "the chat template ...".
+
+    No Exception, so that nothing within a template's run catches it.
+    """
 
 
 class AnswerMarks(Extension):
-    """Passes over the tags that tell a trainer which text the assistant wrote: what is between
+    """Ignores the tags that tell a trainer which text the assistant wrote: what is between
     `generation` and `endgeneration` is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
@@ -85,194 +63,140 @@ class UndefinedValue(Undefined):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """An environment whose templates raise LimitError where their Budget ends."""
+    """Compiles and renders with what transformers gives a template."""
 
-    intercepted_binops = frozenset(OPERATORS)
-    code_generator_class = Generator
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", AnswerMarks],
-            finalize=lambda value: value if type(value) is str else self._budget.text(value),
             undefined=UndefinedValue,
-            optimized=False,  # it would compute before there is a budget
         )
-        self._running = threading.local()  # its budget: of the run in this thread
-        self.concat = self._joined  # type: ignore[method-assign]
-        del self.globals["lipsum"]
-        for name in _NO_FILTERS:
-            del self.filters[name]
-        self.filters["tojson"] = self._json
-        for name in self.filters.keys() - _UNCOUNTED:
-            self.filters[name] = self._bounded(name, self.filters[name])
-        tests: dict[str, Any] = self.tests
-        for name in _COMPARING:
-            tests[name] = self._counted(tests[name])
-        self.tests[STEP] = self._step
-        self.filters[JOINED] = self._joined
-        self.filters[MADE] = lambda value: self._budget.made(value)
-        self.filters[COPIED] = lambda value: self._budget.copied(value)
-        self.filters[COMPARED] = self._compared
+        self.filters["tojson"] = _write_json
+        for name in _WITH_WIDTHS:
+            self.filters[name] = partial(_call_narrow, self.filters[name])
+        self.filters["format"] = partial(_call_format, self.filters["format"])
 
-    def compiled(self, source: str) -> Template:
-        """Raises LimitError for a source that is too long, and whatever jinja2 and Python's
-        compiler raise for one that is none."""
-        if len(source) > MAX_SOURCE_CHARACTERS:
-            raise LimitError(f"has more than {MAX_SOURCE_CHARACTERS:,} characters")
-        code = self.compile(Bounding().visit(self.parse(source)))
-        return Template.from_code(self, code, self.make_globals(None))
+    def compile_within(self, seconds: float, source: str) -> Template:
+        """Raises LimitError, and whatever jinja2 and Python's compiler raise."""
+        if len(source) > _MAX_SOURCE_CHARACTERS:
+            raise LimitError(f"has more than {_MAX_SOURCE_CHARACTERS:,} characters")
+        return _run_within(seconds, lambda: self.from_string(source))
 
-    def render(
-        self, template: Template, limits: TemplateLimits, variables: Mapping[str, Any]
+    def render_within(
+        self, seconds: float, template: Template, given: Mapping[str, Any], num_characters: int
     ) -> str:
-        """The text. Raises LimitError, and whatever the template does."""
-        self._running.budget = budget = TemplateBudget(limits)
-        try:
+        """Raises LimitError, and whatever the template does. num_characters: of what is given,
+        which a prompt may show several times."""
+        limit = _MAX_CHARACTERS + 16 * num_characters
+
+        def render() -> str:
             parts, size = [], 0
-            for part in template.generate(variables):
+            for part in template.generate(given):
                 size += len(part)
-                budget.require(size)
+                if size > limit:
+                    raise LimitError(f"writes more than {limit:,} characters")
                 parts.append(part)
             return "".join(parts)
-        finally:
-            del self._running.budget
 
-    @property
-    def _budget(self) -> TemplateBudget:
-        budget: TemplateBudget = self._running.budget
-        return budget
-
-    def _step(self, value: object) -> bool:
-        self._running.budget.step()
-        return True
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        budget = __self._budget
-        budget.step()
-        for value in args:  # a method may hash it, and a macro's `varargs` nest it once more
-            if isinstance(value, tuple):
-                budget.weight(value)
-        if isinstance(__obj, BuiltinMethodType | MethodType):
-            # jinja2 adds these for functions that take its context.
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            if type(__obj.__self__) is str and __obj.__name__ in _SHORTENING:
-                if args and __obj.__name__ in _STRIPPING:
-                    check_search(budget, __obj.__self__, *args)
-                return budget.copied(__obj(*args, **kwargs))
-            args = __self._checked(__obj, args, kwargs)
-        return budget.made(super().call(__context, __obj, *args, **kwargs))
+        return _run_within(seconds, render)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = self._budget
-        OPERATORS[operator](budget, left, right)
-        return budget.made(self.binop_table[operator](left, right))
+        if operator == "%":
+            if isinstance(left, str):
+                _check_format(left)
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            if (bits * abs(right) if operator == "**" else bits + right.bit_length()) > _MAX_BITS:
+                raise LimitError(f"computes with numbers of more than {_MAX_BITS:,} bits")
+        elif _is_long(left, right) or _is_long(right, left):
+            raise LimitError(f"makes a value of more than {_MAX_CHARACTERS:,} characters")
+        return super().call_binop(context, operator, left, right)
 
-    def _compared(self, value: Any) -> Any:
-        is_short = type(value) is str and len(value) < _SHORT
-        return value if is_short else self._running.budget.read(value)
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if isinstance(getattr(__obj, "__self__", None), str | bytes | int):
+            _check_widths(*args, *kwargs.values())
+        return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is None:
-            return None
-        format = wrapped
+        if wrapped is not None:
+            for _, _, form, _ in Formatter().parse(value.__self__):
+                _check_format(form or "", _WIDE_FIELD)
+        return wrapped
 
-        def bounded(*args: Any, **kwargs: Any) -> str:
-            check_fields(self._budget, value.__self__, *args, **kwargs)
-            return format(*args, **kwargs)
 
-        return update_wrapper(bounded, value)
+def _write_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes JSON as models were trained with it: transformers' own, which escapes nothing for
+    HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
-    def _json(
-        self,
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | str | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        """Writes JSON as models were trained with it: transformers' own, which escapes nothing for
-        HTML."""
-        check_width(indent)
-        encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-        if indent is None:
-            return encoder.encode(value)
-        return self._joined(self._read(encoder.iterencode(value)))
 
-    def _joined(self, parts: Iterable[str]) -> str:
-        """Joins what a block or a macro has written, or the operands of `~`."""
-        budget = self._budget
-        parts = [budget.text(part) for part in parts]
-        budget.require(sum(map(len, parts)))
-        joined: str = budget.made("".join(parts))
-        return joined
+def _is_long(value: Any, times: Any) -> bool:
+    is_repeated = isinstance(value, str | bytes | list | tuple) and isinstance(times, int)
+    return is_repeated and len(value) * times > _MAX_CHARACTERS
 
-    def _checked(
-        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        """The arguments of a method of one of Python's own types; an iterator is read."""
-        owner, name = method.__self__, method.__name__
-        if isinstance(owner, int) or (isinstance(owner, str) and name in _NO_TEXT_METHODS):
-            raise SecurityError(f"{type(owner).__name__}.{name} is not for templates")
-        if not isinstance(owner, str):
-            self._budget.read(owner)
-            return args
-        if name in _PADDING:
-            check_width(*args, *kwargs.values())
-        elif name in _FROM_THE_RIGHT:
-            check_search(self._budget, owner, *args, *kwargs.values())
-        elif name == "join" and args:
-            args = (self._read(args[0]), *args[1:])
-            check_join(self._budget, args[0], owner)
-        elif name == "replace":
-            check_replace(self._budget, owner, *args, **kwargs)
-        return args
 
-    def _read(self, items: Any) -> Any:
-        """An iterator's items as a list, each counted."""
-        if isinstance(items, str | Undefined | Sequence | Mapping):
-            return items
-        budget = self._budget
-        read: list[Any] = []
-        size = 0
-        for item in items:
-            size += budget.weight(item)
-            budget.require(size)
-            budget.step()
-            read.append(item)
-        return read
+def _call_narrow(function: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_widths(*args, *kwargs.values())
+    return function(value, *args, **kwargs)
 
-    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter with its arguments looked at before and its result after."""
-        passes = hasattr(function, "jinja_pass_arg")
-        check = FILTERS.get(name)
-        names = name in NAMING
 
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            budget = self._budget
-            first, own = (args[:1], args[1:]) if passes else ((), args)
-            times = num_parts(*own[1:], *kwargs.values()) if names else 1
-            if name == "join":
-                own = (self._read(own[0]), *own[1:])
-            elif type(own[0]) is not str and isinstance(own[0], Iterator):
-                own = (budget.reading(own[0], times), *own[1:])
-            if check is not None:
-                check(budget, *own, **kwargs)
-            budget.take(own[0], times)
-            return budget.made(function(*first, *own, **kwargs))
+def _call_format(function: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_format(str(value))
+    return function(value, *args, **kwargs)
 
-        return update_wrapper(bounded, function)
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any) -> Any:
-            self._running.budget.step()
-            for value in args:
-                self._compared(value)
-            return function(*args)
+def _check_widths(*values: Any) -> None:
+    if any(isinstance(value, int) and abs(value) > _MAX_WIDTH for value in values):
+        raise LimitError(f"asks for a width of more than {_MAX_WIDTH:,}")
 
-        return counted
+
+def _check_format(text: str, wide: re.Pattern[str] = _WIDE_FORMAT) -> None:
+    if wide.search(text):
+        raise LimitError("formats with a width of more than 9,999")
+
+
+class _Interruption(BaseException):
+    """Raised in a thread by another one."""
+
+
+def _run_within(seconds: float, run: Callable[[], _Result]) -> _Result:
+    """Returns what `run` returns. Raises LimitError in it when the time is over, at the next step
+    of Python."""
+    thread, lock, is_over = threading.get_ident(), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not is_over:
+                _interrupt(thread, _Interruption)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    try:
+        timer.start()
+        try:
+            return run()
+        finally:
+            with lock:
+                is_over = True
+                _interrupt(thread, None)  # takes back what was not raised yet
+            timer.cancel()
+    except _Interruption:
+        raise LimitError(f"ran for more than {seconds:.0f} s") from None
+
+
+def _interrupt(thread: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )

@@ -66,9 +66,6 @@ TEMPLATES = (
     "{% endfor %}",
     "{{ '%99999999d' % 1 }}{{ '{:99999999}'.format(1) }}",
     "{{ " + "[" * 900 + "]" * 900 + " }}",
-    "{% set ns = namespace(x=()) %}{% for i in range(7000) %}{% set ns.x = "
-    + ("(" * 25 + "ns.x" + ",)" * 25)
-    + " %}{% endfor %}{{ 1 if ns.x in {} else 2 }}",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,57 +21,37 @@ def num_tokens(client: httpx.Client, path: str, **body: Any) -> int:
     return int(ask(client, path, max_tokens=1, **body)["usage"]["prompt_tokens"])
 
 
-def called(text: str) -> list[Any]:
-    function = {"name": "f", "arguments": '{"a": "' + text + '"}'}
+def said(content: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def body_of(place: str, text: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": json.dumps({"a": text})}
     call = {"id": "1", "type": "function", "function": function}
-    return [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": text},
-    ]
+    described = {"name": "f", "description": text, "parameters": {"properties": {text: {}}}}
+    parts = [{"type": "text", "text": part} for part in (text[:4], text[4:])]
+    messages = {
+        "parts": [said(parts)],
+        "developer": [said(text, "developer"), said("a")],
+        "name": [said("a", name=text)],
+        "call and result": [
+            said("a"),
+            said(None, "assistant", tool_calls=[call]),
+            said(text, "tool", tool_call_id="1"),
+        ],
+        "halves": [said(text[:5]), said(text[5:], "assistant"), said(text)],
+        "tool": [said("a")],
+    }
+    tools = {"tools": [{"type": "function", "function": described}]} if place == "tool" else {}
+    return {"messages": messages[place], **tools}
 
 
-def described(text: str) -> dict[str, Any]:
-    function = {"name": "f", "description": text, "parameters": {"properties": {text: {}}}}
-    return {"tools": [{"type": "function", "function": function}]}
-
-
-BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
-    "text": lambda text: {"messages": [{"role": "user", "content": text}]},
-    "parts": lambda text: {
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": text[:4]},
-                    {"type": "text", "text": text[4:]},
-                ],
-            }
-        ]
-    },
-    "system": lambda text: {
-        "messages": [{"role": "system", "content": text}, {"role": "user", "content": "a"}]
-    },
-    "developer": lambda text: {
-        "messages": [{"role": "developer", "content": text}, {"role": "user", "content": "a"}]
-    },
-    "named": lambda text: {"messages": [{"role": "user", "content": "a", "name": text}]},
-    "calls": lambda text: {"messages": called(text)},
-    "tools": lambda text: {"messages": called("a"), **described(text)},
-    "halves": lambda text: {
-        "messages": [
-            {"role": "user", "content": text[:5]},
-            {"role": "assistant", "content": text[5:]},
-            {"role": "user", "content": text},
-        ]
-    },
-}
-
-
-@pytest.mark.parametrize("place", BODIES)
+@pytest.mark.parametrize(
+    "place", ["parts", "developer", "name", "call and result", "halves", "tool"]
+)
 def test_a_conversation_has_no_control_token_of_its_own(client: httpx.Client, place: str) -> None:
-    body = BODIES[place]
-    assert num_tokens(client, CHAT, **body(CONTROL)) == num_tokens(client, CHAT, **body(LETTERS))
+    forged, plain = (num_tokens(client, CHAT, **body_of(place, t)) for t in (CONTROL, LETTERS))
+    assert forged == plain
 
 
 def test_a_prompt_without_a_template_has_what_it_spells(client: httpx.Client) -> None:

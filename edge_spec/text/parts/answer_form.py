@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edge_spec.text.parts.part import PartReader
-from edge_spec.text.parts.plain_reader import PlainReader
+from edge_spec.text.parts.part import PartReader, PlainReader
 from edge_spec.text.parts.thought_reader import NO_CALLS, PossibleCalls, ThoughtReader
 from edge_spec.text.stop_cutter import overlap
 

@@ -50,3 +50,15 @@ class PartReader(Protocol):
 
     def finish(self) -> list[Part]:
         """Returns what was held back of the answer, which has ended."""
+
+
+class PlainReader:
+    """Reads an answer that is nothing but text."""
+
+    is_cut = False
+
+    def push(self, markup: str) -> list[Part]:
+        return [Part(PartKind.TEXT, markup)] if markup else []
+
+    def finish(self) -> list[Part]:
+        return []

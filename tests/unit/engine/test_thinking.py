@@ -52,30 +52,33 @@ def answer(engine: Engine, message: str, **options: Any) -> GenerationResult:
     return whole
 
 
+WHOLE, CUT = f"so it is{ENDING}yes", "so it is, so it goes"
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("written", "options", "reasoning", "text"),
     [
-        ({}, "yes"),
-        ({"grammar": YES}, "yes"),
-        ({"grammar": YES, "reasoning": 50}, "yes"),
-        ({"stop": "so"}, "yes"),
-        ({"stop": "es"}, "y"),
+        (WHOLE, {}, "so it is", "yes"),
+        (WHOLE, {"grammar": YES}, "so it is", "yes"),
+        (WHOLE, {"grammar": YES, "reasoning": 50}, "so it is", "yes"),
+        (WHOLE, {"stop": "so"}, "so it is", "yes"),
+        (WHOLE, {"stop": "es"}, "so it is", "y"),
+        # a thought that never ends
+        *((CUT, {"max_tokens": 5, "grammar": form}, "so it", "") for form in (None, YES, JSON)),
+        (CUT, {"max_tokens": 5, "reasoning": 40}, "so it", ""),
+        (CUT, {"max_tokens": 5, "reasoning": 40, "grammar": YES}, "so it", ""),
     ],
+    ids=str,
 )
-def test_a_thought_comes_before_the_answer(engine: Engine, options: Any, text: str) -> None:
-    result = answer(engine, f"{OPENING}so it is{ENDING}yes", **options)
-    assert (result.reasoning, result.text) == ("so it is", text)
-    assert result.finish_reason is FinishReason.STOP and result.reasoning_ms > 0
-
-
-@pytest.mark.parametrize("grammar", [None, YES, JSON])
-@pytest.mark.parametrize("reasoning", ["auto", 40])
-def test_a_thought_that_never_ends(engine: Engine, grammar: Grammar | None, reasoning: Any) -> None:
-    message = f"{OPENING}so it is, so it goes"
-    length = 5 if opens_thoughts(engine) else 5 + len(OPENING)
-    result = answer(engine, message, max_tokens=length, grammar=grammar, reasoning=reasoning)
-    assert (result.reasoning, result.text) == ("so it", "")
-    assert result.finish_reason is FinishReason.LENGTH
+def test_a_thought_comes_before_the_answer(
+    engine: Engine, written: str, options: Any, reasoning: str, text: str
+) -> None:
+    if "max_tokens" in options and not opens_thoughts(engine):
+        options = {**options, "max_tokens": options["max_tokens"] + len(OPENING)}
+    result = answer(engine, OPENING + written, **options)
+    assert (result.reasoning, result.text) == (reasoning, text)
+    assert result.finish_reason is (FinishReason.STOP if text else FinishReason.LENGTH)
+    assert result.reasoning_ms > 0
 
 
 def test_before_a_form_a_thought_has_no_end_but_its_own(engine: Engine) -> None:

@@ -199,6 +199,18 @@ def test_a_template_may_count_the_characters_of_other_texts() -> None:
     assert ids.count(IDS["<|im_start|>"]) == 2
 
 
+def test_a_template_finds_its_own_words_in_other_texts() -> None:
+    """Its switch has a character of a control token, which is replaced in any other text."""
+    switch = "{% if '/no_think' in messages[0].content %}<think></think>{% endif %}"
+    for role in ("system", "user"):
+        text = format_of(PLAIN + switch)
+        messages = [said("1 < 2 /no_think", role), said("a")]
+        ids = text.chat_prompt(messages)
+        assert ids == text.tokenizer.encode(text.rendered(messages)) and IDS["</think>"] in ids
+        forged = text.chat_prompt([said(f"{FORGED} /no_think", role), said("a")])
+        assert IDS["<think>"] in forged and forged.count(IDS["<|im_start|>"]) == 3
+
+
 def test_a_template_makes_tokens_of_roles() -> None:
     ids = format_of(ROLES_NAMED).chat_prompt([said("<|user|>"), said("user")])
     expected = ["<|user|>", "<|im_end|>", "<|user|>", "<|im_end|>", "<|assistant|>"]
