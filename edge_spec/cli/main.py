@@ -85,7 +85,8 @@ def configure(
 
 
 def run(arguments: list[str], signals: EndSignals | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for bad usage, 128 and the number of a signal.
+    """The exit status: 0, 1 for a failure, 2 for bad usage, 3 where `verify` shows nothing, 128
+    and the number of a signal.
 
     signals: of those that came, libraries that are just being imported make other errors.
     """

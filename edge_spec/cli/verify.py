@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.lossless_check import Extent, Proof
     from edge_spec.text.prompt_files import Prompt
 
+_STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
+
 
 @dataclass(frozen=True)
 class VerifyOptions:
@@ -51,8 +53,9 @@ def verify(
 ) -> None:
     """Hold speculation against plain decoding.
 
-    Exit status 1: a text differs that this mode promises to be equal, or what was tried shows
-    nothing. Texts that part at near ties, where the mode allows it, are counted and shown as such.
+    Exit status 1: a text differs that this mode promises to be equal; 3: too few draft tokens were
+    accepted or rejected to show anything. Texts that part at near ties, where the mode allows it,
+    are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check import Extent
     from edge_spec.diagnostics.lossless_check.lossless_report import (
@@ -77,8 +80,8 @@ def verify(
     if asked.html is not None:  # after what was measured has been told
         with atomic_file(asked.html) as file:
             file.write_bytes(html_page(report).encode("utf-8", "xmlcharrefreplace"))
-    if report["verdict"] not in ("pass", "ties"):
-        raise typer.Exit(1)
+    if status := _STATUS[report["verdict"]]:
+        raise typer.Exit(status)
 
 
 def _prove(

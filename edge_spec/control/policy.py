@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -126,9 +127,21 @@ def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
 
 class AlwaysVerifyPolicy:
     """Draft tokens are verified however unlikely they are, up to 7 of them; several drafters take
-    turns to go first. For proofs, where a wrong draft token tells as much."""
+    turns to go first. For proofs, where a wrong draft token tells as much.
 
-    def __init__(self, max_draft_tokens: int, branches: bool, probes: bool) -> None:
+    exercised: counts, under BRANCHES, the rounds whose verified draft tokens branch.
+    """
+
+    BRANCHES = "branches"
+
+    def __init__(
+        self,
+        max_draft_tokens: int,
+        branches: bool,
+        probes: bool,
+        exercised: Counter[str] | None = None,
+    ) -> None:
+        self._exercised = Counter() if exercised is None else exercised
         self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
         self._turn = 0
 
@@ -137,7 +150,10 @@ class AlwaysVerifyPolicy:
     def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
         first = self._turn % max(1, len(drafters))
         self._turn += 1
-        return self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+        plan = self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+        if not plan.tree.first_rows(plan.num_verified or len(plan.tree)).is_chain:
+            self._exercised[self.BRANCHES] += 1
+        return plan
 
     def wants(self, drafter: Drafter) -> bool:
         return True

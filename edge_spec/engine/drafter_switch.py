@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,16 +130,17 @@ class DrafterSwitch:
             yield
 
     @contextmanager
-    def always_verify(self) -> Iterator[None]:
+    def always_verify(self) -> Iterator[Counter[str]]:
         """New drafters of the same names within the block, all of whose draft tokens are verified.
-        Those of before begin again after it: the drafts' caches hold another text then."""
-        always_verify = replace(self._parts.speculation_factory, always_verify=True).choose(
-            self.names
-        )
+        Those of before begin again after it: the drafts' caches hold another text then. Yields what
+        `AlwaysVerifyPolicy` counts."""
+        exercised: Counter[str] = Counter()
+        verifying = replace(self._parts.speculation_factory, always_verify=exercised)
+        always_verify = verifying.choose(self.names)
         try:
             self._attach(always_verify)
             with self._instead(always_verify):
-                yield
+                yield exercised
         finally:
             always_verify.close()
             self.offer(self.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -155,12 +156,12 @@ class Engine(Answering):
             self._end_running()
 
     @contextmanager
-    def verifying_all_draft_tokens(self) -> Iterator[None]:
+    def verifying_all_draft_tokens(self) -> Iterator[Counter[str]]:
         """Answers that start within the block verify every draft token, whether or not that pays;
-        drafters begin again before and after it."""
+        drafters begin again before and after it. Yields what `AlwaysVerifyPolicy` counts."""
         self._end_running()
-        with self._drafting.always_verify():
-            yield
+        with self._drafting.always_verify() as exercised:
+            yield exercised
             self._end_running()
 
     def snapshot(self, path: str | Path, note: Mapping[str, Any] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -90,7 +91,8 @@ class SpeculationFactory:
     parallel_rows: int | None = None  # that all conversations together may score a pass
     shares_passes: bool = False  # whether they may have passes together
     costs: Callable[[], RowCosts] | None = None  # of the target's rows, measured when first asked
-    always_verify: bool = False  # every draft token is verified, whether or not that pays
+    # Every draft token is verified, whether or not that pays; what happens is counted here.
+    always_verify: Counter[str] | None = None
 
     def forked(self, drafts: Sequence[Draft]) -> SpeculationFactory:
         """Returns a factory for another conversation on the same target, with these drafts: its
@@ -112,11 +114,11 @@ class SpeculationFactory:
         lossless, widths = self.lossless, self.lossless.widths
         trees, branches = self.capabilities.trees, self.branches and not widths
         guarded = self._merged(drafters)
-        if lossless.plain_width > 1 and guarded and not self.always_verify:
+        if lossless.plain_width > 1 and guarded and self.always_verify is None:
             guarded += self._fillers(guarded)
         policy: Policy = FixedPolicy(self._max_draft_tokens, branches=branches, probes=trees)
-        if self.always_verify:
-            policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees)
+        if self.always_verify is not None:
+            policy = AlwaysVerifyPolicy(self._max_draft_tokens, branches, trees, self.always_verify)
         elif self.costs is not None and guarded:
             paired = {each.name for each in guarded if each.traits.draft_model}
             draft_token_s = dict.fromkeys(paired, self._step_s) if self._step_s else {}

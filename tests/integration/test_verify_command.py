@@ -20,6 +20,11 @@ FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens
 FAST += ["--draws", "200", "--runs", "2"]
 
 
+def agreeing(model: str) -> list[str]:
+    """Options for drafts that are right, from the model itself, and others that are wrong."""
+    return ["--draft", model, "--drafter", "suffix,draft-model", "--max-tokens", "96"]
+
+
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
     pytest.importorskip("llama_cpp")
@@ -46,13 +51,14 @@ def test_it_passes_and_writes_a_page(
     tiny_gguf: str, prompts: str, exact: list[str], mode: str, tmp_path: Path, capsys: Any
 ) -> None:
     page = tmp_path / "page.html"
-    told = [*FAST, *exact, "--prompts", prompts, "--html", str(page), "--json"]
+    told = [*FAST, *agreeing(tiny_gguf), *exact, "--prompts", prompts]
+    told += ["--html", str(page), "--json"]
     assert run(["verify", tiny_gguf, *told]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "pass" and report["lossless"] == mode
     assert report["greedy"]["num_prompts"] == 2 and report["greedy"]["num_guesses"] > 0
     assert report["sampling"]["num_draws"] == 200 and report["sampling"]["passed"]
-    assert report["runtime"] == "llamacpp" and report["drafter"] == "auto"
+    assert report["runtime"] == "llamacpp" and report["drafter"] == "suffix,draft-model"
     assert "PASS" in page.read_text(encoding="utf-8")
 
 
@@ -76,13 +82,13 @@ def test_a_fault_makes_the_exit_status_1(
     assert "FAIL" in text and "differs" in text  # in exact mode, too
 
 
-@pytest.mark.parametrize(("draft_tokens", "status"), [(0, 1), (9, 0)])
-def test_texts_without_a_draft_token_make_the_exit_status_1(
-    draft_tokens: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.mark.parametrize(("accepted", "status"), [(0, 3), (9, 0)])
+def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
+    accepted: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Equal texts show nothing where nothing was drafted."""
-    texts = Texts(2, 24, draft_tokens, 0, 0, ())
-    repeated = Determinism(2, (), (1, 8), (1, 8), 0.0, True)
+    """Equal texts show nothing where nothing was accepted."""
+    texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
+    repeated = Determinism(2, 18, (), (1, 8), (1, 8), 0.0, True)
     proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, repeated, ())
     monkeypatch.setattr("edge_spec.cli.verify._prove", lambda *arguments: proof)
     assert run(["verify", "tiny"]) == status
@@ -129,7 +135,8 @@ def test_half_a_character_in_a_prompts_id_loses_no_report(
         {"id": "\udc81", "category": "any", "prompt": "the end " * 999},
     ]
     prompts.write_text("\n".join(map(json.dumps, entries)), encoding="ascii")
-    told = [*FAST, "--draws", "0", "--prompts", str(prompts), "--html", str(page)]
+    told = [*FAST, *agreeing(tiny_gguf), "--draws", "0"]
+    told += ["--prompts", str(prompts), "--html", str(page)]
     assert run(["verify", tiny_gguf, *told]) == 0
     assert "PASS" in capsys.readouterr().out
     assert "&#56449;" in page.read_text(encoding="utf-8")
@@ -142,7 +149,7 @@ def test_what_is_asked_is_not_remembered(
     run(["verify", tiny_gguf, *FAST, *told])  # refused where nothing was drafted
     assert not list((tmp_path / "cache").rglob("answers/*.corpus"))
     generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "answers"]
-    assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "12"]) == 0
+    assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "48"]) == 0
     assert list((tmp_path / "cache").rglob("answers/*.corpus"))
 
 

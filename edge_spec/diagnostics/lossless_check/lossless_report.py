@@ -21,6 +21,7 @@ Document = dict[str, Any]
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _SHOWN = 8  # differences in a terminal
+_MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
 _COLOURS = {"pass": "green", "fault": "red", "ties": "yellow", "open": "yellow"}
 _VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
 
@@ -42,9 +43,11 @@ def document(proof: Proof, device: str) -> Document:
         "sampling": None if proof.sampling is None else _sampling(proof.sampling),
         "determinism": {
             **asdict(proof.determinism),
+            "missing": proof.determinism.missing,
             "num_differing": len(proof.determinism.differing),
             "passed": proof.determinism.passed,
         },
+        "not_exercised": list(proof.not_exercised),
         "skipped_prompts": list(proof.skipped),
         "machine": machine,
         "versions": versions,
@@ -62,8 +65,15 @@ def summary(report: Document) -> str:
         advice = "this is a fault: report it" if broken else advice
         return f"Speculation changes what this model writes; {advice}."
     if report["verdict"] == "inconclusive":
-        names = " and ".join(name for name, mark, _ in checks(report) if mark == "open")
-        return f"No fault was found, but what was tried shows nothing for {names}."
+        keys = {"greedy": "greedy text", "seeded": "sampled text", "sampling": "distribution"}
+        keys["determinism"] = "determinism"
+        open_parts = {key: report[key] for key in keys if report[key]}
+        why = "; ".join(
+            f"{keys[key]}: {part['missing']}"
+            for key, part in open_parts.items()
+            if part["passed"] is None
+        )
+        return f"Too little happened to show anything ({why}). {_MORE}"
     if not left and only_texts:
         return "Speculation changes nothing: the text is the model's own."
     if not left:
@@ -127,6 +137,8 @@ def print_report(report: Document, console: Console) -> None:
         table.add_row(Text(mark, style=_COLOURS[mark]), name, Text(figures))
     console.print(table)
     _print_differences(report, console)
+    for claim in report["not_exercised"]:
+        console.print(Text(f"not exercised: {claim}"))
     machine = report["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     console.print()
@@ -156,6 +168,9 @@ def _texts(texts: Texts) -> Document:
         "num_tokens": texts.num_tokens,
         "num_guesses": texts.num_guesses,
         "num_accepted": texts.num_accepted,
+        "num_rejected": texts.num_rejected,
+        "num_branching": texts.num_branching,
+        "missing": texts.missing,
         "num_differing_prompts": len(texts.differing),
         "differing": [asdict(difference) for difference in texts.differing],
         "near_ties": texts.near_ties,
@@ -167,6 +182,7 @@ def _sampling(sampling: Sampling) -> Document:
     return {
         "num_tokens": sampling.num_tokens,
         "origins": sampling.origins,
+        "missing": sampling.missing,
         **asdict(sampling.fit),
         "noise_bound": sampling.noise_bound,
         "told_apart": sampling.told_apart,

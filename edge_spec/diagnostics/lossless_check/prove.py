@@ -11,7 +11,7 @@ from edge_spec.diagnostics.bench.measuring import make_plan
 from edge_spec.diagnostics.lossless_check.sampling import Sampling, check_sampling
 from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison, Texts
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.exactness.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
@@ -22,6 +22,7 @@ from edge_spec.exactness.lossless import Losslessness, Promise
 from edge_spec.text.prompt_files import Prompt
 
 MIN_DRAWS = 200
+_BEGUN_PROMPTS = 3  # whose answers the target begins for what is sampled
 _GREEDY = SamplingParams()
 _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
@@ -56,9 +57,10 @@ class Extent:
 @dataclass(frozen=True)
 class Determinism:
     """Tells whether one request, run again and again, gives one text, and how rows depend on the
-    width of their pass."""
+    width of their pass. num_guesses: draft tokens that the runs verified."""
 
     runs: int
+    num_guesses: int
     differing: tuple[Difference, ...]
     widths: tuple[int, ...]
     invariant_widths: tuple[int, ...]
@@ -66,8 +68,14 @@ class Determinism:
     branch_invariant: bool
 
     @property
-    def passed(self) -> bool:
-        return all(difference.near_tie for difference in self.differing)
+    def passed(self) -> bool | None:
+        """Returns None where nothing was drafted."""
+        equal = all(difference.near_tie for difference in self.differing)
+        return None if equal and self.missing else equal
+
+    @property
+    def missing(self) -> str:
+        return "" if self.num_guesses else "no draft token was verified"
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,22 @@ class Proof:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where nothing failed, but some part shows nothing. Near ties are no failure
-        where they are allowed."""
+        """Returns None where nothing failed, but some part shows nothing: too few draft tokens were
+        accepted, or rejected. Near ties are no failure where they are allowed."""
         parts = (self.greedy, self.seeded, self.sampling, self.determinism)
         found = {part.passed for part in parts if part is not None}
         return False if False in found else None if None in found else True
+
+    @property
+    def not_exercised(self) -> tuple[str, ...]:
+        """Say what else speculation does that nothing here shows."""
+        parts = [part for part in (self.greedy, self.seeded) if part is not None]
+        found = ["several conversations at once: one was answered at a time"]
+        if not sum(part.num_branching for part in parts):
+            found.insert(0, "branches: no verified draft tokens branched")
+        if self.sampling is None:
+            found.insert(0, "sampled text and its distribution: nothing was sampled with drafts")
+        return tuple(found)
 
     @property
     def differing(self) -> tuple[Difference, ...]:
@@ -103,13 +122,12 @@ class Proof:
 def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress) -> Proof:
     """Compares an engine with its own plain decoding. The engine can be used on.
 
-    Raises UsageError for an engine without drafters, ContextFullError where no prompt fits,
-    UnsupportedModelError where nothing was drafted.
+    Raises UsageError for an engine without drafters, ContextFullError where no prompt fits.
     """
     if engine.drafter == "none":
         raise UsageError(
             "without a drafter there is nothing to verify",
-            remedy="Leave --drafter none out, or name a drafter.",
+            remedy="Name a drafter, such as --drafter suffix,recycling.",
         )
     plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
@@ -120,14 +138,15 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
-    differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
+    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
     seeded, sampling = None, None
     if extent.num_draws and not engine.parts.speculation.plain_samples:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
-        sampling = check_sampling(engine, extent.num_draws, noise, progress)
-    proof = Proof(
+        begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
+        sampling = check_sampling(engine, extent.num_draws, noise, progress, begun)
+    return Proof(
         model=engine.name,
         runtime=engine.runtime,
         drafter=engine.drafter,
@@ -137,6 +156,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         sampling=sampling,
         determinism=Determinism(
             runs=extent.num_runs,
+            num_guesses=num_guesses,
             differing=tuple(differing),
             widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
             invariant_widths=batch_invariance.invariant_widths,
@@ -145,8 +165,6 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         ),
         skipped=tuple(prompt.id for prompt in plan.skipped),
     )
-    _require_drafted(proof)
-    return proof
 
 
 def try_exact(
@@ -187,16 +205,6 @@ def _measured(engine: Engine) -> BatchInvariance:
     finally:
         if work is not None:
             work.resume()
-
-
-def _require_drafted(proof: Proof) -> None:
-    parts = (proof.greedy, proof.seeded, proof.sampling)
-    if proof.passed is not False and not sum(part.num_guesses for part in parts if part):
-        raise UnsupportedModelError(
-            f"{proof.drafter} drafted nothing in {proof.greedy.num_prompts} texts, "
-            "so nothing is proven",
-            remedy="Name another drafter, or raise --max-tokens.",
-        )
 
 
 def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

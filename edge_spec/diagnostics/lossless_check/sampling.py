@@ -11,15 +11,20 @@ from random import Random
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.lossless_check.statistics import Cell, Fit, fit
-from edge_spec.diagnostics.lossless_check.texts import DOMAIN, ids
+from edge_spec.diagnostics.lossless_check.texts import DOMAIN, missing_events
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import MAX_ALTERNATIVES
-from edge_spec.engine.results import Alternative, Origin
+from edge_spec.engine.results import Alternative, Origin, Token
 
 # A first draft token may be rejected, a second one after it too, and a third token is a bonus.
 NUM_TOKENS = 3
 TOP_K = 3
 _PARAMS = SamplingParams(temperature=1.0, top_k=TOP_K)
+# A share of the draws in which draft tokens have to be accepted, and in which they have to be
+# rejected: a wrong rule shows by what it moves there.
+_LEAST_SHARE = 0.1
+_TRIED_DRAWS = 16  # of each prompt, to see what happens after it
+_WRITTEN_TOKENS = (8, 24)  # of the target's own text that a prompt is made to go on from
 # In random order: no model knows what comes next, and there is always something to draft.
 _WORDS, _NUM_WORDS = ("red", "blue", "green"), 64
 LAST_PLACE = -1  # in the place of a token
@@ -50,19 +55,24 @@ class Sampling:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None where the draws show nothing: without draft tokens, or with so much noise
-        that a wrong rule could hide in it."""
+        """Returns None where the draws show nothing."""
         if not self.within_noise:
             return False
-        if not self.num_guesses or self.told_apart < _LEAST_TOLD_APART:
-            return None
-        allowed = self.fit.total_variation_bound + self.noise_bound
-        return True if self.fit.passed or allowed <= _MOST_ALLOWED else None
+        return None if self.missing else True
 
     @property
-    def num_guesses(self) -> int:
-        """Counts the draft tokens of which it was decided whether they are accepted."""
-        return self.origins[Origin.ACCEPTED] + self.origins[Origin.RECOVERED]
+    def missing(self) -> str:
+        """Say what keeps the draws from showing anything: too few accepted or rejected draft
+        tokens, or so much noise that a wrong rule could hide in it; "" where nothing does."""
+        least = max(1, round(_LEAST_SHARE * self.fit.num_draws))
+        accepted, rejected = self.origins[Origin.ACCEPTED], self.origins[Origin.RECOVERED]
+        allowed = self.fit.total_variation_bound + self.noise_bound
+        if found := missing_events(accepted, rejected, least):
+            return found
+        hides = not self.fit.passed and allowed > _MOST_ALLOWED
+        if hides or self.told_apart < _LEAST_TOLD_APART:
+            return "a wrong rule could hide in what rounding does to the probabilities"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -84,34 +94,70 @@ class Reference:
         return text
 
 
-def check_sampling(engine: Engine, num_draws: int, noise: float, progress: Progress) -> Sampling:
+def check_sampling(
+    engine: Engine,
+    num_draws: int,
+    noise: float,
+    progress: Progress,
+    prompts: Sequence[Sequence[int]] = (),
+) -> Sampling:
     """Draws without a seed, so that drafts that can be sampled are, except in exact mode. All
-    draft tokens are verified, whether or not that pays. noise: of a logit's distance to the
-    largest."""
-    prompt = _prompt(engine)
-    reference = _reference(engine, prompt, noise)
+    draft tokens are verified, whether or not that pays. Half of the texts go on from words that
+    nobody foresees, half from text that the target began after them, or after one of `prompts`.
+    noise: of a logit's distance to the largest."""
+    words = engine.encode(" ".join(Random(0).choices(_WORDS, k=_NUM_WORDS)))
+    agreed = _agreed(engine, [words, *prompts], progress)
     counts: Counter[Cell] = Counter()
     origins: Counter[Origin] = Counter()
-    with engine.verifying_all_draft_tokens():
-        for i in range(num_draws):
-            if i % 32 == 0:
-                progress("Sampling", i / num_draws)
-            result = engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS, domain=DOMAIN)
-            counts[reference.cell(tuple(ids(result)))] += 1
-            origins.update(token.origin for token in result.tokens)
+    probabilities: dict[Cell, float] = {}
+    for half, prompt in enumerate((words[: engine.context_length // 2], agreed)):
+        reference, draws = _reference(engine, prompt, noise), (num_draws + half) // 2
+        for text, chance in reference.probabilities.items():
+            probabilities[half, *text] = chance * draws / num_draws
+        with engine.verifying_all_draft_tokens():
+            for i in range(draws):
+                if i % 32 == 0:
+                    progress("Sampling", (half + i / draws) / 2)
+                tokens = _draw(engine, prompt)
+                text = reference.cell(tuple(token.id for token in tokens))
+                counts[half, *text] += 1
+                origins.update(token.origin for token in tokens)
     return Sampling(
         num_tokens=NUM_TOKENS,
         origins={origin.value: origins[origin] for origin in Origin},
-        fit=fit(counts, reference.probabilities),
+        fit=fit(counts, probabilities),
         noise_bound=min(1.0, NUM_TOKENS * tanh(noise / 2)),
         noise_factor=NUM_TOKENS * 2 * noise,
-        told_apart=sum(p for text, p in reference.probabilities.items() if text[-1] != LAST_PLACE),
+        told_apart=sum(p for text, p in probabilities.items() if text[-1] != LAST_PLACE),
     )
 
 
-def _prompt(engine: Engine) -> list[int]:
-    tokens = engine.encode(" ".join(Random(0).choices(_WORDS, k=_NUM_WORDS)))
-    return tokens[: engine.context_length // 2]
+def _draw(engine: Engine, prompt: Sequence[int]) -> Sequence[Token]:
+    return engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS, domain=DOMAIN).tokens
+
+
+def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress) -> list[int]:
+    """Returns a prompt with what the target goes on with, after which a draft agrees with it most
+    often, and not always. What is drawn to see that counts nowhere."""
+    candidates: list[list[int]] = []
+    for prompt in prompts:
+        begun = list(prompt[: engine.context_length // 2])
+        with engine.without_drafting():
+            result = engine.generate(begun, max_tokens=max(_WRITTEN_TOKENS), domain=DOMAIN)
+        written = [token.id for token in result.tokens if not token.ends]
+        candidates += [begun + written[:count] for count in _WRITTEN_TOKENS]
+    best, most = candidates[0], (-1, -1)
+    with engine.verifying_all_draft_tokens():
+        for i, candidate in enumerate(candidates):
+            progress("Looking for text that drafts agree with", i / len(candidates))
+            seen: Counter[Origin] = Counter()
+            for _ in range(_TRIED_DRAWS):
+                seen.update(token.origin for token in _draw(engine, candidate))
+            accepted = seen[Origin.ACCEPTED]
+            found = min(accepted, seen[Origin.RECOVERED]), accepted
+            if found > most:
+                best, most = candidate, found
+    return best
 
 
 def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference:

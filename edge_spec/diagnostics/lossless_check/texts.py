@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import log
 
 import numpy as np
 
+from edge_spec.control.policy import AlwaysVerifyPolicy
 from edge_spec.core.model import Progress
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import Task
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.results import GenerationResult
+from edge_spec.engine.results import GenerationResult, Origin
 
 DOMAIN = "verify"  # keeps these answers out of what a pair's acceptance is known by
 # In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that
 # are wrong by themselves measure as much noise as they need for an excuse.
 MOST_NOISE = 1.0
 _FORCED = 1e6  # added to a token's logit: it is what is written
+_LEAST_EVENTS = 5  # accepted draft tokens, and rejected ones: fewer show nothing
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,28 @@ class Difference:
     exact_removes: bool | None = None
 
 
+def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
+    """Say which of the two was not exercised `least` times; "" where both were."""
+    counts = {"accepted": num_accepted, "rejected": num_rejected}
+    return " and ".join(
+        f"{count} of at least {least} draft tokens were {what}"
+        for what, count in counts.items()
+        if count < least
+    )
+
+
 @dataclass(frozen=True)
 class Texts:
-    """near_ties: greedy choices within the noise; most come out as in the plain text."""
+    """near_ties: greedy choices within the noise; most come out as in the plain text.
+    num_recovered: tokens that the target wrote in the place of wrong ones. num_branching: rounds
+    whose draft tokens branched, of those that verified all draft tokens."""
 
     num_prompts: int
     num_tokens: int
     num_guesses: int
     num_accepted: int
+    num_recovered: int
+    num_branching: int
     near_ties: int
     differing: tuple[Difference, ...]
 
@@ -57,9 +73,19 @@ class Texts:
 
     @property
     def passed(self) -> bool | None:
-        """Returns None without draft tokens, which shows nothing."""
+        """Returns None where too little happened to show anything."""
         equal = all(difference.near_tie for difference in self.differing)
-        return equal if self.num_guesses or not equal else None
+        return None if equal and self.missing else equal
+
+    @property
+    def num_rejected(self) -> int:
+        """Count rejections. Of two branches one is rejected, whatever the target writes."""
+        return self.num_recovered + self.num_branching
+
+    @property
+    def missing(self) -> str:
+        """Say what was not exercised often enough; "" where all was."""
+        return missing_events(self.num_accepted, self.num_rejected, _LEAST_EVENTS)
 
 
 @dataclass(frozen=True)
@@ -75,8 +101,10 @@ class TextComparison:
     def half_eager(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
         """Verifies all draft tokens of every other task from the first on; the others are
         answered as the engine is set up, which may leave out what does not pay."""
-        with self.engine.verifying_all_draft_tokens():
+        with self.engine.verifying_all_draft_tokens() as exercised:
             always_verify = self.texts(what, tasks[::2], progress)
+        num_branching = exercised[AlwaysVerifyPolicy.BRANCHES]
+        always_verify = replace(always_verify, num_branching=num_branching)
         return always_verify + self.texts(f"{what}, as set up", tasks[1::2], progress)
 
     def texts(self, what: str, tasks: Sequence[Task], progress: Progress) -> Texts:
@@ -94,17 +122,28 @@ class TextComparison:
             num_tokens=num_tokens,
             num_guesses=sum(result.stats.draft_n for result in results),
             num_accepted=sum(result.stats.draft_n_accepted for result in results),
+            num_recovered=sum(
+                token.origin is Origin.RECOVERED for result in results for token in result.tokens
+            ),
+            num_branching=0,
             near_ties=sum(result.stats.near_ties for result in results),
             differing=tuple(differing),
         )
 
-    def repeated(self, task: Task, num_runs: int, progress: Progress) -> list[Difference]:
-        """Returns the difference of each further run of one request from the first."""
-        differing, first = [], ids(self._answer(task))
-        for i in range(1, num_runs):
-            progress("Repeating a request", i / num_runs)
-            differing += self._difference(task, first, ids(self._answer(task)))
-        return differing
+    def repeated(
+        self, task: Task, num_runs: int, progress: Progress
+    ) -> tuple[int, list[Difference]]:
+        """Returns the draft tokens that all runs of one request verified, and the difference of
+        each further run from the first. All draft tokens are verified, whether or not that pays."""
+        with self.engine.verifying_all_draft_tokens():
+            first = self._answer(task)
+            num_guesses, differing = first.stats.draft_n, []
+            for i in range(1, num_runs):
+                progress("Repeating a request", i / num_runs)
+                again = self._answer(task)
+                num_guesses += again.stats.draft_n
+                differing += self._difference(task, ids(first), ids(again))
+        return num_guesses, differing
 
     def _answer(self, task: Task) -> GenerationResult:
         return self.engine.generate(
