@@ -44,6 +44,7 @@ _ENERGY = "what the machine draws is not measured any more"
 _INSTEAD = {
     "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
     "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
+    "--html": "--html is gone: --json prints the same report",
     "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",
 }
 

@@ -23,7 +23,6 @@ from edge_spec.diagnostics.lossless_check import Extent, Proof, prove, try_exact
 from edge_spec.diagnostics.lossless_check.lossless_report import (
     checks,
     document,
-    html_page,
     print_report,
     summary,
 )
@@ -101,7 +100,7 @@ def test_right_rules_pass(with_drafter: Any, names: str) -> None:
     assert proof.greedy.num_prompts == 4 and proof.seeded.num_prompts == 2
     for origin in ("accepted", "recovered"):  # else the draws say little
         assert proof.sampling.origins[origin] >= 100, proof.sampling.origins
-    assert proof.sampling.fit.degrees_of_freedom > 5
+    assert proof.sampling.fit.num_cells > 6
     assert engine.drafter == names
     assert engine.chat("red green blue red green", max_tokens=12).stats.draft_n > 0
 
@@ -185,7 +184,7 @@ def test_no_noise_lets_a_broken_rule_pass(
     """It may leave open whether the rule is broken: then nothing is claimed."""
     monkeypatch.setattr("edge_spec.core.verify.walk.verify_block", recovers_from_the_target)
     broken = check_sampling(with_drafter("draft-model"), 600, noise, quiet)
-    assert broken.passed is (False if noise < 0.02 else None)
+    assert broken.passed is (False if noise < 0.01 else None)
 
 
 def third_and_fourth(tokens: tuple[int, ...]) -> np.ndarray:
@@ -476,21 +475,18 @@ def test_the_document_has_the_promised_fields(failed: Proof) -> None:
     assert set(greedy["differing"][0]) == {
         *("prompt", "token_index", "expected", "got", "margin", "near_tie", "exact_removes")
     }
-    tests = {"chi_squared", "degrees_of_freedom", "p_value", "total_variation", "passed"}
+    tests = {"divergence", "num_cells", "p_value", "total_variation", "passed"}
     assert tests | {"num_draws", "num_tokens", "total_variation_bound"} <= set(sampling)
     assert {"runs", "num_differing", "widths", "invariant_widths", "passed"} <= set(repeated)
     assert {"tie_margin", "branch_invariant"} <= set(repeated)
 
 
-def test_what_a_model_wrote_cannot_become_part_of_the_page(failed: Proof) -> None:
-    evil = "<script>alert(1)</script>\x1b[31m[bold]"
+def test_what_a_model_wrote_is_no_command_of_the_terminal(failed: Proof) -> None:
+    evil = "\x1b[31m[bold]"
     differing = tuple(replace(each, got=evil, prompt=evil) for each in failed.greedy.differing)
     report = document(
         replace(failed, model=evil, greedy=replace(failed.greedy, differing=differing)), "cpu"
     )
-    page = html_page(report)
-    assert "<script" not in page and "&lt;script&gt;" in page
-    assert "http:" not in page and "https:" not in page and "src=" not in page
     text = printed(report)
     assert "\x1b" not in text and "FAIL" in text and "fault" in text
 
