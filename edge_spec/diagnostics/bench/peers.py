@@ -134,7 +134,9 @@ def _open_llama_cpp_python(job: PeerJob, stack: ExitStack) -> PeerSide:
             found.append(token)
             if token in job.stop_ids or len(found) >= max_tokens:
                 break
-        return _run(found, len(found) - 1, times[-1] - times[0])
+        seconds, count = times[-1] - times[0], len(found) - 1
+        stats = Stats(predicted_n=count, predicted_ms=seconds * 1e3)
+        return Run(tuple(found), count, seconds, stats)
 
     settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if job.lookup else ""
     name = f"llama-cpp-python {_side_name(job)}"
@@ -181,10 +183,15 @@ def _open_llama_server(job: PeerJob, stack: ExitStack) -> PeerSide:
         # predicted_ms begins with the first token of the answer.
         timings: Mapping[str, Any] = found["timings"]
         count = timings["predicted_n"] - 1
-        drafted = {name: timings.get(name, 0) for name in ("draft_n", "draft_n_accepted")}
-        if job.lookup:
-            drafted["rounds"] = count - drafted["draft_n_accepted"]
-        return _run(found["tokens"], count, timings["predicted_ms"] / 1e3, **drafted)
+        accepted = timings.get("draft_n_accepted", 0)
+        stats = Stats(
+            predicted_n=count,
+            predicted_ms=timings["predicted_ms"],
+            rounds=count - accepted if job.lookup else 0,
+            draft_n=timings.get("draft_n", 0),
+            draft_n_accepted=accepted,
+        )
+        return Run(tuple(found["tokens"]), count, stats.predicted_ms / 1e3, stats)
 
     settings = " ".join([*own, f"threads: {threads}"])
     name = f"llama-server {_side_name(job)}"
@@ -199,11 +206,6 @@ _OPENERS: dict[str, Callable[[PeerJob, ExitStack], PeerSide]] = {
 
 def _side_name(job: PeerJob) -> str:
     return "lookup" if job.lookup else "plain"
-
-
-def _run(tokens: Sequence[int], num_tokens: int, seconds: float, **drafted: int) -> Run:
-    stats = Stats(predicted_n=num_tokens, predicted_ms=seconds * 1e3, **drafted)
-    return Run(tuple(tokens), num_tokens, seconds, stats)
 
 
 def _is_ready(url: str) -> bool:
