@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
-from edge_spec.errors import EdgeSpecError
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -76,26 +74,12 @@ def verify(
 def _prove(
     model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
 ) -> Proof:
-    """Proves the mode that was asked for, and exact mode, too, where texts differ."""
-    from dataclasses import replace
-
     from edge_spec.cli.opening import open_engine
-    from edge_spec.diagnostics.lossless_check import prove, try_exact
+    from edge_spec.diagnostics.lossless_check import prove
 
     # What is asked here says nothing of what will be asked.
     with (
         open_engine(model, loading, keeps_answers=False) as engine,
         ProgressBar() as progress,
     ):
-        proof = prove(engine, prompts, extent, progress)
-    if proof.lossless.always or not proof.differing:
-        return proof
-    try:
-        with (
-            open_engine(model, replace(loading, lossless="always"), keeps_answers=False) as engine,
-            ProgressBar() as progress,
-        ):
-            return try_exact(proof, engine, prompts, extent, progress)
-    except EdgeSpecError as error:  # what was found is worth more
-        print(f"edge-spec: exact mode was not tried: {error}", file=sys.stderr)
-        return proof
+        return prove(engine, prompts, extent, progress)

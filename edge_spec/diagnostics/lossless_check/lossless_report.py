@@ -55,11 +55,9 @@ def summary(report: Document) -> str:
     """The verdict in a sentence or two, for those who want no more."""
     left, sampling = [each for _, each in _differences(report)], report["sampling"]
     only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
-    removed = only_texts and {each["exact_removes"] for each in left} == {True}
-    advice = "--exact removes that" if removed else "see whether --exact helps"
+    advice = "see whether --exact helps"
     if report["verdict"] == "fail":
-        broken = report["promise"] != Promise.TIES
-        advice = "this is a fault: report it" if broken else advice
+        advice = advice if report["promise"] == Promise.TIES else "this is a fault: report it"
         return f"Speculation changes what this model writes; {advice}."
     if report["verdict"] == "inconclusive":
         keys = {"greedy": "greedy text", "seeded": "sampled text", "sampling": "distribution"}
@@ -216,15 +214,14 @@ def _print_differences(report: Document, console: Console) -> None:
     if not found:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("text", "prompt", "token", "plain", "got", "margin", "tie", "--exact"):
+    for column in ("text", "prompt", "token", "plain", "got", "margin", "tie"):
         long = column in ("prompt", "plain", "got")
         table.add_column(column, no_wrap=True, min_width=None if long else len(column))
     for name, each in found[:_SHOWN]:
-        exact = {None: "", True: "equal", False: "differs"}[each["exact_removes"]]
         margin = "" if each["margin"] is None else f"{each['margin']:.4f}"
         near = "yes" if each["near_tie"] else "no"
         cells = [name, _printable(each["prompt"]), str(each["token_index"]), repr(each["expected"])]
-        table.add_row(*map(Text, [*cells, repr(each["got"]), margin, near, exact]))
+        table.add_row(*map(Text, [*cells, repr(each["got"]), margin, near]))
     console.print()
     console.print(table)
     if len(found) > _SHOWN:
