@@ -69,7 +69,7 @@ def _verified(found: Found) -> str:
     if sampling is None:
         return text
     return (
-        f"{text}; {sampling['num_draws']:,} texts drawn: p >= {sampling['p_value']:.2g}, "
+        f"{text}; {sampling['num_draws']:,} texts drawn: p at most {sampling['p_value']:.2g}, "
         f"total variation {sampling['total_variation']:.3f} (bound "
         f"{sampling['total_variation_bound']:.3f})"
     )

@@ -17,12 +17,7 @@ from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.diagnostics.doctor.speed import (
-    Costs,
-    break_even,
-    expected_speedup,
-    what_would_pay,
-)
+from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speedup
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
@@ -218,19 +213,6 @@ def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
     assert break_even(1, Costs(costs, 0.9)) is None
     assert expected_speedup(0.0, Costs(costs, 0.3)) == 1.0  # plain rounds are always there
     assert expected_speedup(1.0, Costs(costs, 0.0)) == pytest.approx(3.0)
-
-
-def test_what_would_have_to_change_is_told_of_a_draft_that_gains_nothing() -> None:
-    costs = RowCosts({1: 1.0, 2: 1.08, 3: 1.11, 4: 1.22, 6: 1.43, 9: 1.9})
-    found, _ = what_would_pay(0.5, Costs(costs, 0.6))
-    assert found == (
-        "the draft would gain if its draft tokens were right in more than 68% or a draft token "
-        "took less than 0.39 of a step (0.60 now)"
-    )
-    assert expected_speedup(0.5, Costs(costs, 0.38)) > 1.02
-    assert expected_speedup(0.69, Costs(costs, 0.6)) > 1
-    found, _ = what_would_pay(0.5, Costs(RowCosts({1: 1.0, 2: 2.0, 9: 9.0}), 0.3))
-    assert found == "the draft would gain if rows of the target's passes cost less"
 
 
 def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:

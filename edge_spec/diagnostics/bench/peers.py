@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,14 @@ _END_S = 5.0  # that a server has to end by itself
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """gguf: what peers read; weights: its name for the report."""
+    """gguf: what peers read; weights: its name for the report. context_length, stop_ids: tokens
+    that the plan takes, and those that end an answer; `open_peers` sets them."""
 
     gguf: Path
     weights: str
     threads: int
-
-
-@dataclass(frozen=True)
-class PeerJob:
-    """What one side is opened with. stop_ids: tokens that end an answer; lookup: whether it
-    speculates, as its own documentation advises."""
-
-    model: str
-    threads: int
-    context: int
-    stop_ids: tuple[int, ...]
-    lookup: bool
+    context_length: int = 0
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,24 +75,14 @@ def open_peers(
     choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
 ) -> Iterator[list[OpenPeer]]:
     """All of them, those that cannot be opened too; what was opened ends with the block."""
+    choice = replace(choice, context_length=plan.context_length, stop_ids=tuple(stop_ids))
     with ExitStack() as stack:
         opened = [OpenPeer(name, choice.weights) for name in _OPENERS]
         for i, peer in enumerate(opened):
             progress("Opening other libraries", i / len(opened))
             try:
-                for lookup in (False, True):
-                    job = PeerJob(
-                        str(choice.gguf),
-                        choice.threads,
-                        plan.context_length,
-                        tuple(stop_ids),
-                        lookup,
-                    )
-                    side = _OPENERS[peer.name](job, stack)
-                    if lookup:
-                        peer.looking_up = side
-                    else:
-                        peer.plain = side
+                peer.plain = _OPENERS[peer.name](choice, False, stack)
+                peer.looking_up = _OPENERS[peer.name](choice, True, stack)
             except ImportError:
                 peer.note = f'not installed: pip install "{peer.name}"'
             except Exception as error:  # whatever a library raises, its user hears of it
@@ -110,17 +91,17 @@ def open_peers(
         yield opened
 
 
-def _open_llama_cpp_python(job: PeerJob, stack: ExitStack) -> PeerSide:
+def _open_llama_cpp_python(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     # Its README advises 2 draft tokens on a CPU.
-    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=2) if job.lookup else None
+    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=2) if lookup else None
     model = llama_cpp.Llama(
-        job.model,
-        n_ctx=job.context,
-        n_threads=job.threads,
-        n_threads_batch=job.threads,
+        str(choice.gguf),
+        n_ctx=choice.context_length,
+        n_threads=choice.threads,
+        n_threads_batch=choice.threads,
         draft_model=draft,
         verbose=False,
     )
@@ -132,18 +113,18 @@ def _open_llama_cpp_python(job: PeerJob, stack: ExitStack) -> PeerSide:
         for token in model.generate(list(prompt), temp=0.0):
             times.append(time.perf_counter())
             found.append(token)
-            if token in job.stop_ids or len(found) >= max_tokens:
+            if token in choice.stop_ids or len(found) >= max_tokens:
                 break
         seconds, count = times[-1] - times[0], len(found) - 1
         stats = Stats(predicted_n=count, predicted_ms=seconds * 1e3)
         return Run(tuple(found), count, seconds, stats)
 
-    settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if job.lookup else ""
-    name = f"llama-cpp-python {_side_name(job)}"
-    return PeerSide(name, llama_cpp.__version__, f"{settings}threads: {job.threads}", answer)
+    settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
+    name = f"llama-cpp-python {'lookup' if lookup else 'plain'}"
+    return PeerSide(name, llama_cpp.__version__, f"{settings}threads: {choice.threads}", answer)
 
 
-def _open_llama_server(job: PeerJob, stack: ExitStack) -> PeerSide:
+def _open_llama_server(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
     """Starts the server on a port of this machine, with one slot, and tells it tokens."""
     program = shutil.which("llama-server")
     if program is None:
@@ -151,13 +132,12 @@ def _open_llama_server(job: PeerJob, stack: ExitStack) -> PeerSide:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    own = ["--spec-default"] if job.lookup else []
-    threads = str(job.threads)
+    own, threads = ["--spec-default"] if lookup else [], str(choice.threads)
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     version = re.search(r"version: (.+)", said.stdout + said.stderr)
     server = subprocess.Popen(
         [
-            *(program, "-m", job.model, "-c", str(job.context), "-np", "1", *own),
+            *(program, "-m", str(choice.gguf), "-c", str(choice.context_length), "-np", "1", *own),
             *("-t", threads, "-tb", threads, "--host", "127.0.0.1", "--port", port),
         ],
         stdin=subprocess.DEVNULL,
@@ -187,25 +167,21 @@ def _open_llama_server(job: PeerJob, stack: ExitStack) -> PeerSide:
         stats = Stats(
             predicted_n=count,
             predicted_ms=timings["predicted_ms"],
-            rounds=count - accepted if job.lookup else 0,
+            rounds=count - accepted if lookup else 0,
             draft_n=timings.get("draft_n", 0),
             draft_n_accepted=accepted,
         )
         return Run(tuple(found["tokens"]), count, stats.predicted_ms / 1e3, stats)
 
     settings = " ".join([*own, f"threads: {threads}"])
-    name = f"llama-server {_side_name(job)}"
+    name = f"llama-server {'lookup' if lookup else 'plain'}"
     return PeerSide(name, version[1].strip() if version else "unknown", settings, answer)
 
 
-_OPENERS: dict[str, Callable[[PeerJob, ExitStack], PeerSide]] = {
+_OPENERS: dict[str, Callable[[PeerChoice, bool, ExitStack], PeerSide]] = {
     "llama-cpp-python": _open_llama_cpp_python,
     "llama-server": _open_llama_server,
 }
-
-
-def _side_name(job: PeerJob) -> str:
-    return "lookup" if job.lookup else "plain"
 
 
 def _is_ready(url: str) -> bool:

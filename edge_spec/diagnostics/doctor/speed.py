@@ -34,6 +34,11 @@ class Costs(NamedTuple):
     rows: RowCosts
     draft_s: float
 
+    @property
+    def draft_share(self) -> float:
+        """Of a plain step."""
+        return self.draft_s / self.rows.at(1)
+
 
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
     """Nothing is measured here: what profiles, plans and use have left."""
@@ -153,7 +158,7 @@ def break_even(num_guesses: int, costs: Costs) -> float | None:
 
 
 def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
-    step_s, share = costs.rows.at(1), costs.draft_s / costs.rows.at(1)
+    step_s, share = costs.rows.at(1), costs.draft_share
     least = {count: break_even(count, costs) for count in DRAFT_TOKENS}
     numbers["break_even"] = {
         "step_ms": 1e3 * step_s,
@@ -211,32 +216,13 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             found += f": about {gain:.2f} times plain decoding, if the others are right as often"
         yield ok("use", found)
         if costs is not None and costs.draft_s and expected_speedup(acceptance, costs) <= _NO_GAIN:
-            yield warning("use", *what_would_pay(acceptance, costs))
+            found = f"the draft gains nothing at that: a draft token takes {costs.draft_share:.2f}"
+            remedy = "Choose a smaller draft, one that is right more often, or --draft none."
+            yield warning("use", f"{found} of a step", remedy)
     # Without costs the remedy is the same, but for a draft that no plan knows.
     is_told = costs is None and not chosen.is_retokenized
     if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
         yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
-
-
-def what_would_pay(acceptance: float, costs: Costs) -> tuple[str, str]:
-    """Returns what would have to change for a draft that gains nothing, and what to do."""
-    step_s = costs.rows.at(1)
-    shares = (hundredths / 100 for hundredths in range(99, 0, -1))
-    share = next(
-        (
-            each
-            for each in shares
-            if expected_speedup(acceptance, costs._replace(draft_s=each * step_s)) > _NO_GAIN
-        ),
-        None,
-    )
-    needed = [each for count in DRAFT_TOKENS if (each := break_even(count, costs)) is not None]
-    changes = [f"its draft tokens were right in more than {min(needed):.0%}"] if needed else []
-    if share is not None:
-        now = costs.draft_s / step_s
-        changes.append(f"a draft token took less than {share:.2f} of a step ({now:.2f} now)")
-    would = " or ".join(changes) or "rows of the target's passes cost less"
-    return f"the draft would gain if {would}", "Choose another draft, or --draft none."
 
 
 def _history(chosen: Chosen) -> PairHistory | None:
