@@ -246,25 +246,6 @@ def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..
     assert found(report, "speed", "break-even").found == "speculation never pays here"
 
 
-@pytest.mark.parametrize(
-    ("cost", "level"), [(1.04, Severity.OK), (1.06, Severity.WARNING), (None, None)]
-)
-def test_a_library_whose_own_loop_is_faster_is_told(
-    cost: float | None, level: Severity | None, bundle: Callable[..., Path]
-) -> None:
-    target = bundle("target")
-    chosen = choose(Source(str(target), quiet), None, None, quiet)
-    opening = chosen.openings[0]
-    assert opening.prepared is not None
-    key = profile_key(opening.source, opening.prepared, opening.options)
-    costs = (ContextCosts(256, {1: 0.01, 2: 0.012, 8: 0.024}),)
-    save_profile(key, Profile(costs, 100.0, 0.0, 0.0, 5, 0.0, own_loop_cost=cost))
-    report = examined(target)
-    told = [each for each in report.findings if each.check == "own loop"]
-    assert [each.level for each in told] == ([] if level is None else [level])
-    assert report.numbers.get("own_loop_cost") == cost
-
-
 def test_a_damaged_profile_is_named_and_left_where_it_is(bundle: Callable[..., Path]) -> None:
     target, draft = bundle("target"), bundle("draft")
     profiled(target, draft, 0.01, 0.002)

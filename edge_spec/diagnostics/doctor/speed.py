@@ -12,7 +12,6 @@ from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
-from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.gains import pass_costs
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
 from edge_spec.placement.row_findings import known_rows, rows_key
@@ -56,7 +55,6 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
         yield note("break-even", found, f"Run {chosen.plan_command}.")
     else:
         yield from _break_even(costs, numbers)
-    yield from _own_loop(chosen, profiles, numbers)
     yield from _expected(chosen, costs, numbers)
 
 
@@ -90,21 +88,6 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
         yield note("lossless", "found at the first start, and kept")
     else:
         yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
-
-
-def _own_loop(
-    chosen: Chosen, profiles: Sequence[Profile | None], numbers: dict[str, object]
-) -> Iterator[Finding]:
-    """Says whether the library's own programs decode faster, where a plan has compared them."""
-    cost = None if not profiles or profiles[0] is None else profiles[0].own_loop_cost
-    if cost is None:
-        return
-    numbers["own_loop_cost"] = cost
-    found = f"a row takes {cost:.2f} of a plain step of {chosen.openings[0].runtime}'s own loop"
-    if cost > SLOWER_THAN_OWN:
-        yield warning("own loop", found, f"Measure again: {chosen.plan_command} --refresh.")
-    else:
-        yield ok("own loop", found)
 
 
 def _named(chosen: Chosen) -> str:
