@@ -43,9 +43,7 @@ def prompts(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("exact", "mode"), [([], "auto"), (["--exact"], "always"), (["--lossless", "always"], "always")]
-)
+@pytest.mark.parametrize(("exact", "mode"), [([], "auto"), (["--exact"], "always")])
 def test_it_passes_what_it_exercised(
     tiny_gguf: str, prompts: str, exact: list[str], mode: str, capsys: Any
 ) -> None:
