@@ -27,9 +27,13 @@ from edge_spec.core.watchdog import WatchedModel
 from edge_spec.engine.components import EngineComponents
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.storage.atomic import CACHE_VARIABLE
-from edge_spec.testing import FaultReport, ScriptedModel, check_faults, random_logits
+from edge_spec.testing import ScriptedModel, random_logits
 
 TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+from fixtures import tiny_models  # noqa: E402
+from fixtures.fault_matrix import FaultReport, check_faults  # noqa: E402
+
 RUNTIMES: dict[str, dict[str, Any]] = {
     "scripted": {"runtime": "reference"},
     "reference": {"runtime": "reference"},
@@ -51,9 +55,6 @@ PASSES = 2000
 
 
 def tiny_model(folder: Path) -> Path:
-    sys.path.insert(0, str(TESTS))
-    from fixtures import tiny_models
-
     return tiny_models.write_hf(tiny_models.build("llama"), folder)
 
 

@@ -69,8 +69,7 @@ def _verified(found: Found) -> str:
     if sampling is None:
         return text
     return (
-        f"{text}; {sampling['num_draws']:,} texts drawn: chi-squared {sampling['chi_squared']:.0f} "
-        f"at {sampling['degrees_of_freedom']} degrees of freedom (p = {sampling['p_value']:.2f}), "
+        f"{text}; {sampling['num_draws']:,} texts drawn: p at most {sampling['p_value']:.2g}, "
         f"total variation {sampling['total_variation']:.3f} (bound "
         f"{sampling['total_variation_bound']:.3f})"
     )

@@ -52,26 +52,8 @@ class BenchOptions:
         Option("A directory for report.md, report.json, chart.svg and chart.png.", None),
     ] = None
     peers: Annotated[
-        bool, Option("Measure other libraries that are installed, too.", None, flag="--peers")
+        bool, Option("Measure llama-cpp-python and llama-server, too.", None, flag="--peers")
     ] = False
-    peer_model: Annotated[
-        tuple[str, ...],
-        Option(
-            "What a library reads instead; may be repeated.",
-            None,
-            metavar="NAME=PATH",
-            read_as=list[str] | None,
-        ),
-    ] = ()
-    peer_python: Annotated[
-        tuple[str, ...],
-        Option(
-            "The Python that has a library, or the program that it is; may be repeated.",
-            None,
-            metavar="NAME=PROGRAM",
-            read_as=list[str] | None,
-        ),
-    ] = ()
 
 
 @options.with_groups
@@ -93,9 +75,7 @@ def bench(
     _require_forgetful(loading, asked.repeat)
     if asked.out is not None:
         require_writable(asked.out)
-    if not asked.peers and (asked.peer_model or asked.peer_python):
-        raise UsageError("--peer-model and --peer-python need --peers", remedy="Add --peers.")
-    choice = _peer_choice(model, loading, asked) if asked.peers else None
+    choice = _peer_choice(model, loading) if asked.peers else None
     opened = str(choice.gguf) if choice else model
     with open_engine(opened, loading) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
@@ -162,9 +142,7 @@ def _measure(
     with ProgressBar() as progress, ExitStack() as stack:
         opened: list[OpenPeer] = []
         if choice is not None:
-            opened = stack.enter_context(
-                open_peers(choice, plan, stop_ids, progress, engine.parts.runtime)
-            )
+            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
         sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
         sides += [side for each in opened for side in each.sides]
         return measure(sides, plan, progress), opened
@@ -192,16 +170,14 @@ def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeas
     return SampledMeasurement(measured, count, sampling_text(sampling), source)
 
 
-def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions) -> PeerChoice:
+def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.core.export import ExportOptions
-    from edge_spec.diagnostics.bench.peers import PeerChoice, parse_choices
+    from edge_spec.diagnostics.bench.peers import PeerChoice
     from edge_spec.models.conversion import StoredModel, gguf_file
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
 
-    models = parse_choices("--peer-model", asked.peer_model)
-    programs = parse_choices("--peer-python", asked.peer_python)
     with ProgressBar() as progress:
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
@@ -210,7 +186,7 @@ def _peer_choice(model: str, loading: options.AskedOptions, asked: BenchOptions)
         gguf = gguf_file(stored, progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"
     threads = loading.threads or available_cores()
-    return PeerChoice(gguf, weights, models, programs, threads)
+    return PeerChoice(gguf, weights, threads)
 
 
 def _remembering(loading: options.AskedOptions) -> list[str]:

@@ -127,8 +127,7 @@ def doctor(
 def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -> bool:
     """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
     what is there."""
-    from edge_spec.diagnostics.device_check.checks import run_checks
-    from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
+    from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
     from edge_spec.diagnostics.doctor.document import files_sha256
     from edge_spec.diagnostics.doctor.finding import note
 

@@ -43,7 +43,10 @@ app = typer.Typer(
 _ENERGY = "what the machine draws is not measured any more"
 _INSTEAD = {
     "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
+    "--peer-model": "--peer-model is gone: all libraries read the one GGUF file. Leave it out",
+    "--peer-python": "--peer-python is gone: --peers finds llama-server on the PATH",
     "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
+    "--html": "--html is gone: --json prints the same report",
     "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",
 }
 

@@ -20,7 +20,9 @@ _TELLING = 0.02  # of the work: what is left cannot be told from less
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Prints it in one line, and all of it before whoever waits for it goes on."""
-    print(dumps(document, ensure_ascii=False), flush=True)
+    text = dumps(document, ensure_ascii=False)
+    # Half a character, which no encoding has, is escaped as JSON escapes it.
+    print(text.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 
 
 def require_writable(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
-from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ class VerifyOptions:
         int, Option("Texts drawn for the distribution; 0 leaves sampling out.", None)
     ] = 1500
     runs: Annotated[int, Option("How often one request is repeated.", None)] = 3
-    html: Annotated[Path | None, Option("A file for the report as a page.", None)] = None
 
 
 @options.with_groups
@@ -58,18 +55,11 @@ def verify(
     are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check import Extent
-    from edge_spec.diagnostics.lossless_check.lossless_report import (
-        document,
-        html_page,
-        print_report,
-    )
-    from edge_spec.storage.atomic import atomic_file
+    from edge_spec.diagnostics.lossless_check.lossless_report import document, print_report
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
     entries = read_prompts(asked.prompts or OWN_PROMPTS)
-    if asked.html is not None:
-        _require_writable(asked.html)
     report = document(_prove(model, loading, entries, extent), loading.device or "default")
     if json:
         print_json(report)
@@ -77,9 +67,6 @@ def verify(
         from rich.console import Console
 
         print_report(report, Console(highlight=False))
-    if asked.html is not None:  # after what was measured has been told
-        with atomic_file(asked.html) as file:
-            file.write_bytes(html_page(report).encode("utf-8", "xmlcharrefreplace"))
     if status := _STATUS[report["verdict"]]:
         raise typer.Exit(status)
 
@@ -87,41 +74,12 @@ def verify(
 def _prove(
     model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
 ) -> Proof:
-    """Proves the mode that was asked for, and exact mode, too, where texts differ."""
-    from dataclasses import replace
-
     from edge_spec.cli.opening import open_engine
-    from edge_spec.diagnostics.lossless_check import prove, try_exact
+    from edge_spec.diagnostics.lossless_check import prove
 
     # What is asked here says nothing of what will be asked.
     with (
         open_engine(model, loading, keeps_answers=False) as engine,
         ProgressBar() as progress,
     ):
-        proof = prove(engine, prompts, extent, progress)
-    if proof.lossless.always or not proof.differing:
-        return proof
-    try:
-        with (
-            open_engine(model, replace(loading, lossless="always"), keeps_answers=False) as engine,
-            ProgressBar() as progress,
-        ):
-            return try_exact(proof, engine, prompts, extent, progress)
-    except EdgeSpecError as error:  # what was found is worth more
-        print(f"edge-spec: exact mode was not tried: {error}", file=sys.stderr)
-        return proof
-
-
-def _require_writable(file: Path) -> None:
-    """Now rather than when all is measured."""
-    from tempfile import TemporaryFile
-
-    try:
-        if file.exists() and not file.is_file():
-            raise OSError("it is no regular file")
-        with TemporaryFile(dir=file.parent):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}: {error}", remedy="Give another file to --html."
-        ) from None
+        return prove(engine, prompts, extent, progress)

@@ -2,37 +2,18 @@
 
 `ScriptedModel` is an exact model for tests of drafters, `check_session` the test that every
 runtime has to pass, `check_sharing` that of runtimes whose sessions share passes, `check_features`
-that of sessions which give features. `FaultyModel` and `FaultyDrafter` fail at a chosen call, and
-`check_faults` has everything fail that an engine asks.
+that of sessions which give features.
 """
 
-from edge_spec.testing.faults import (
-    DRAFTER_CALLS,
-    SESSION_CALLS,
-    Fault,
-    FaultKind,
-    FaultyDrafter,
-    FaultyModel,
-)
 from edge_spec.testing.features import check_features, check_sharing, feature_prompt
-from edge_spec.testing.matrix import FaultCase, FaultReport, check_faults
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
 from edge_spec.testing.session import SessionReport, check_session, check_trees
 
 __all__ = [
-    "DRAFTER_CALLS",
-    "SESSION_CALLS",
-    "Fault",
-    "FaultCase",
-    "FaultKind",
-    "FaultReport",
-    "FaultyDrafter",
-    "FaultyModel",
     "NextLogits",
     "ScriptedModel",
     "ScriptedSession",
     "SessionReport",
-    "check_faults",
     "check_features",
     "check_session",
     "check_sharing",

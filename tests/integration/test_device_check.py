@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,27 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.diagnostics.device_check import checks, memory, sessions
-from edge_spec.diagnostics.device_check.checks import CHECKS, run_check, run_checks
-from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
-from edge_spec.diagnostics.device_check.sessions import check_passes
-from edge_spec.diagnostics.device_check.soak import check_soak
+from edge_spec.diagnostics import device_check
+from edge_spec.diagnostics.device_check import (
+    CHECKS,
+    DeviceCheckRequest,
+    check_soak,
+    judge_growth,
+    run_check,
+    run_checks,
+)
 from edge_spec.diagnostics.doctor.finding import Finding, ok
-from edge_spec.placement.measure import Effort
 from fixtures import faulty_runtime
 
 pytestmark = pytest.mark.usefixtures("faulty")
 
+MB = 1_000_000
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "CONTEXT_TOKENS", 96)
-    monkeypatch.setattr(sessions, "PROMPTS", (12, 80))
-    monkeypatch.setattr(memory, "TEXT_TOKENS", 128)
+    monkeypatch.setattr(device_check, "CONTEXT_TOKENS", 96)
+    monkeypatch.setattr(device_check, "PROMPTS", (12, 80))
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def on(faulty_model: str) -> Callable[[str], DeviceCheckRequest]:
 
 def found(name: str, request: DeviceCheckRequest) -> list[Finding]:
     """What the process of a check finds, as it comes from another process."""
-    rows = json.loads(json.dumps(run_check(name, request.to_json())))
+    rows = json.loads(json.dumps(run_check(name, json.dumps(asdict(request)))))
     return [Finding(**row) for row in rows]
 
 
@@ -53,7 +57,8 @@ def levels(findings: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", ["opens", "chains", "trees", "lossless"])
 def test_a_device_without_a_fault_passes(name: str, on: Any) -> None:
-    assert set(levels(found(name, on("placed")))) == {"ok"}
+    told = set(levels(found(name, on("placed"))))
+    assert "ok" in told and told <= {"ok", "note"}  # a model of random weights agrees with no draft
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_a_whole_device_that_is_wrong_alike_is_found(on: Any) -> None:
     """It keeps all promises that can be held against itself."""
     row = found("trees", on("wrong-trees"))[1]
     assert row.level == "fault" and "after 12 tokens, against faulty on the CPU" in row.found
-    assert row.numbers["of_deviation"] > sessions.TOLERANCE
+    assert row.numbers["of_deviation"] > device_check.TOLERANCE
 
 
 def test_the_real_load_error_is_the_finding(on: Any) -> None:
@@ -103,40 +108,6 @@ def test_texts_that_drafting_changes_are_found(on: Any) -> None:
     assert "expected" not in json.dumps([each.numbers for each in rows])  # what was written
 
 
-def test_a_forecast_that_is_too_low_by_half_is_found(on: Any) -> None:
-    """In processes of their own: this one may return other tests' memory meanwhile."""
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("resident memory is not known")
-
-    def taken(device: str) -> dict[str, Any]:
-        rows = isolated(run_check, "memory", on(device).to_json(), timeout_s=300)
-        row: dict[str, Any] = rows[0]
-        return row
-
-    row = taken("forgets")
-    assert row["level"] == "fault"
-    assert row["numbers"]["taken_bytes"] >= faulty_runtime.TAKEN_BYTES
-    assert taken("placed")["level"] == "ok"
-
-
-def test_passes_are_timed_at_each_context_that_fits(on: Any) -> None:
-    effort = Effort(min_rounds=2, max_rounds=2, widths=(1, 2, 8))
-    rows = list(check_passes(on("placed"), effort))
-    timed = {
-        row.numbers["context_tokens"]: set(row.numbers["pass_ms"])
-        for row in rows
-        if "pass_ms" in row.numbers
-    }
-    assert timed == {32: {"1", "2", "8"}, 512 - 8: {"1", "2", "8"}}
-    assert rows[-1].numbers["prompt_tokens_per_s"] > 0
-
-
-@pytest.mark.parametrize(("device", "level"), [("small", "ok"), ("small-untold", "fault")])
-def test_too_little_memory_has_to_be_told_as_that(device: str, level: str, on: Any) -> None:
-    (row,) = found("out of memory", on(device))
-    assert (row.level, "small has too little memory" in row.found) == (level, level == "ok")
-
-
 @pytest.mark.parametrize(
     ("device", "wrong"),
     [
@@ -151,6 +122,12 @@ def test_soak_finds_what_shows_in_time_only(device: str, wrong: int | None, on: 
     rows = list(check_soak(on(device), faulty_runtime.kept_bytes))
     failed = [i for i, row in enumerate(rows) if row.level == "fault"]
     assert failed == ([] if wrong is None else [wrong])
+
+
+def test_memory_that_grows_slowly_is_found_and_a_warm_up_is_not() -> None:
+    assert judge_growth([1] * 9).level == "note"
+    assert judge_growth([min(500, 20 * i) * MB for i in range(60)]).level == "ok"
+    assert judge_growth([(500 + i) * MB for i in range(60)]).level == "fault"
 
 
 class Inline:
@@ -175,7 +152,7 @@ def command(faulty_model: str, tmp_path: Path, monkeypatch: Any) -> Callable[...
     """command(device, isolate): the exit status, and what was written."""
 
     def doctor(device: str, isolate: Inline) -> tuple[int, dict[str, Any], str]:
-        monkeypatch.setattr(checks, "run_checks", partial(run_checks, isolate=isolate))
+        monkeypatch.setattr(device_check, "run_checks", partial(run_checks, isolate=isolate))
         told = ["--runtime", "faulty", "--device", device, "--run", "--out", str(tmp_path / "out")]
         status = run(["doctor", faulty_model, *told])
         page = (tmp_path / "out" / "report.md").read_text("utf-8")
@@ -187,13 +164,13 @@ def command(faulty_model: str, tmp_path: Path, monkeypatch: Any) -> Callable[...
 def test_a_crash_and_a_hang_are_findings_and_the_rest_goes_on(command: Any, capsys: Any) -> None:
     crash = IsolatedError("the library ended the process (SIGABRT): it printed nothing")
     hang = IsolatedError("there was no answer within 30 s")
-    isolate = Inline({"trees": crash, "passes": hang})
+    isolate = Inline({"trees": crash, "soak": hang})
     status, report, page = command("cpu", isolate)
     assert status == 1 and report["verdict"] == "faults" and isolate.names == list(CHECKS)
     wrong = {
         each["check"]: each["found"] for each in report["findings"] if each["level"] == "fault"
     }
-    assert wrong == {"trees": str(crash), "passes": str(hang)}
+    assert wrong == {"trees": str(crash), "soak": str(hang)}
     assert f"| run | trees | fault | {crash}" in page
     assert str(crash) in capsys.readouterr().out
 
@@ -260,7 +237,7 @@ def test_bad_usage_is_one_line(
 def test_a_process_that_crashes_or_hangs_takes_no_other_with_it(
     device: str, reason: str, on: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "CHECKS", {name: CHECKS[name] for name in ("opens", "trees")})
+    monkeypatch.setattr(device_check, "CHECKS", {name: CHECKS[name] for name in ("opens", "trees")})
     all_found: list[Finding] = []
 
     def isolate(work: Any, *arguments: str, timeout_s: float) -> Any:

@@ -67,7 +67,7 @@ def test_a_pair_as_it_was_written_has_no_fault(pair: Path) -> None:
     _, found = examine(pair, quiet, open_models=True)
     checks = [finding.check for finding in found]
     assert sorted(set(checks)) == [
-        *("architecture", "chat template", "control tokens", "end of text", "family", "files"),
+        *("architecture", "chat template", "control tokens", "end of text", "files"),
         *("manifest", "opens", "profiles", "scores", "tokenizer", "turns", "vocabulary"),
     ]
     assert checks.count("opens") == 4 and checks.count("scores") == 2

@@ -17,12 +17,7 @@ from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.diagnostics.doctor.speed import (
-    Costs,
-    break_even,
-    expected_speedup,
-    what_would_pay,
-)
+from edge_spec.diagnostics.doctor.speed import Costs, break_even, expected_speedup
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
@@ -220,19 +215,6 @@ def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
     assert expected_speedup(1.0, Costs(costs, 0.0)) == pytest.approx(3.0)
 
 
-def test_what_would_have_to_change_is_told_of_a_draft_that_gains_nothing() -> None:
-    costs = RowCosts({1: 1.0, 2: 1.08, 3: 1.11, 4: 1.22, 6: 1.43, 9: 1.9})
-    found, _ = what_would_pay(0.5, Costs(costs, 0.6))
-    assert found == (
-        "the draft would gain if its draft tokens were right in more than 68% or a draft token "
-        "took less than 0.39 of a step (0.60 now)"
-    )
-    assert expected_speedup(0.5, Costs(costs, 0.38)) > 1.02
-    assert expected_speedup(0.69, Costs(costs, 0.6)) > 1
-    found, _ = what_would_pay(0.5, Costs(RowCosts({1: 1.0, 2: 2.0, 9: 9.0}), 0.3))
-    assert found == "the draft would gain if rows of the target's passes cost less"
-
-
 def profiled(model: Path, draft: Path, target_s: float, draft_s: float) -> None:
     """As if both had been measured here."""
     chosen = choose(Source(str(model), quiet), Source(str(draft), quiet), None, quiet)
@@ -262,25 +244,6 @@ def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..
     report = examined(target, draft)
     assert found(report, "speed", "step").found == "a step of the draft takes 2.00 of the target's"
     assert found(report, "speed", "break-even").found == "speculation never pays here"
-
-
-@pytest.mark.parametrize(
-    ("cost", "level"), [(1.04, Severity.OK), (1.06, Severity.WARNING), (None, None)]
-)
-def test_a_library_whose_own_loop_is_faster_is_told(
-    cost: float | None, level: Severity | None, bundle: Callable[..., Path]
-) -> None:
-    target = bundle("target")
-    chosen = choose(Source(str(target), quiet), None, None, quiet)
-    opening = chosen.openings[0]
-    assert opening.prepared is not None
-    key = profile_key(opening.source, opening.prepared, opening.options)
-    costs = (ContextCosts(256, {1: 0.01, 2: 0.012, 8: 0.024}),)
-    save_profile(key, Profile(costs, 100.0, 0.0, 0.0, 5, 0.0, own_loop_cost=cost))
-    report = examined(target)
-    told = [each for each in report.findings if each.check == "own loop"]
-    assert [each.level for each in told] == ([] if level is None else [level])
-    assert report.numbers.get("own_loop_cost") == cost
 
 
 def test_a_damaged_profile_is_named_and_left_where_it_is(bundle: Callable[..., Path]) -> None:

@@ -18,7 +18,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.signature import pass_error
 from edge_spec.storage.atomic import CACHE_VARIABLE
-from edge_spec.testing import check_faults
+from fixtures.fault_matrix import check_faults
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ort": {"quantization": "fp32", "drafter": "cascade,early-exit", "exit_layer": 1},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from edge_spec import load
 from edge_spec.cli.main import app, run
-from edge_spec.diagnostics.device_check.request import DeviceCheckRequest
+from edge_spec.diagnostics.device_check import DeviceCheckRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.text.source_end import SourceEnd
@@ -219,7 +220,8 @@ def test_the_check_of_a_device_is_given_the_languages(write: Callable[..., Path]
     """Its checks are processes of their own, which read what was asked as text."""
     where = {"device": "cpu", "runtime": "ort"}
     asked = DeviceCheckRequest(str(write()), {**where, "target_language": "fra_Latn"})
-    with DeviceCheckRequest.from_json(asked.to_json()).engine() as engine:
+    as_read = DeviceCheckRequest(**json.loads(json.dumps(asdict(asked))))
+    with as_read.engine() as engine:
         assert engine.encode(SOURCE)[-1] == FRENCH
     with (
         pytest.raises(UsageError, match="nothing says which"),
@@ -233,7 +235,7 @@ def test_doctor_takes_languages(
 ) -> None:
     given: list[DeviceCheckRequest] = []
     monkeypatch.setattr(
-        "edge_spec.diagnostics.device_check.checks.run_checks",
+        "edge_spec.diagnostics.device_check.run_checks",
         lambda request, progress, add: given.append(request),
     )
     named = ["--source-language", "eng_Latn", "--target-language", "fra_Latn"]

@@ -1,242 +1,206 @@
-"""Other libraries as sides of a benchmark, each in a process of its own."""
+"""Other programs of llama.cpp as sides of a benchmark: llama-cpp-python in this process, and
+llama-server, which is found on the PATH, in a process of its own. Both read the same GGUF file.
+
+Their counts and times are of decoding alone: from the first token of an answer, which is of the
+prompt's pass, to the last.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-import signal
+import socket
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.bench.measuring import BenchPlan, Run, SideError
-from edge_spec.errors import UsageError
 
-_SCRIPT = Path(__file__).with_name("peer.py")
-_END_S = 5.0  # that a process has to end by itself
-# Ctrl-C reaches this process alone. Should this one be killed, the system wakes and ends those of
-# its children's groups that are stopped.
-_OWN_GROUP: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
-
-
-@dataclass(frozen=True)
-class Peer:
-    """install: what pip is asked for; "" where it is a program by itself, which is then looked for
-    by the peer's name. looks_up: it has a side with speculation, too."""
-
-    name: str  # in peer.py
-    install: str
-    looks_up: bool = True
-    reads_gguf: bool = True
-
-
-PEERS = (
-    Peer("llamacpp", "edge-spec[llamacpp]", looks_up=False),
-    Peer("llama-cpp-python", "llama-cpp-python"),
-    Peer("llama-server", ""),
-    Peer("onnxruntime-genai", "onnxruntime-genai", reads_gguf=False),
-    Peer("openvino-genai", "openvino-genai"),
-)
+_SERVER_START_S = 300.0
+_END_S = 5.0  # that a server has to end by itself
 
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """gguf: what peers read that read GGUF files; weights: its name for the report. models,
-    programs: by peer, what it reads instead, and the interpreter that has it, if not this one, or
-    the program that it is."""
+    """gguf: what peers read; weights: its name for the report. context_length, stop_ids: tokens
+    that the plan takes, and those that end an answer; `open_peers` sets them."""
 
     gguf: Path
     weights: str
-    models: Mapping[str, str]
-    programs: Mapping[str, str]
     threads: int
+    context_length: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeerSide:
+    name: str
+    version: str
+    settings: str
+    answer: Callable[[Sequence[int], int], Run]
+
+    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
+        """Raises SideError for whatever the library raises."""
+        try:
+            return self.answer(prompt, max_tokens)
+        except Exception as error:
+            raise _side_error(error) from error
 
 
 @dataclass
 class OpenPeer:
-    """plain, looking_up: its sides, None where it has no such or cannot run: the note says why."""
+    """plain, looking_up: its sides, None where it cannot run: the note says why."""
 
-    peer: Peer
+    name: str
     weights: str
-    plain: PeerProcess | None = None
-    looking_up: PeerProcess | None = None
+    plain: PeerSide | None = None
+    looking_up: PeerSide | None = None
     note: str | None = None
 
     @property
-    def sides(self) -> list[PeerProcess]:
+    def sides(self) -> list[PeerSide]:
         return [side for side in (self.plain, self.looking_up) if side is not None]
-
-
-class _MissingError(SideError):
-    """The library is not installed."""
-
-
-class PeerProcess:
-    """A side that is a process. Between two answers it is stopped, so that no thread of it spins
-    while others are measured, where the system can stop processes."""
-
-    def __init__(self, name: str, python: str, peer: str, job: Mapping[str, Any]) -> None:
-        """Raises SideError where the library or the interpreter is missing, or the model cannot be
-        opened."""
-        self.name = name
-        self._errors: IO[str] = tempfile.TemporaryFile(  # noqa: SIM115, closed by `close`
-            "w+", encoding="utf-8", errors="replace"
-        )
-        try:
-            self._process = self._start(python, peer)
-        except OSError as error:
-            self._errors.close()
-            raise self._error(f"{python} does not run: {error}") from None
-        try:
-            about = self._ask(job)
-        except BaseException:
-            self.close()
-            raise
-        self.version, self.settings = str(about["version"]), str(about["settings"])
-
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        answer = self._ask({"prompt": list(prompt), "max_tokens": max_tokens})
-        stats = Stats(
-            predicted_n=answer["num_tokens"],
-            predicted_ms=answer["seconds"] * 1e3,
-            rounds=answer.get("rounds", 0),
-            draft_n=answer.get("draft_n", 0),
-            draft_n_accepted=answer.get("draft_n_accepted", 0),
-        )
-        return Run(tuple(answer["tokens"]), answer["num_tokens"], answer["seconds"], stats)
-
-    def close(self) -> None:
-        """Ends the process and those that it started, at the latest after _END_S."""
-        self._signal("SIGCONT")
-        try:
-            self._process.communicate(timeout=_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._signal("SIGKILL")
-        self._errors.close()
-
-    def _start(self, python: str, peer: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [python, str(_SCRIPT), peer],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            encoding="utf-8",
-            # Modules beside the script have common names.
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-            **_OWN_GROUP,
-        )
-
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises SideError for an answer that is an error, or none."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._signal("SIGCONT")
-        with suppress(BrokenPipeError):  # it has ended: there is no answer either
-            print(json.dumps(question), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._error(f"it ended with status {self._process.wait()}: {self._last_words()}")
-        self._signal("SIGSTOP")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise self._error(
-                answer["error"], _MissingError if answer.get("missing") else SideError
-            )
-        return answer
-
-    def _error(self, text: str, kind: type[SideError] = SideError) -> SideError:
-        return kind(" ".join(text.split()), remedy="Leave --peers out to measure without it.")
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors if line.strip()]
-        return lines[-1] if lines else "it said nothing"
-
-    def _signal(self, name: str) -> None:
-        """Reaches the process's whole group: a server may be among it."""
-        number = getattr(signal, name, None)  # Windows has none of them
-        if number is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
 
 
 @contextmanager
 def open_peers(
-    choice: PeerChoice,
-    plan: BenchPlan,
-    stop_ids: Sequence[int],
-    progress: Progress,
-    own_runtime: str = "",
+    choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], progress: Progress
 ) -> Iterator[list[OpenPeer]]:
-    """All of PEERS, those that cannot be opened too, but for our own runtime, which is measured as
-    ours; their processes end with the block."""
-    peers = [peer for peer in PEERS if peer.name != own_runtime]
+    """All of them, those that cannot be opened too; what was opened ends with the block."""
+    choice = replace(choice, context_length=plan.context_length, stop_ids=tuple(stop_ids))
     with ExitStack() as stack:
-        opened = []
-        for i, peer in enumerate(peers):
-            progress("Opening other libraries", i / len(peers))
-            opened.append(_open(peer, choice, plan, stop_ids, stack))
+        opened = [OpenPeer(name, choice.weights) for name in _OPENERS]
+        for i, peer in enumerate(opened):
+            progress("Opening other libraries", i / len(opened))
+            try:
+                peer.plain = _OPENERS[peer.name](choice, False, stack)
+                peer.looking_up = _OPENERS[peer.name](choice, True, stack)
+            except ImportError:
+                peer.note = f'not installed: pip install "{peer.name}"'
+            except Exception as error:  # whatever a library raises, its user hears of it
+                peer.note = _side_error(error).shown
         progress("Opening other libraries", 1.0)
         yield opened
 
 
-def _open(
-    peer: Peer, choice: PeerChoice, plan: BenchPlan, stop_ids: Sequence[int], stack: ExitStack
-) -> OpenPeer:
-    model = choice.models.get(peer.name)
-    if model is None and not peer.reads_gguf:
-        return OpenPeer(peer, "", note=f"needs --peer-model {peer.name}=DIRECTORY")
-    opened = OpenPeer(peer, Path(model).name if model else choice.weights)
-    python = choice.programs.get(peer.name, sys.executable)
-    program = None
-    if not peer.install:
-        program, python = choice.programs.get(peer.name) or shutil.which(peer.name), sys.executable
-        if program is None:
-            opened.note = f"not found: give --peer-python {peer.name}=PROGRAM"
-            return opened
-    job = {
-        "program": program,
-        "model": model or str(choice.gguf),
-        "threads": choice.threads,
-        "context": plan.context_length,
-        "stop_ids": list(stop_ids),
-    }
+def _open_llama_cpp_python(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
+    import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    # Its README advises 2 draft tokens on a CPU.
+    draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=2) if lookup else None
+    model = llama_cpp.Llama(
+        str(choice.gguf),
+        n_ctx=choice.context_length,
+        n_threads=choice.threads,
+        n_threads_batch=choice.threads,
+        draft_model=draft,
+        verbose=False,
+    )
+    stack.callback(model.close)
+
+    def answer(prompt: Sequence[int], max_tokens: int) -> Run:
+        found: list[int] = []
+        times: list[float] = []
+        for token in model.generate(list(prompt), temp=0.0):
+            times.append(time.perf_counter())
+            found.append(token)
+            if token in choice.stop_ids or len(found) >= max_tokens:
+                break
+        seconds, count = times[-1] - times[0], len(found) - 1
+        stats = Stats(predicted_n=count, predicted_ms=seconds * 1e3)
+        return Run(tuple(found), count, seconds, stats)
+
+    settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
+    name = f"llama-cpp-python {'lookup' if lookup else 'plain'}"
+    return PeerSide(name, llama_cpp.__version__, f"{settings}threads: {choice.threads}", answer)
+
+
+def _open_llama_server(choice: PeerChoice, lookup: bool, stack: ExitStack) -> PeerSide:
+    """Starts the server on a port of this machine, with one slot, and tells it tokens."""
+    program = shutil.which("llama-server")
+    if program is None:
+        raise FileNotFoundError("llama-server is not on the PATH")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own, threads = ["--spec-default"] if lookup else [], str(choice.threads)
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"version: (.+)", said.stdout + said.stderr)
+    server = subprocess.Popen(
+        [
+            *(program, "-m", str(choice.gguf), "-c", str(choice.context_length), "-np", "1", *own),
+            *("-t", threads, "-tb", threads, "--host", "127.0.0.1", "--port", port),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    stack.callback(_end, server)
+    url = f"http://127.0.0.1:{port}"
+    until = time.monotonic() + _SERVER_START_S
+    while not _is_ready(url):
+        if server.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"{program} did not start")
+        time.sleep(0.05)
+
+    def answer(prompt: Sequence[int], max_tokens: int) -> Run:
+        asked = {"prompt": list(prompt), "n_predict": max_tokens, "temperature": 0}
+        body = json.dumps({**asked, "cache_prompt": False, "return_tokens": True}).encode()
+        headers = {"Content-Type": "application/json"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/completion", body, headers)
+        ) as told:
+            found = json.load(told)
+        # predicted_ms begins with the first token of the answer.
+        timings: Mapping[str, Any] = found["timings"]
+        count = timings["predicted_n"] - 1
+        accepted = timings.get("draft_n_accepted", 0)
+        stats = Stats(
+            predicted_n=count,
+            predicted_ms=timings["predicted_ms"],
+            rounds=count - accepted if lookup else 0,
+            draft_n=timings.get("draft_n", 0),
+            draft_n_accepted=accepted,
+        )
+        return Run(tuple(found["tokens"]), count, stats.predicted_ms / 1e3, stats)
+
+    settings = " ".join([*own, f"threads: {threads}"])
+    name = f"llama-server {'lookup' if lookup else 'plain'}"
+    return PeerSide(name, version[1].strip() if version else "unknown", settings, answer)
+
+
+_OPENERS: dict[str, Callable[[PeerChoice, bool, ExitStack], PeerSide]] = {
+    "llama-cpp-python": _open_llama_cpp_python,
+    "llama-server": _open_llama_server,
+}
+
+
+def _is_ready(url: str) -> bool:
     try:
-        opened.plain = PeerProcess(f"{peer.name} plain", python, peer.name, job | {"lookup": False})
-        stack.callback(opened.plain.close)
-        if peer.looks_up:
-            name = f"{peer.name} lookup"
-            opened.looking_up = PeerProcess(name, python, peer.name, job | {"lookup": True})
-            stack.callback(opened.looking_up.close)
-    except _MissingError:
-        opened.note = f'not installed: pip install "{peer.install}"'
-    except SideError as error:
-        opened.note = error.shown
-    return opened
+        with urllib.request.urlopen(f"{url}/health"):
+            return True
+    except OSError:  # refused, or 503 while it loads
+        return False
 
 
-def parse_choices(option: str, values: Sequence[str]) -> dict[str, str]:
-    """NAME=PATH of each; raises UsageError for an unknown name or a path that is not there."""
-    names = [peer.name for peer in PEERS]
-    chosen = {}
-    for value in values:
-        name, separator, path = value.partition("=")
-        if not separator or name not in names:
-            raise UsageError(
-                f"{option} {value} names no other library",
-                remedy=f"Give NAME=PATH, NAME being one of {', '.join(names)}.",
-            )
-        found = path if Path(path).exists() else shutil.which(path)
-        if not found:
-            raise UsageError(f"{option}: there is no {path}", remedy="Check the path.")
-        chosen[name] = found
-    return chosen
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def _side_error(error: Exception) -> SideError:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return SideError(text, remedy="Leave --peers out to measure without it.")

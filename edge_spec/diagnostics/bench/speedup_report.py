@@ -34,7 +34,7 @@ def document(
         "categories": figures.categories(),
         "prompts": figures.prompts(),
         "sampled": None if sampled is None else _sampled(sampled, figures),
-        "peers": {each.peer.name: _peer(each, figures, measured) for each in peers},
+        "peers": {each.name: _peer(each, figures, measured) for each in peers},
     }
 
 

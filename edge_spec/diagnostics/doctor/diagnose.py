@@ -15,7 +15,6 @@ from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.caches import check_caches
 from edge_spec.diagnostics.doctor.chosen import Chosen, Opening, choose, require_convertible
 from edge_spec.diagnostics.doctor.control_tokens import check_control_tokens
-from edge_spec.diagnostics.doctor.families import check_family
 from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.machine import (
@@ -59,7 +58,6 @@ Check = Callable[[Subject], Iterator[Finding]]
 _FIRST: tuple[dict[str, Check], ...] = ({"files": check_files}, {"manifest": check_manifests})
 _DESCRIBED: dict[str, Check] = {
     "architecture": check_architecture,
-    "family": check_family,
     "tokenizer": check_tokenizer,
     "vocabulary": check_vocabulary,
     "profiles": check_profiles,

@@ -12,7 +12,6 @@ from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import ModelFileError
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
-from edge_spec.placement.comparison import SLOWER_THAN_OWN
 from edge_spec.placement.gains import pass_costs
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
 from edge_spec.placement.row_findings import known_rows, rows_key
@@ -34,6 +33,11 @@ class Costs(NamedTuple):
     rows: RowCosts
     draft_s: float
 
+    @property
+    def draft_share(self) -> float:
+        """Of a plain step."""
+        return self.draft_s / self.rows.at(1)
+
 
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
     """Nothing is measured here: what profiles, plans and use have left."""
@@ -51,7 +55,6 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
         yield note("break-even", found, f"Run {chosen.plan_command}.")
     else:
         yield from _break_even(costs, numbers)
-    yield from _own_loop(chosen, profiles, numbers)
     yield from _expected(chosen, costs, numbers)
 
 
@@ -85,21 +88,6 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
         yield note("lossless", "found at the first start, and kept")
     else:
         yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
-
-
-def _own_loop(
-    chosen: Chosen, profiles: Sequence[Profile | None], numbers: dict[str, object]
-) -> Iterator[Finding]:
-    """Says whether the library's own programs decode faster, where a plan has compared them."""
-    cost = None if not profiles or profiles[0] is None else profiles[0].own_loop_cost
-    if cost is None:
-        return
-    numbers["own_loop_cost"] = cost
-    found = f"a row takes {cost:.2f} of a plain step of {chosen.openings[0].runtime}'s own loop"
-    if cost > SLOWER_THAN_OWN:
-        yield warning("own loop", found, f"Measure again: {chosen.plan_command} --refresh.")
-    else:
-        yield ok("own loop", found)
 
 
 def _named(chosen: Chosen) -> str:
@@ -153,7 +141,7 @@ def break_even(num_guesses: int, costs: Costs) -> float | None:
 
 
 def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
-    step_s, share = costs.rows.at(1), costs.draft_s / costs.rows.at(1)
+    step_s, share = costs.rows.at(1), costs.draft_share
     least = {count: break_even(count, costs) for count in DRAFT_TOKENS}
     numbers["break_even"] = {
         "step_ms": 1e3 * step_s,
@@ -211,32 +199,13 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             found += f": about {gain:.2f} times plain decoding, if the others are right as often"
         yield ok("use", found)
         if costs is not None and costs.draft_s and expected_speedup(acceptance, costs) <= _NO_GAIN:
-            yield warning("use", *what_would_pay(acceptance, costs))
+            found = f"the draft gains nothing at that: a draft token takes {costs.draft_share:.2f}"
+            remedy = "Choose a smaller draft, one that is right more often, or --draft none."
+            yield warning("use", f"{found} of a step", remedy)
     # Without costs the remedy is the same, but for a draft that no plan knows.
     is_told = costs is None and not chosen.is_retokenized
     if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
         yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
-
-
-def what_would_pay(acceptance: float, costs: Costs) -> tuple[str, str]:
-    """Returns what would have to change for a draft that gains nothing, and what to do."""
-    step_s = costs.rows.at(1)
-    shares = (hundredths / 100 for hundredths in range(99, 0, -1))
-    share = next(
-        (
-            each
-            for each in shares
-            if expected_speedup(acceptance, costs._replace(draft_s=each * step_s)) > _NO_GAIN
-        ),
-        None,
-    )
-    needed = [each for count in DRAFT_TOKENS if (each := break_even(count, costs)) is not None]
-    changes = [f"its draft tokens were right in more than {min(needed):.0%}"] if needed else []
-    if share is not None:
-        now = costs.draft_s / step_s
-        changes.append(f"a draft token took less than {share:.2f} of a step ({now:.2f} now)")
-    would = " or ".join(changes) or "rows of the target's passes cost less"
-    return f"the draft would gain if {would}", "Choose another draft, or --draft none."
 
 
 def _history(chosen: Chosen) -> PairHistory | None:

@@ -167,35 +167,6 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     )
 
 
-def try_exact(
-    proof: Proof, engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: Progress
-) -> Proof:
-    """The same proof, whose differences say whether they are gone on `engine`, the same model in
-    exact mode."""
-    comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise=0.0)
-    wanted = {difference.prompt for difference in proof.differing}
-    plan = make_plan(engine, [p for p in prompts if p.id in wanted], extent.max_tokens, 1)
-
-    def tried(texts: Texts, comparison: TextComparison) -> Texts:
-        differing = {difference.prompt for difference in texts.differing}
-        tasks = [task for task in plan.tasks if task.prompt.id in differing]
-        with engine.verifying_all_draft_tokens():
-            left = comparison.texts("Trying exact mode", tasks, progress).differing
-        equal = {task.prompt.id: True for task in tasks}
-        equal |= {difference.prompt: False for difference in left}
-        return replace(
-            texts,
-            differing=tuple(
-                replace(each, exact_removes=equal.get(each.prompt)) for each in texts.differing
-            ),
-        )
-
-    seeded = proof.seeded
-    if seeded is not None:
-        seeded = tried(seeded, replace(comparison, params=_SEEDED))
-    return replace(proof, greedy=tried(proof.greedy, comparison), seeded=seeded)
-
-
 def _measured(engine: Engine) -> BatchInvariance:
     work = engine.parts.idle_work
     if work is not None:

@@ -28,7 +28,7 @@ _WRITTEN_TOKENS = (8, 24)  # of the target's own text that a prompt is made to g
 # In random order: no model knows what comes next, and there is always something to draft.
 _WORDS, _NUM_WORDS = ("red", "blue", "green"), 64
 LAST_PLACE = -1  # in the place of a token
-_MOST_ALLOWED = 0.25  # total variation that still shows something
+_MOST_ALLOWED = 0.2  # total variation that still shows something
 _LEAST_TOLD_APART = 0.5
 
 

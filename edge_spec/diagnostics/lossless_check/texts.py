@@ -29,7 +29,7 @@ class Difference:
     """The first token at which a text left the plain one.
 
     margin: by how much the plain choice won there, in logits; None where one text only ended.
-    near_tie: within the noise, and within MOST_NOISE. exact_removes: None where that was not tried.
+    near_tie: within the noise, and within MOST_NOISE.
     """
 
     prompt: str
@@ -38,7 +38,16 @@ class Difference:
     got: str
     margin: float | None
     near_tie: bool
-    exact_removes: bool | None = None
+
+
+def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
+    """Say which of the two was not exercised `least` times; "" where both were."""
+    counts = {"accepted": num_accepted, "rejected": num_rejected}
+    return " and ".join(
+        f"{count} of at least {least} draft tokens were {what}"
+        for what, count in counts.items()
+        if count < least
+    )
 
 
 def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:

@@ -21,7 +21,8 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.options import LoadOptions
-from edge_spec.testing import ScriptedModel, check_faults
+from edge_spec.testing import ScriptedModel
+from fixtures.fault_matrix import check_faults
 
 ENTRY_POINTS = """
 [edge_spec.drafters]

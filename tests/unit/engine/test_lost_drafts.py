@@ -13,7 +13,8 @@ from edge_spec.core.model import Session
 from edge_spec.core.watchdog import WatchedModel
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
-from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
+from edge_spec.testing import ScriptedModel, random_logits
+from fixtures.faults import Fault, FaultKind, FaultyModel
 
 VOCAB = 260
 PROMPT = [1, 2, 1, 2, 1, 2, 3]

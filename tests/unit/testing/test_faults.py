@@ -18,15 +18,9 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
 from edge_spec.models.device_names import DraftOverlap
-from edge_spec.testing import (
-    Fault,
-    FaultKind,
-    FaultyModel,
-    ScriptedModel,
-    ScriptedSession,
-    check_faults,
-    random_logits,
-)
+from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
+from fixtures.fault_matrix import check_faults
+from fixtures.faults import Fault, FaultKind, FaultyModel
 
 VOCAB = 260
 PROMPT = [1, 2, 1, 2, 1, 2, 3]

@@ -30,8 +30,9 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import GenerationResult, Origin, Token
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
-from edge_spec.testing import Fault, FaultKind, FaultyModel, ScriptedModel, random_logits
+from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import echo_model
+from fixtures.faults import Fault, FaultKind, FaultyModel
 
 GREEDY = {"temperature": 0.0}  # so that answers can be had again
 DOCS = Path(__file__).parents[4] / "docs"

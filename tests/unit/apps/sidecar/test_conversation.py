@@ -11,7 +11,7 @@ import pytest
 from edge_spec.apps.sidecar.conversation import Job, SidecarConversation
 from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.errors import UsageError
-from edge_spec.testing import Fault, FaultKind, FaultyModel
+from fixtures.faults import Fault, FaultKind, FaultyModel
 
 
 def test_an_error_brings_what_was_written_and_the_next_answer_is_right(

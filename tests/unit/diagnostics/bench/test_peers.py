@@ -1,121 +1,76 @@
-"""Processes of other libraries: what they may do wrong, and how they end."""
+"""Other libraries as sides: what they may do wrong, what they answer, and how they end."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from dataclasses import replace
+import urllib.request
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from edge_spec.diagnostics.bench import peers
 from edge_spec.diagnostics.bench.measuring import BenchPlan, SideError, Task
-from edge_spec.diagnostics.bench.peers import PeerChoice, PeerProcess, open_peers, parse_choices
-from edge_spec.errors import UsageError
+from edge_spec.diagnostics.bench.peers import PeerChoice, PeerSide, open_peers
 from edge_spec.text.prompt_files import Prompt
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="stands in for a Python by a script")
-
-GREETING = 'print(\'{"version": "1", "settings": "none"}\', flush=True)\n'
-ANSWER = 'print(\'{"tokens": [4, 5], "num_tokens": 1, "seconds": 0.5}\', flush=True)\n'
+CHOICE = PeerChoice(Path("a.gguf"), "a", threads=3)
+PLAN = BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
 
 
-def interpreter(tmp_path: Path, body: str) -> str:
-    """A stand-in for a Python with a library: it runs `body` whatever script it is given."""
-    path = tmp_path / "python"
-    path.write_text(f"#!{sys.executable}\nimport os, sys, time\nsys.stdin.readline()\n{body}")
-    path.chmod(0o755)
-    return str(path)
+def quiet(what: str, fraction: float) -> None: ...
 
 
-def plan() -> BenchPlan:
-    return BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
+def test_what_a_library_raises_is_told_in_one_line() -> None:
+    def broken(prompt: Any, max_tokens: int) -> Any:
+        raise ValueError("odd\nthing")
+
+    with pytest.raises(SideError, match="ValueError: odd thing"):
+        PeerSide("other plain", "1", "none", broken).decode([1], 1)
 
 
-def stat(side: PeerProcess) -> str:
-    return Path(f"/proc/{side._process.pid}/stat").read_text().split()[2]
-
-
-def test_an_answer_becomes_a_run(tmp_path: Path) -> None:
-    python = interpreter(tmp_path, GREETING + "for line in sys.stdin:\n    " + ANSWER)
-    side = PeerProcess("other plain", python, "any", {})
-    run = side.decode([1, 2, 3], 8)
-    assert (run.tokens, run.num_tokens, run.seconds) == ((4, 5), 1, 0.5)
-    assert run.stats.mean_accepted_length is None  # it has not told
-    side.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_a_process_that_is_not_asked_takes_no_time(tmp_path: Path) -> None:
-    spins = GREETING + "while True: pass\n"
-    side = PeerProcess("other plain", interpreter(tmp_path, spins), "any", {})
-    deadline = time.monotonic() + 60
-    while stat(side) != "T" and time.monotonic() < deadline:
-        pass
-    assert stat(side) == "T"
-    side._process.kill()  # `close` would wait for it
-    side.close()
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("sys.exit('no such\\nthing: x')", "ended with status 1: thing: x"),
-        ("os.kill(os.getpid(), 11)", "ended with status -11: it said nothing"),
-        ('print(\'{"error": "ValueError: odd"}\', flush=True)', "ValueError: odd"),
-    ],
-)
-def test_what_goes_wrong_is_told_in_one_line(tmp_path: Path, body: str, told: str) -> None:
-    with pytest.raises(SideError, match=told):
-        PeerProcess("other plain", interpreter(tmp_path, body), "any", {})
-    side = PeerProcess(
-        "other plain",
-        interpreter(tmp_path, GREETING + f"sys.stdin.readline()\n{body}\n"),
-        "any",
-        {},
-    )
-    with pytest.raises(SideError, match=told):
-        side.decode([1], 1)
-    side.close()
-
-
-def test_a_library_that_is_not_installed_is_listed_with_the_command(
+def test_what_is_not_there_is_listed_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    absent = 'print(\'{"error": "No module named x", "missing": true}\', flush=True)'
-    python = interpreter(tmp_path, absent)
-    names = ("llamacpp", "llama-cpp-python", "onnxruntime-genai", "openvino-genai")
-    choice = PeerChoice(Path("a.gguf"), "a", {}, dict.fromkeys(names, python), threads=1)
-    with open_peers(choice, plan(), [0], lambda what, fraction: None) as opened:
-        notes = {each.peer.name: each.note for each in opened}
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
         assert not any(each.sides for each in opened)
-    assert notes == {
-        "llamacpp": 'not installed: pip install "edge-spec[llamacpp]"',
-        "llama-cpp-python": 'not installed: pip install "llama-cpp-python"',
-        "llama-server": "not found: give --peer-python llama-server=PROGRAM",
-        "onnxruntime-genai": "needs --peer-model onnxruntime-genai=DIRECTORY",
-        "openvino-genai": 'not installed: pip install "openvino-genai"',
-    }
+    notes = {each.name: each.note for each in opened}
+    assert notes["llama-cpp-python"] == 'not installed: pip install "llama-cpp-python"'
+    assert "llama-server is not on the PATH" in str(notes["llama-server"])
 
 
-def test_choices_name_libraries_and_what_is_there(tmp_path: Path) -> None:
-    found = parse_choices("--peer-python", [f"openvino-genai={sys.executable}"])
-    assert found == {"openvino-genai": sys.executable}
-    assert Path(parse_choices("--peer-python", ["llamacpp=sh"])["llamacpp"]).is_absolute()
-    for value in ("vllm=x", "openvino-genai", f"={tmp_path}"):
-        with pytest.raises(UsageError, match="names no other library"):
-            parse_choices("--peer-model", [value])
-    with pytest.raises(UsageError, match="there is no"):
-        parse_choices("--peer-model", [f"openvino-genai={tmp_path / 'missing'}"])
+def test_a_library_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Llama:
+        def __init__(self, model: str, **options: Any) -> None:
+            assert (model, options["n_threads"], options["n_threads_batch"]) == ("a.gguf", 3, 3)
 
+        def generate(self, prompt: list[int], temp: float) -> Any:
+            assert temp == 0.0
+            yield from [*prompt, 9, 9]
 
-def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "python"
-    path.write_text("no program")
-    with pytest.raises(SideError, match="python does not run"):
-        PeerProcess("other plain", str(path), "any", {})
+        def close(self) -> None:
+            closed.append(self)
+
+    closed: list[Llama] = []
+    library, lookup = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    library.Llama, library.__version__ = Llama, "7"  # type: ignore[attr-defined]
+    lookup.LlamaPromptLookupDecoding = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", lookup)
+    now = iter(range(100))
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: float(next(now)))
+    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
+        other = opened[0]
+        assert other.plain is not None and other.looking_up is not None, other.note
+        run = other.plain.decode([4, 5, 0], 8)  # 0 ends a text
+        assert (run.tokens, run.num_tokens, run.seconds) == ((4, 5, 0), 2, 2.0)
+        assert other.looking_up.decode([4, 5, 6], 2).tokens == (4, 5)
+        assert run.stats.mean_accepted_length is None  # it has not told
+    assert len(closed) == 2
 
 
 SERVER = """
@@ -146,23 +101,27 @@ HTTPServer(("127.0.0.1", int(options["--port"])), Answers).serve_forever()
 """
 
 
-def test_a_server_is_asked_by_tokens_and_ends_with_its_side(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="stands in for a program by a script")
+def test_a_server_is_asked_by_tokens_and_ends_with_its_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "llama-server"
     path.write_text(f"#!{sys.executable}\n{SERVER}")
     path.chmod(0o755)
-    choice = PeerChoice(Path("a.gguf"), "a", {}, {"llama-server": str(path)}, threads=3)
-    others = {name: "/bin/false" for name in ("llamacpp", "llama-cpp-python", "openvino-genai")}
-    choice = replace(choice, programs={**others, **choice.programs})
-    with open_peers(choice, plan(), [0], lambda what, fraction: None, "llamacpp") as opened:
-        [server] = [each for each in opened if each.peer.name == "llama-server"]
-        assert "llamacpp" not in [each.peer.name for each in opened]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        peers, "_is_ready", lambda url, ready=peers._is_ready: asked.append(url) or ready(url)
+    )
+    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
+        server = opened[1]
         assert server.plain is not None and server.looking_up is not None, server.note
         assert server.plain.version == "7 (abc)"
         run = server.plain.decode([7, 8], 5)
         assert (run.tokens, run.num_tokens, run.seconds) == ((7, 8), 4, 2.0)
         drafted = server.looking_up.decode([7], 5).stats
         assert (drafted.draft_n, drafted.draft_n_accepted, drafted.rounds) == (6, 2, 2)
-        groups = [side._process.pid for side in server.sides]
-    for group in groups:
-        with pytest.raises(ProcessLookupError):
-            os.killpg(group, 0)
+    for url in set(asked):
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"{url}/health")

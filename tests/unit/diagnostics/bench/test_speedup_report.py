@@ -24,7 +24,7 @@ from edge_spec.diagnostics.bench.measuring import (
     SampledMeasurement,
     Task,
 )
-from edge_spec.diagnostics.bench.peers import PEERS, OpenPeer
+from edge_spec.diagnostics.bench.peers import OpenPeer
 from edge_spec.diagnostics.bench.speedup_report import document, markdown
 from edge_spec.errors import MissingDependencyError
 from edge_spec.text.prompt_files import Prompt
@@ -190,7 +190,7 @@ def test_an_answer_of_one_token_tells_nothing_of_a_library_that_counts_from_it(
 
 @pytest.fixture
 def report(measured: BenchMeasurement) -> dict[str, Any]:
-    return document(measured, SETTINGS, [OpenPeer(PEERS[0], "tiny", note="not installed: x")])
+    return document(measured, SETTINGS, [OpenPeer("llama-server", "tiny", note="not installed: x")])
 
 
 def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def test_the_document_survives_json_and_has_the_promised_fields(report: dict[str
         *("predicted_per_second", "plain_per_second", "speedup", "speedup_low", "speedup_high"),
         *("mean_accepted_length", "acceptance_rate", "worst_prompt_speedup"),
     }
-    for figures in (report["total"], report["categories"]["qa"], report["peers"]["llamacpp"]):
+    for figures in (report["total"], report["categories"]["qa"], report["peers"]["llama-server"]):
         assert promised <= set(figures)
     assert report["settings"]["repetitions"] == 2
 
@@ -217,7 +217,7 @@ def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
     ) in lines
     assert "| code | no_candidate 25% | 0.50 | 7.50 | 1.00 |" in lines
     assert any(line.startswith("| all | 2 |") and line.endswith(" b |") for line in lines)
-    assert "- llamacpp: not installed: x" in lines
+    assert "- llama-server: not installed: x" in lines
     widths = {line.count("|") for line in lines if line.startswith("| ")}
     assert widths == {11, 6}  # each table's rows are as long as its header
     assert not any("Partial" in line for line in lines)

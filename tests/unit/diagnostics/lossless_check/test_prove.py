@@ -19,13 +19,11 @@ from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.diagnostics.lossless_check import Extent, Proof, prove, try_exact
+from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.diagnostics.lossless_check.lossless_report import (
     checks,
     document,
-    html_page,
     print_report,
-    summary,
 )
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison
@@ -101,7 +99,7 @@ def test_right_rules_pass(with_drafter: Any, names: str) -> None:
     assert proof.greedy.num_prompts == 4 and proof.seeded.num_prompts == 2
     for origin in ("accepted", "recovered"):  # else the draws say little
         assert proof.sampling.origins[origin] >= 100, proof.sampling.origins
-    assert proof.sampling.fit.degrees_of_freedom > 5
+    assert proof.sampling.fit.num_cells > 6
     assert engine.drafter == names
     assert engine.chat("red green blue red green", max_tokens=12).stats.draft_n > 0
 
@@ -185,7 +183,7 @@ def test_no_noise_lets_a_broken_rule_pass(
     """It may leave open whether the rule is broken: then nothing is claimed."""
     monkeypatch.setattr("edge_spec.core.verify.walk.verify_block", recovers_from_the_target)
     broken = check_sampling(with_drafter("draft-model"), 600, noise, quiet)
-    assert broken.passed is (False if noise < 0.02 else None)
+    assert broken.passed is (False if noise < 0.01 else None)
 
 
 def third_and_fourth(tokens: tuple[int, ...]) -> np.ndarray:
@@ -307,18 +305,6 @@ def test_branches_and_conversations_are_named_where_nothing_tried_them(with_draf
 FAR = Difference("p", 0, "a", "b", margin=1.0, near_tie=False)
 
 
-def test_exact_mode_is_advised_only_where_it_removed_all_that_failed(failed: Proof) -> None:
-    gone = tuple(replace(each, exact_removes=True) for each in failed.greedy.differing)
-    proof = replace(failed, greedy=replace(failed.greedy, differing=gone), seeded=None)
-    assert proof.sampling is not None and not proof.sampling.passed
-    assert "see whether --exact helps" in summary(document(proof, "cpu"))
-    proof = replace(proof, sampling=None)
-    assert "--exact removes that" in summary(document(proof, "cpu"))
-    some = (*gone, replace(gone[0], exact_removes=None))
-    proof = replace(proof, greedy=replace(failed.greedy, differing=some))
-    assert "see whether --exact helps" in summary(document(proof, "cpu"))
-
-
 def test_the_margin_of_a_seeded_choice_is_that_of_its_race(with_drafter: Any) -> None:
     """The token that a seed chose won by it: other tokens' keys are smaller by as much."""
     engine, prompt = with_drafter("suffix"), list(b"red green")
@@ -419,13 +405,7 @@ def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
     for difference in proof.differing:
         assert difference.near_tie and difference.margin is not None
         assert difference.margin <= proof.determinism.tie_margin
-    steady = with_drafter("recycling", ScriptedModel(tied, VOCAB))
-    tried = try_exact(proof, steady, PROMPTS, extent, quiet)
-    assert [each.exact_removes for each in tried.differing] == [True] * len(proof.differing)
-    still = with_drafter("recycling", NoisyModel(tied, VOCAB))
-    tried = try_exact(proof, still, PROMPTS, extent, quiet)
-    assert all(each.exact_removes is False for each in tried.differing)
-    shown = document(tried, "cpu")
+    shown = document(proof, "cpu")
     assert shown["verdict"] == "ties" and printed(shown).splitlines()[1].startswith("NEAR TIES")
 
 
@@ -474,23 +454,20 @@ def test_the_document_has_the_promised_fields(failed: Proof) -> None:
     greedy, sampling, repeated = report["greedy"], report["sampling"], report["determinism"]
     assert {"num_prompts", "num_tokens", "num_differing_prompts", "near_ties"} <= set(greedy)
     assert set(greedy["differing"][0]) == {
-        *("prompt", "token_index", "expected", "got", "margin", "near_tie", "exact_removes")
+        *("prompt", "token_index", "expected", "got", "margin", "near_tie")
     }
-    tests = {"chi_squared", "degrees_of_freedom", "p_value", "total_variation", "passed"}
+    tests = {"divergence", "num_cells", "p_value", "total_variation", "passed"}
     assert tests | {"num_draws", "num_tokens", "total_variation_bound"} <= set(sampling)
     assert {"runs", "num_differing", "widths", "invariant_widths", "passed"} <= set(repeated)
     assert {"tie_margin", "branch_invariant"} <= set(repeated)
 
 
-def test_what_a_model_wrote_cannot_become_part_of_the_page(failed: Proof) -> None:
-    evil = "<script>alert(1)</script>\x1b[31m[bold]"
+def test_what_a_model_wrote_is_no_command_of_the_terminal(failed: Proof) -> None:
+    evil = "\x1b[31m[bold]"
     differing = tuple(replace(each, got=evil, prompt=evil) for each in failed.greedy.differing)
     report = document(
         replace(failed, model=evil, greedy=replace(failed.greedy, differing=differing)), "cpu"
     )
-    page = html_page(report)
-    assert "<script" not in page and "&lt;script&gt;" in page
-    assert "http:" not in page and "https:" not in page and "src=" not in page
     text = printed(report)
     assert "\x1b" not in text and "FAIL" in text and "fault" in text
 

@@ -1,0 +1,387 @@
+"""`edge-spec doctor --run`: a model on a device, held to the public tests of sessions, to the same
+runtime's CPU, to its own texts without drafting, and to itself for a while. Each check has a
+process of its own: a driver may crash or hang."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from edge_spec.core.isolated import IsolatedError, isolated
+from edge_spec.core.model import Model, Progress, TellsNodePlacement
+from edge_spec.core.sampling import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.diagnostics.doctor.chosen import Chosen
+from edge_spec.diagnostics.doctor.finding import (
+    Finding,
+    Severity,
+    fault,
+    judged,
+    note,
+    of_error,
+    ok,
+)
+from edge_spec.diagnostics.lossless_check import Extent, prove
+from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.request import GREEDY
+from edge_spec.errors import EdgeSpecError
+from edge_spec.exactness.lossless import Promise
+from edge_spec.fitting.memory import format_bytes, resident_bytes
+from edge_spec.loader import load_engine
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.resolve import resolve_model
+from edge_spec.models.source import Source
+from edge_spec.testing import check_session, check_trees
+from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+CONTEXT_TOKENS = 512  # of the models whose sessions are checked; the whole of it is filled once
+PROMPTS = (12, 300)  # tokens; kernels of attention change within the first hundreds
+# Of the scores' deviation. Other kernels and float16 differ by a few hundredths, the same rows in
+# passes of another width by up to a tenth; a wrong mask or position by about one.
+TOLERANCE = 0.25
+ELSEWHERE = "Use another device or runtime, and report it."
+_MOST_CONTEXT = 4096  # of a model whose context cannot be shortened, to fill it
+_CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
+_BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
+_HEAVY = ("attention", "matmul", "gemm")  # within the names of operators, in lower case
+_STEPS = 4
+_EXTENT = Extent(num_prompts=4, max_tokens=32, num_draws=0, num_runs=2)
+# A check takes minutes at most; a process that then still runs hangs. A slow model may take as
+# long as _MOST_STEPS of its steps.
+_TIMEOUT_S, _MOST_STEPS = 600.0, 5000
+_OPENING = "opens"
+_SOAKED_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS, _LEAST_ROUNDS = 3, 64, 16, 5
+_SEEDED = SamplingParams(temperature=0.8, seed=7)
+_LEAST_SAMPLES = 20
+_MOST_GROWTH, _SLACK_BYTES = 0.02, 4_000_000  # allocators never give all back
+_MOST_ERRORS = 20  # after which it is not tried any longer
+
+
+def _silent(what: str, fraction: float) -> None:
+    """Ignores progress of work that nobody watches."""
+
+
+@dataclass(frozen=True)
+class DeviceCheckRequest:
+    """A target, its place and what may draft for it. asked: arguments of LoadOptions that say where
+    the target runs, with a runtime's name; drafting: those of a draft, empty where there is
+    none."""
+
+    model: str
+    asked: Mapping[str, Any]
+    drafting: Mapping[str, Any] = field(default_factory=dict)
+    soak_s: float = 60.0
+
+    @classmethod
+    def of(cls, chosen: Chosen, places: LoadOptions, soak_s: float) -> DeviceCheckRequest:
+        """places: as the user asked for them."""
+        target, *drafts = chosen.openings
+        names = ("device", "context_length", "source_language", "target_language")
+        asked = {name: getattr(places, name) for name in names} | {"runtime": target.runtime}
+        drafting: dict[str, Any] = {}
+        if drafts:
+            drafting = {"draft": drafts[0].source.model, "draft_runtime": drafts[0].runtime}
+            drafting |= {"draft_device": places.draft_device}
+        return cls(chosen.source.model, asked, drafting, soak_s)
+
+    def prepare(self, progress: Progress) -> None:
+        """Converts what no runtime reads as it is, while progress can be shown. The check that
+        opens it finds what keeps one from it."""
+        options = self.options(**self.drafting)
+        with suppress(EdgeSpecError):
+            source = Source(self.model, progress)
+            resolve_model(source, options.runtime, options, progress, options.providers)
+            for draft in options.drafts:
+                source = Source(draft, progress)
+                devices = options.draft_providers
+                resolve_model(source, options.draft_runtime, options, progress, devices)
+
+    @property
+    def is_cpu(self) -> bool:
+        return (self.asked.get("device") or "cpu").strip().lower() == "cpu"
+
+    def options(self, **changes: Any) -> LoadOptions:
+        return LoadOptions(**{**self.asked, **changes}, keeps_answers=False)
+
+    @contextmanager
+    def opened(self, **changes: Any) -> Iterator[Model]:
+        """Opens the target alone. Raises an EdgeSpecError, and what libraries raise."""
+        options, source = self.options(**changes), Source(self.model, _silent)
+        resolved = resolve_model(source, options.runtime, options, _silent, options.providers)
+        with closing(resolved.open(options.runtime_options)) as model:
+            yield model
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """Opens the target with its draft. Raises as `opened` does."""
+        with load_engine(self.model, self.options(**self.drafting), _silent) as engine:
+            yield engine
+
+
+class _Chains:
+    """The same model, which hides that it takes branches."""
+
+    def __init__(self, model: Model) -> None:
+        self.config = model.config
+        self.capabilities = replace(model.capabilities, trees=False)
+        self.open_session = model.open_session
+        self.close = model.close
+
+
+def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
+    """Raises the real error of the library that cannot load it."""
+    began = time.perf_counter()
+    with request.opened() as model:
+        load_s = time.perf_counter() - began
+        with closing(model.open_session()) as session:
+            session.prefill([0] * 4)
+            seconds = []
+            for _ in range(1 + _STEPS):
+                began = time.perf_counter()
+                session.forward(TokenTree.chain(0)).logits.copy()
+                session.commit([0])
+                seconds.append(time.perf_counter() - began)
+        first_ms, step_ms = 1e3 * seconds[0], 1e3 * min(seconds[1:])
+        can = model.capabilities
+        yield ok(
+            _OPENING,
+            f"loaded in {load_s:.1f} s, first pass {first_ms:,.1f} ms, then {step_ms:,.1f} ms; "
+            f"takes {'trees' if can.trees else 'chains only'}, {can.max_rows} rows a pass",
+            load_s=load_s,
+            first_pass_ms=first_ms,
+            step_ms=step_ms,
+        )
+        if isinstance(model, TellsNodePlacement):
+            yield _judge_nodes(model.node_placement(), request.is_cpu)
+
+
+def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Finding:
+    """Finds heavy operators that a provider has left to the CPU without a word. placement: as
+    `node_placement` has it. on_cpu: whether the CPU was asked for."""
+    left: Counter[str] = Counter()
+    for provider, nodes in placement.items():
+        if provider.lower().startswith("cpu") and not on_cpu:
+            heavy = {each: n for each, n in nodes.items() if any(h in each.lower() for h in _HEAVY)}
+            left.update(heavy)
+    counts = ", ".join(f"{name} {sum(nodes.values())}" for name, nodes in placement.items())
+    found = f"nodes: {counts or 'none'}"
+    if left:
+        names = ", ".join(f"{count} {name}" for name, count in left.items())
+        found = f"the CPU has {names}, with copies both ways in each pass; {found}"
+    return judged("operators", bool(placement) and not left, found, ELSEWHERE)
+
+
+def check_chains(request: DeviceCheckRequest) -> Iterator[Finding]:
+    with request.opened(context_length=CONTEXT_TOKENS) as model:
+        chains = _Chains(model)
+        yield _held("chains", model, lambda most: check_session(chains, most).max_difference)
+        yield from _compared("chains", request, model, _CHAIN)
+
+
+def check_branches(request: DeviceCheckRequest) -> Iterator[Finding]:
+    with request.opened(context_length=CONTEXT_TOKENS) as model:
+        if not model.capabilities.trees:
+            yield note("trees", "it takes chains only")
+            return
+        yield _held("trees", model, partial(check_trees, model))
+        yield from _compared("trees", request, model, _BRANCHES)
+
+
+def _held(check: str, model: Model, hold: Callable[[float], float]) -> Finding:
+    """Holds the model to what it promises of itself, whatever other devices score."""
+    if model.config.context_length > _MOST_CONTEXT:
+        return note(check, f"a context of {model.config.context_length} tokens is not filled")
+    tolerance = TOLERANCE * float(_scores(model, 1, _CHAIN).std())
+    if not np.isfinite(tolerance):
+        return fault(check, "its scores are no numbers", ELSEWHERE)
+    try:
+        largest = hold(tolerance)
+    except AssertionError as error:
+        return fault(check, f"a promise of sessions is broken: {error}", ELSEWHERE)
+    found = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
+    return ok(check, found, max_logit=largest, tolerance_logit=tolerance)
+
+
+def _compared(
+    check: str, request: DeviceCheckRequest, model: Model, parents: Sequence[int]
+) -> Iterator[Finding]:
+    """Holds the scores to those of the same runtime's CPU, after a short and a longer text: a
+    device that is wrong throughout keeps every promise that is held against itself."""
+    room = model.config.context_length - len(parents)
+    found = {tokens: _scores(model, tokens, parents) for tokens in {min(t, room) for t in PROMPTS}}
+    wrong = sorted(tokens for tokens in found if not np.isfinite(found[tokens]).all())
+    if wrong:
+        yield fault(check, f"after {wrong[0]} tokens its scores are no numbers", ELSEWHERE)
+        return
+    if request.is_cpu:
+        return
+    with request.opened(device="cpu", context_length=CONTEXT_TOKENS) as other:
+        for tokens in sorted(found):
+            expected = _scores(other, tokens, parents)
+            deviation = expected.std(axis=1).clip(min=1e-9)
+            far = float(((found[tokens] - expected).std(axis=1) / deviation).max())
+            yield judged(
+                check,
+                far <= TOLERANCE,
+                f"after {tokens} tokens, against {request.asked['runtime']} on the CPU: scores "
+                f"differ by {far:.3f} of their deviation (up to {TOLERANCE} is rounding)",
+                ELSEWHERE,
+                of_deviation=far,
+            )
+
+
+def _scores(model: Model, prompt_tokens: int, parents: Sequence[int]) -> np.ndarray:
+    """[rows, vocab] float32, of random tokens: the same ones on every device."""
+    rows = len(parents)
+    drawn = np.random.RandomState(0).randint(0, model.config.vocab_size, prompt_tokens + rows)
+    with closing(model.open_session()) as session:
+        session.prefill(drawn[:prompt_tokens].tolist())
+        tokens = drawn[prompt_tokens:].astype(np.int32)
+        tree = TokenTree(tokens, np.array(parents, np.int32), np.ones(rows, np.float32))
+        return session.forward(tree).logits.copy()
+
+
+def check_lossless(request: DeviceCheckRequest) -> Iterator[Finding]:
+    """Runs a short `edge-spec verify`."""
+    prompts = sorted(read_prompts(OWN_PROMPTS), key=lambda each: len(each.text))
+    with request.engine() as engine:
+        report = document(prove(engine, prompts, _EXTENT, _silent), "")
+    for name, mark, figures in checks(report):
+        found = f"{name}: {figures} (promised: {report['promise']})"
+        if mark == "open":
+            yield note("lossless", found, "Run edge-spec verify, which tries more.")
+        else:
+            yield judged("lossless", mark != "fault", found, "Run edge-spec verify, and report it.")
+
+
+def check_soak(
+    request: DeviceCheckRequest, resident: Callable[[], int | None] = resident_bytes
+) -> Iterator[Finding]:
+    """Asks the same again and again until the time is over: answers repeat, memory stays."""
+    first: dict[tuple[Any, ...], list[int]] = {}
+    differing, errors, samples, rounds = Counter[str](), list[str](), list[int](), 0
+    with request.engine() as engine:
+        may_differ = engine.parts.speculation_factory.lossless.promise is Promise.TIES
+        room = min(_PROMPT_TOKENS, engine.parts.model.config.context_length - _MAX_TOKENS)
+        texts = read_prompts(OWN_PROMPTS, per_category=1)[:_SOAKED_PROMPTS]
+        prompts = [engine.parts.text.prompt_of(each.text)[: max(1, room)] for each in texts]
+        asked = [
+            (kind, number, sampling)
+            for number in range(len(prompts))
+            for sampling in (GREEDY, _SEEDED)
+            for kind in ("plain", "drafting", "scores")
+        ]
+        end_s = time.monotonic() + request.soak_s
+        while rounds < _LEAST_ROUNDS or time.monotonic() < end_s:
+            for kind, number, sampling in asked:
+                try:
+                    answer = _answer(engine, kind, prompts[number], sampling)
+                    key = kind, number, sampling.seed
+                    differing[kind] += first.setdefault(key, answer) != answer
+                except Exception as error:  # ours, or of a library
+                    errors.append(of_error(error))
+                samples += [bytes for bytes in [resident()] if bytes is not None]
+            rounds += 1
+            if len(errors) >= _MOST_ERRORS:
+                break
+    told = f"{len(errors)} errors in {rounds * len(asked)} requests"
+    told += f"; the first: {errors[0]}" if errors else ""
+    yield judged("soak", not errors, told, ELSEWHERE, requests=rounds * len(asked))
+    counts = ", ".join(f"{count} of {kind}" for kind, count in differing.items() if count)
+    told = f"answers that differ from the first to the same request: {counts or 'none'}"
+    wrong = differing.total() - may_differ * differing["drafting"]
+    yield judged("soak", not wrong and bool(first), told, ELSEWHERE)
+    yield judge_growth(samples)
+
+
+def _answer(engine: Engine, kind: str, prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """Answers in another conversation, whose cache is opened and closed, too; of scores, every bit
+    of those of a chain after the prompt."""
+    if kind == "scores":
+        with closing(engine.parts.model.open_session()) as session:
+            session.prefill(prompt)
+            logits = session.forward(TokenTree.chain(prompt[0], prompt[-1:] * 3)).logits
+            return list(hashlib.sha256(np.ascontiguousarray(logits).tobytes()).digest())
+    with ExitStack() as opened:
+        other = opened.enter_context(engine.fork())
+        if kind == "plain":
+            opened.enter_context(other.without_drafting())
+        result = other.generate(prompt, max_tokens=_MAX_TOKENS, sampling=sampling)
+    return [token.id for token in result.tokens]
+
+
+def judge_growth(samples: Sequence[int]) -> Finding:
+    """samples: bytes in use, in the order of time. In the first half caches and arenas come to
+    their size; the beginning and the end of the second are compared."""
+    if len(samples) < _LEAST_SAMPLES:
+        return note("soak", f"memory: {len(samples)} samples are too few to tell")
+    warm = samples[len(samples) // 2 :]
+    window = max(1, len(warm) // 5)
+    start, end = median(warm[:window]), median(warm[-window:])
+    grown = end - start
+    sign = "+" if grown >= 0 else "-"
+    found = f"memory: {sign}{format_bytes(int(abs(grown)))} in the second half"
+    most = _MOST_GROWTH * start + _SLACK_BYTES
+    return judged("soak", grown <= most, found, "It leaks. Report it.", grown_bytes=grown)
+
+
+CHECKS: dict[str, tuple[str, Callable[[DeviceCheckRequest], Iterator[Finding]]]] = {
+    _OPENING: ("Opening the model", check_opening),
+    "chains": ("Scoring chains", check_chains),
+    "trees": ("Scoring trees", check_branches),
+    "lossless": ("Drafting against plain texts", check_lossless),
+    "soak": ("Soak", check_soak),
+}
+
+
+def run_check(name: str, request: str) -> list[dict[str, Any]]:
+    """Runs in another process, with arguments as a command line has them; returns findings as JSON.
+
+    What the check found before it failed stays.
+    """
+    found: list[Finding] = []
+    try:
+        # As it goes: those that were found before it raises are in the list.
+        found.extend(CHECKS[name][1](DeviceCheckRequest(**json.loads(request))))
+    except EdgeSpecError as error:
+        found.append(fault(name, error.shown, error.remedy))
+    except Exception as error:  # a library may fail in any way on a device that is new to it
+        found.append(fault(name, of_error(error), ELSEWHERE))
+    return [asdict(each) for each in found]
+
+
+def run_checks(
+    request: DeviceCheckRequest,
+    progress: Progress,
+    on_findings: Callable[[Sequence[Finding]], None],
+    isolate: Callable[..., Any] = isolated,
+) -> None:
+    """Goes on past failures: a driver that crashes or hangs is a finding. on_findings: is given
+    what each check found before the next one may take the machine down. An interrupt passes."""
+    step_s = 0.0
+    for name, (title, _) in CHECKS.items():
+        progress(title, 0.0)
+        timeout_s = _TIMEOUT_S + request.soak_s + _MOST_STEPS * step_s
+        try:
+            rows = isolate(run_check, name, json.dumps(asdict(request)), timeout_s=timeout_s)
+            found = [Finding(**{**row, "level": Severity(row["level"])}) for row in rows]
+        except IsolatedError as error:
+            found = [fault(name, str(error), ELSEWHERE)]
+        progress(title, 1.0)
+        on_findings([each.of("run") for each in found])
+        if name == _OPENING:
+            if any(each.level is Severity.FAULT and each.check == _OPENING for each in found):
+                on_findings([note("run", "nothing else was tried: it does not open").of("run")])
+                return
+            step_s = found[0].numbers["step_ms"] / 1e3
