@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, shutting_down, stopped_early, timed_out
 from edge_spec.apps.server.line_limits import LineLimits, limited
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
@@ -81,13 +81,16 @@ class _LiveRate:
 class ServerAnswer:
     """Runs until its work is done or it is cancelled, whether or not anybody reads.
 
-    on_end: called in the event loop when the slot is free again. What was written and not read
-    stays in memory; the limits of the answers are its bound.
+    limit_s: the time for writing, from the first token on. on_end: called in the event loop when
+    the slot is free again. What was written and not read stays in memory; the limits of the answers
+    are its bound.
     """
 
-    def __init__(self, slot: Slot, work: Work, on_end: Callable[[], None]) -> None:
+    def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
         self._slot = slot
         self._work = work
+        self._limit_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._made = time.perf_counter()
@@ -100,14 +103,15 @@ class ServerAnswer:
         self._error: Exception | None = None
         self._events: deque[Event] = deque()
         self._lock = Lock()  # of the two below
-        self._cancelled = False
+        self._stopped: ApiError | None = None  # why, once it is cancelled
         self._generation: Generation | None = None
         slot.thread.submit(self._run)
 
-    def cancel(self) -> None:
-        """Ends it after the current round; what was written stays to be read."""
+    def cancel(self, reason: ApiError | None = None) -> None:
+        """End it after the current round; what was written stays to be read. A choice without a
+        token is an error with this reason, by default that the server is shutting down."""
         with self._lock:
-            self._cancelled = True
+            self._stopped = self._stopped or reason or shutting_down()
             if self._generation is not None:
                 self._generation.cancel()
 
@@ -158,10 +162,7 @@ class ServerAnswer:
             self._choose_drafter()
             choices = zip(self._work.prompts, self._work.options, strict=True)
             for choice, (prompt, options) in enumerate(choices):
-                if self._cancelled and choice:
-                    self._leave_out(choice)
-                else:
-                    self._answer(choice, prompt, options)
+                self._answer(choice, prompt, options)
         except Exception as error:  # told to the client, whatever it is: the server stays up
             self._error = error
         finally:
@@ -182,6 +183,7 @@ class ServerAnswer:
             ) from error
 
     def _answer(self, choice: int, prompt: Sequence[int], options: Any) -> None:
+        """Raises ApiError where it is stopped before its first token."""
         slot, live, rate = self._slot, _LiveRate(), None
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
@@ -190,6 +192,7 @@ class ServerAnswer:
             for chunk in generation if limits is None else limited(generation, limits()):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
+                    self._loop.call_soon_threadsafe(self._limit)
                 num_tokens = len(generation.result.tokens)
                 rate = live.observe(num_tokens)
                 self._tell(Round(choice, chunk, num_tokens, rate, slot.plain_per_second))
@@ -200,19 +203,18 @@ class ServerAnswer:
             if result.stats.plain_per_second is not None:
                 slot.plain_per_second = result.stats.plain_per_second
             self.results.append(result)
+        if self._stopped and result.finish_reason is FinishReason.CANCELLED and not result.tokens:
+            num_choices = len(self._work.prompts)
+            of = f" of answer {choice + 1} of {num_choices}" if num_choices > 1 else ""
+            read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
+            raise stopped_early(self._stopped, read)
         self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
-
-    def _leave_out(self, choice: int) -> None:
-        """Ends a choice that was not begun: replies have as many as were asked for."""
-        result = GenerationResult(finish_reason=FinishReason.CANCELLED)
-        self.results.append(result)
-        self._tell(Ended(choice, result, 0, None, self._slot.plain_per_second))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)
         with self._lock:
             self._generation = generation
-            if self._cancelled:
+            if self._stopped:
                 generation.cancel()
         self._loop.call_soon_threadsafe(self._begin)
         return generation
@@ -229,7 +231,12 @@ class ServerAnswer:
         self._begun = True
         self._news.set()
 
+    def _limit(self) -> None:
+        self._timer = self._loop.call_later(self._limit_s, self.cancel, timed_out())
+
     def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._on_end()
         self.ended.set()
         self._news.set()

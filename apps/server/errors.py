@@ -91,6 +91,20 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"})
 
 
+def timed_out() -> ApiError:
+    return ApiError(504, "The answer has taken longer than the server allows.", code="timeout")
+
+
+def stopped_early(reason: ApiError, progress: str) -> ApiError:
+    """Return the error of an answer that was stopped before its first token."""
+    return ApiError(
+        reason.status,
+        f"{reason.message} {progress}; asking again goes on from there.",
+        code=reason.code,
+        headers=reason.headers,
+    )
+
+
 def cannot_be_opened(name: str, error: Exception) -> ApiError:
     """Returns the error of a model that cannot be opened: what whoever runs the server can do
     about it is not theirs to do. OpenAI's client does not ask again on its own."""

@@ -43,7 +43,7 @@ class ServerOptions:
     queue_timeout_s: float = 60.0
     max_models: int | None = None
     load_timeout_s: float = 300.0
-    request_timeout_s: float = 600.0  # of an answer, once it has begun
+    request_timeout_s: float = 600.0  # of an answer, from its first token on
     client_timeout_s: float = 30.0  # that a client may take to send a request, or not to read
     grace_s: float = 30.0  # that running answers have to end when the server is told to
     max_body_bytes: int = 2 << 20

@@ -45,7 +45,6 @@ class Running:
         waited_s = time.perf_counter() - arrived
 
         def end() -> None:
-            timer.cancel()
             self.answers.discard(answer)
             opened.pool.release(slot)
             self.models.release(model)
@@ -53,8 +52,7 @@ class Running:
             first_s = None if first_s is None else waited_s + first_s
             self.metrics.observe_answer(model.name, answer.results, first_s)
 
-        answer = ServerAnswer(slot, work, end)
-        timer = asyncio.get_running_loop().call_later(self.request_timeout_s, answer.cancel)
+        answer = ServerAnswer(slot, work, self.request_timeout_s, end)
         self.answers.add(answer)
         return answer
 

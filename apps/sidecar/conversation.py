@@ -9,7 +9,7 @@ from queue import Full, Queue
 from threading import Lock, Thread
 from typing import Any
 
-from edge_spec import Chunk, EdgeSpecError, Engine, Generation
+from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
 from edge_spec.apps.sidecar.messages import Code, Id, RpcError, chunk_message, failure, result
 
 MAX_QUEUED = 16
@@ -111,6 +111,13 @@ class SidecarConversation:
             job.produced = told = outcome.result.to_dict()
             del told["tokens"]  # they were streamed
             self.last_stats = told["stats"]
+        if outcome.result.finish_reason is FinishReason.CANCELLED and not outcome.result.tokens:
+            read = f"{outcome.num_read} of {outcome.result.stats.prompt_n}"
+            raise RpcError(
+                Code.CANCELLED,
+                f"cancelled after {read} tokens of the prompt were read; asking again goes on from "
+                "there",
+            )
         return told
 
     def _next(self, generation: Generation) -> Chunk | None:

@@ -25,7 +25,7 @@ class Code(IntEnum):
     INVALID_PARAMS = -32602
     INTERNAL = -32603
     EDGE_SPEC = -32000  # one of edge-spec's own errors: `data` has its type and remedy
-    CANCELLED = -32800  # before it began
+    CANCELLED = -32800  # before the first token
     BUSY = -32001  # a queue is full: nothing was done, and asking again later may do
 
 

@@ -64,7 +64,9 @@ class ServerSettings:
     ] = 4
     queue: Annotated[int, Option("Requests that may wait.", _SERVER)] = 64
     queue_timeout_s: Annotated[float, Option("Seconds that one may wait.", _SERVER)] = 60.0
-    request_timeout_s: Annotated[float, Option("Seconds that an answer may take.", _SERVER)] = 600.0
+    request_timeout_s: Annotated[
+        float, Option("Seconds that an answer may take from its first token on.", _SERVER)
+    ] = 600.0
     client_timeout_s: Annotated[
         float, Option("Seconds that a client may take to send a request, or not to read.", _SERVER)
     ] = 30.0

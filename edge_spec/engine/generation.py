@@ -90,6 +90,11 @@ class Generation(Iterator[Chunk]):
     def cancel(self) -> None:
         self._cancelled = True
 
+    @property
+    def num_read(self) -> int:
+        """Return the tokens of the prompt that the cache holds by now."""
+        return min(self._conversation.decoder.target.length, len(self._request.prompt))
+
     @contextmanager
     def cancelled_by_interrupt(self) -> Iterator[None]:
         """Has the first Ctrl-C within the block cancel this generation; a second one raises."""

@@ -16,6 +16,7 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.answer import ServerAnswer
+from edge_spec.apps.server.errors import ApiError
 from fixtures.server_requests import CHAT, COMPLETIONS, events_of, figure, let_until_free, until
 
 Serve = Callable[..., httpx.Client]
@@ -107,13 +108,13 @@ def test_nobody_waits_longer_than_the_queue_allows(serve: Serve, gate: Any) -> N
 def test_an_answer_that_takes_too_long_is_cut(
     serve: Serve, gate: Any, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
-    """Also the choices that were not begun have an end, and usage is told."""
+    """Choices after it have a token each, and usage is told."""
     client, cut, cancel = serve(parallel=1, request_timeout_s=0.05), Event(), ServerAnswer.cancel
     in_third = Event()
 
-    def told(answer: ServerAnswer) -> None:
+    def told(answer: ServerAnswer, *reason: ApiError) -> None:
         assert in_third.wait(30)  # however long the first passes take
-        cancel(answer)
+        cancel(answer, *reason)
         cut.set()
 
     monkeypatch.setattr(ServerAnswer, "cancel", told)
@@ -131,7 +132,7 @@ def test_an_answer_that_takes_too_long_is_cut(
     choices = [choice for each in told for choice in each["choices"]]
     ends = [(choice["index"], choice["finish_reason"]) for choice in choices]
     assert [end for end in ends if end[1]] == [(0, "length"), (1, "length")]
-    assert told[-1]["usage"]["completion_tokens"] == 3
+    assert told[-1]["usage"]["completion_tokens"] == 3 + 1
 
 
 def test_a_client_that_does_not_read_blocks_nobody_and_is_cut(serve: Serve) -> None:

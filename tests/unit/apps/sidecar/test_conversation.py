@@ -46,6 +46,34 @@ def test_an_error_brings_what_was_written_and_the_next_answer_is_right(
     conversation.join(60)
 
 
+def test_an_answer_that_is_cancelled_before_its_first_token_is_an_error(
+    make_engine: Any, remembers_all: Any
+) -> None:
+    sent: Queue[dict[str, Any]] = Queue()
+    engine = make_engine(remembers_all(2048))
+    prefill = engine._session.prefill
+
+    def cancelling(tokens: Any) -> None:
+        prefill(tokens)
+        job.cancel()
+
+    engine._session.prefill = cancelling
+    conversation = SidecarConversation(lambda: engine, sent.put, lambda job: None)
+    job = Job(1, lambda engine: engine.generate([120] * 1000, max_tokens=6, stream=True))
+    conversation.submit(job)
+    error = sent.get(timeout=60)["error"]
+    assert error["code"] == -32800
+    assert "of 1000 tokens of the prompt were read; asking again goes on" in error["message"]
+    del engine._session.prefill
+    conversation.submit(Job(2, job.do))
+    while "result" not in (answered := sent.get(timeout=60)):
+        assert answered["method"] == "chunk"
+    held = int(error["message"].split()[2])
+    assert answered["result"]["stats"]["cached_n"] == held > 0
+    conversation.end(10)
+    conversation.join(60)
+
+
 def test_a_result_that_json_cannot_hold_is_an_error_of_its_request_alone(
     make_engine: Any, remembers_all: Any
 ) -> None:
