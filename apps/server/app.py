@@ -18,21 +18,27 @@ from starlette.types import ASGIApp
 from edge_spec.apps.server import documents
 from edge_spec.apps.server.addresses import origin_pattern
 from edge_spec.apps.server.answer import Work
-from edge_spec.apps.server.anthropic.endpoints import COUNT, MESSAGES, add_messages
-from edge_spec.apps.server.anthropic.models import asks_for_its_form, found_model, models_page
+from edge_spec.apps.server.anthropic.write import (
+    COUNT,
+    MESSAGES,
+    add_messages,
+    asks_for_its_form,
+    found_model,
+    models_page,
+)
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.guard import Guard
-from edge_spec.apps.server.llamacpp_paths import LLAMACPP_PATHS, add_llamacpp_paths
+from edge_spec.apps.server.llamacpp import LLAMACPP_PATHS, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.ollama.endpoints import OLLAMA_PATHS, add_ollama
+from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.refusals import refused_body
 from edge_spec.apps.server.replies import chat_reply, completion_reply
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import AnswerResponse, Running
-from edge_spec.apps.server.responses.endpoints import add_responses
+from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets

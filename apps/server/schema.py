@@ -10,9 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
 from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, refusal
-from edge_spec.apps.server.forms import FormRequest
+from edge_spec.apps.server.forms import FormRequest, ReasoningRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
-from edge_spec.apps.server.reasoning import ReasoningRequest
 from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
 

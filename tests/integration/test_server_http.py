@@ -15,8 +15,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.apps.server.listening import listen
-from edge_spec.apps.server.running import LimitedConnection
+from edge_spec.apps.server.running import LimitedConnection, listen
 from edge_spec.errors import DeviceError, UsageError
 from fixtures.server_requests import CHAT, COMPLETIONS, HELLO
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_spec.apps.server.answer import Work
-from edge_spec.apps.server.responses.request import ResponsesRequest
+from edge_spec.apps.server.responses.parse import ResponsesRequest
 from edge_spec.apps.server.work import Desk
 
 

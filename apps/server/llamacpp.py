@@ -1,0 +1,482 @@
+"""Endpoints of llama.cpp's server: texts between two others, tokens and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
+from starlette.responses import Response
+
+from edge_spec import FinishReason, GenerationResult
+from edge_spec.apps.server import documents
+from edge_spec.apps.server import other_servers as others
+from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.body import MAX_INT, Body, Whole
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.line_limits import LineLimits
+from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.open_model import OpenModel
+from edge_spec.apps.server.replies import chat_reply
+from edge_spec.apps.server.reply import Reply, server_event
+from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.schema import (
+    AnswerRequest,
+    ChatRequest,
+    CompletionRequest,
+    TokenId,
+    limit,
+)
+from edge_spec.apps.server.timings import timings
+from edge_spec.apps.server.work import Desk
+from edge_spec.apps.validation import by_kind
+from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
+from edge_spec.text.infill import InfillPrompt
+from edge_spec.text.plain_text import PlainText
+
+MAX_FILES = 1024
+_KEPT = ("response_fields", "t_max_predict_ms", "n_indent", "samplers", "return_tokens")
+# Those that pick among candidates, and those that are off: none of them changes an answer here.
+_SAMPLERS = frozenset(
+    (
+        *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "typical_p", "top_p", "min_p"),
+        *("xtc", "temperature", "infill", "adaptive_p"),
+    )
+)
+_OFF = {name: off for name, off in others.COMPLETION_OFF.items() if name not in _KEPT}
+_HARMLESS = others.ANSWER_HARMLESS | {"t_max_prompt_ms"}
+
+
+def _samplers(names: list[str]) -> list[str]:
+    """Takes names of steps by which tokens are drawn: those that are here have an order of their
+    own."""
+    unknown = next((each for each in names if each not in _SAMPLERS), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown[:60]!r} is no sampler that is known here; leave it out")
+    return names
+
+
+def _limit(value: int) -> int:
+    return value and limit(value)
+
+
+class LlamaCppRequest(AnswerRequest):
+    """What both kinds of completions have. max_tokens: 0 reads the prompt alone, so that it is kept
+    for the next request."""
+
+    has_origins = False
+    max_tokens: (
+        Annotated[
+            Whole,
+            AfterValidator(_limit),
+            WithJsonSchema({"type": "integer", "minimum": -2, "maximum": MAX_INT}),
+        ]
+        | None
+    ) = None
+    n: Literal[1] | None = None
+    t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
+    n_indent: Annotated[Whole, Field(ge=0, le=MAX_INT)] | None = None
+    samplers: Annotated[list[str], AfterValidator(_samplers)] | None = None
+    response_fields: list[str] | None = None
+    return_tokens: bool | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return 1 if self.reads_alone else super().limit
+
+    @property
+    def reads_alone(self) -> bool:
+        """Says whether nothing is to be written."""
+        return self.max_tokens == 0 and self.max_completion_tokens is None
+
+
+class InfillFile(Body):
+    """Another file, or a part of one."""
+
+    other_names = OtherNames(
+        also={"name": "filename", "content": "text"}, harmless=frozenset(("time",))
+    )
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(LlamaCppRequest):
+    """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
+    of the cursor. spm_infill: whether the suffix comes first; null is the model's own order."""
+
+    other_names = OtherNames(
+        also={**others.ANSWER_ALSO, "extra_context": "input_extra"}, harmless=_HARMLESS, off=_OFF
+    )
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
+    prompt: str | None = None
+    spm_infill: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> InfillRequest:
+        """An empty file has no text, and a prompt that is only read may have other files alone."""
+        given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
+        if not given:
+            raise refusal("input_prefix", "is missing: send the text before the cursor")
+        return self
+
+
+class TextRequest(LlamaCppRequest, CompletionRequest):
+    """Asks for the continuation of one text."""
+
+    other_names = OtherNames(also=others.ANSWER_ALSO, harmless=_HARMLESS, off=_OFF)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> TextRequest:
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
+            raise refusal(
+                "prompt", "is a list of several: send one, or all to POST /v1/completions"
+            )
+        if self.echo:
+            raise refusal("echo", "is not supported: it belongs to POST /v1/completions")
+        return self
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str | TokenId], Tag("<list>")],
+    by_kind("a text, or a list of texts and token ids", {str: "<text>", list: "<list>"}),
+]
+
+
+class _ModelRequest(Body):
+    model: str | None = None
+
+
+class TokenizeRequest(_ModelRequest):
+    """add_special: with the tokens that begin a text. parse_special: reads control tokens that the
+    text spells."""
+
+    content: Content = ""
+    add_special: bool | None = False
+    parse_special: bool | None = True
+    with_pieces: bool | None = False
+
+
+class DetokenizeRequest(_ModelRequest):
+    tokens: list[TokenId] = Field(default_factory=list)
+
+
+def infill_work(desk: Desk, request: InfillRequest) -> Work:
+    """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
+    work = desk.between(
+        request,
+        request.input_prefix + (request.prompt or ""),
+        request.input_suffix,
+        [(each.filename, each.text) for each in request.input_extra or ()],
+        names_file=True,
+        suffix_first=request.spm_infill,
+    )
+    return _limited(work, request)
+
+
+def fim_work(desk: Desk, request: CompletionRequest) -> Work:
+    """Returns what stands between the prompt and a suffix that may be empty. Raises as
+    `infill_work` does."""
+    if not isinstance(request.prompt, str):
+        raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
+    if request.echo:
+        raise ApiError(400, "echo is not supported: leave it out.", param="echo")
+    return desk.between(request, request.prompt, request.suffix or "")
+
+
+def completion_work(desk: Desk, request: TextRequest) -> Work:
+    """Raises as `infill_work` does."""
+    return _limited(desk.completion(request), request)
+
+
+def _limited(work: Work, request: LlamaCppRequest) -> Work:
+    """Returns it with what ends its text at a line."""
+    time_ms = max(0, request.t_max_predict_ms or 0)
+    if not (time_ms or request.n_indent):
+        return work
+    return replace(work, line_limits=partial(LineLimits, request.n_indent, time_ms / 1e3))
+
+
+def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
+    """Returns the tokens, or objects with the text of each, or its bytes where it is a part of a
+    character. Raises ApiError for what is no token of the model."""
+    codec = desk.engine.parts.text.tokenizer
+    plain = PlainText(codec, desk.engine.parts.text.eos_ids)
+    given = [request.content] if isinstance(request.content, str) else request.content
+    ids: list[int] = []
+    for at, part in enumerate(given):
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        read = codec.encode(part)[len(plain.beginning) :]
+        tokens = plain.tokens(part) if request.parse_special is False else read
+        ids += [*(plain.beginning if request.add_special and not at else ()), *tokens]
+    _check_tokens(desk, "content", ids)
+    if not request.with_pieces:
+        return ids
+    return [{"id": token, "piece": _piece(codec, token)} for token in ids]
+
+
+def detokenized(desk: Desk, request: DetokenizeRequest) -> str:
+    """Raises as `tokenized` does."""
+    _check_tokens(desk, "tokens", request.tokens)
+    return _text(desk, request.tokens)
+
+
+def rendered(desk: Desk, request: ChatRequest) -> str:
+    """Returns what the model is given for a conversation. Raises as `infill_work` does."""
+    (prompt, *_) = desk.chat(request).prompts
+    return _text(desk, prompt)
+
+
+def _text(desk: Desk, tokens: Sequence[int]) -> str:
+    codec = desk.engine.parts.text.tokenizer
+    stream, text = codec.stream(), ""
+    for token in tokens:
+        special = codec.special_text(token)
+        text += stream.finish() + special if special else stream.push(token)
+        if special:
+            stream = codec.stream()
+    return text + stream.finish()
+
+
+def _check_tokens(desk: Desk, field: str, ids: list[int]) -> None:
+    size = desk.engine.parts.model.config.vocab_size
+    wrong = next((token for token in ids if token >= size), None)
+    if wrong is not None:
+        raise ApiError(400, f"{field} has {wrong}: tokens are 0 to {size - 1}.", param=field)
+
+
+def _piece(codec: TextCodec, token: int) -> str | list[int]:
+    special = codec.special_text(token)
+    if special or not isinstance(codec, PiecewiseCodec):
+        return special or codec.decode([token])
+    raw = codec.piece(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+class LlamaCppReply(Reply):
+    """One text. A stream has an event for each piece of it, and one with the figures at its end."""
+
+    def __init__(
+        self, request: LlamaCppRequest, work: Work, model: str, context_length: int, prompt: str
+    ) -> None:
+        """prompt: its text."""
+        self._request = request
+        self._model = model
+        self._context_length = context_length
+        self._prompt = prompt
+        self._options = work.options[0]
+        (tokens,) = work.prompts
+        self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
+        self._prompt_n = len(tokens)
+
+    def piece(self, round_: Round) -> str:
+        text, tokens = round_.chunk.text, [token.id for token in round_.chunk.tokens]
+        if self._request.reads_alone or not (text or tokens):
+            return ""
+        told = {
+            "index": 0,
+            "content": text,
+            "tokens": tokens if self._request.return_tokens else [],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": round_.predicted_n,
+            "tokens_evaluated": self._prompt_n,
+        }
+        return server_event(json.dumps(told))
+
+    def end(self, ended: Ended) -> str:
+        told = self._told(ended.result) | {"content": "", "tokens": []}
+        return server_event(json.dumps(self._chosen(told)))
+
+    def closing(self) -> str:
+        return ""
+
+    def failure(self, error: ApiError) -> str:
+        return server_event(json.dumps(error.document()))
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        return self._chosen(self._told(results[0]))
+
+    def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields that are asked for; all where none is named."""
+        fields = self._request.response_fields
+        return dict(_members(told, fields)) if fields else told
+
+    def _told(self, result: GenerationResult) -> dict[str, Any]:
+        request, is_silent = self._request, self._request.reads_alone
+        text = "" if is_silent else result.text
+        written = [] if is_silent else [token.id for token in result.tokens if not token.ends]
+        figures = timings([result])
+        scores = (
+            chat_logprobs(result.tokens)["content"] if request.num_logprobs is not None else None
+        )
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": written if request.return_tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": result.stats.predicted_n,
+            "tokens_evaluated": result.stats.prompt_n,
+            "generation_settings": self._settings(),
+            "prompt": self._prompt,
+            "has_new_line": "\n" in text,
+            "truncated": self._is_cut or self._has_filled(result),
+            **self._ending(result),
+            "tokens_cached": result.stats.prompt_n + result.stats.predicted_n,
+            "timings": figures,
+            **({} if scores is None else {"completion_probabilities": scores}),
+        }
+
+    def _has_filled(self, result: GenerationResult) -> bool:
+        """Says whether the answer has ended where the context does."""
+        num_tokens = result.stats.prompt_n + result.stats.predicted_n
+        return result.finish_reason is FinishReason.LENGTH and num_tokens >= self._context_length
+
+    def _ending(self, result: GenerationResult) -> dict[str, str]:
+        """Says why it has ended, and the stop string that ended it."""
+        if result.finish_reason is not FinishReason.STOP:
+            return {"stop_type": "limit", "stopping_word": ""}
+        kind = "eos" if result.stop is None else "word"
+        return {"stop_type": kind, "stopping_word": result.stop or ""}
+
+    def _settings(self) -> dict[str, Any]:
+        params = self._options["sampling"]
+        limit = self._options.get("max_tokens", -1)
+        return {
+            "n_ctx": self._context_length,
+            "n_predict": 0 if self._request.reads_alone else limit,
+            "max_tokens": 0 if self._request.reads_alone else limit,
+            "seed": -1 if params.seed is None else params.seed,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repeat_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "stop": list(self._request.stops),
+            "ignore_eos": bool(self._request.ignore_eos),
+            "stream": bool(self._request.stream),
+            "n_probs": self._request.n_probs or 0,
+        }
+
+
+def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yields those that there are; "timings/prompt_n" is a member of a member."""
+    for field in fields:
+        found: Any = told
+        for name in field.split("/"):
+            if not isinstance(found, dict) or name not in found:
+                break
+            found = found[name]
+        else:
+            yield field, found
+
+
+LLAMACPP_PATHS = (
+    "/infill",
+    "/v1/fim/completions",
+    "/completion",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/slots",
+)
+_EVENTS = {"text/event-stream": {"schema": {"description": "Each data is a piece of the text."}}}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": documents.LlamaCppCompletion, "content": _EVENTS}
+}
+
+
+def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
+    _add_texts(app, running)
+    _add_descriptions(app, running)
+
+
+def _add_texts(app: FastAPI, running: Running) -> None:
+    def respond(request: LlamaCppRequest, work_of: Callable[[Desk], Work]) -> Response:
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = work_of(desk)
+            (prompt,) = desk.texts(work.prompts)
+            return work, LlamaCppReply(
+                request, work, desk.model, desk.engine.context_length, prompt
+            )
+
+        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+
+    @app.post("/infill", response_model=None, responses=_RESPONSES)
+    async def infill(request: InfillRequest) -> Response:
+        """What stands between two texts, such as those around a cursor."""
+        return respond(request, lambda desk: infill_work(desk, request))
+
+    @app.post("/completion", response_model=None, responses=_RESPONSES)
+    async def completion(request: TextRequest) -> Response:
+        """The continuation of a text, or of token ids, without a chat template."""
+        return respond(request, lambda desk: completion_work(desk, request))
+
+    @app.post(
+        "/v1/fim/completions",
+        response_model=None,
+        responses={200: {"model": documents.ChatCompletion}},
+    )
+    async def fim(request: CompletionRequest) -> Response:
+        """What stands between a prompt and its suffix, in the form of Mistral's API."""
+
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = fim_work(desk, request)
+            return work, chat_reply(request, work, desk.model)
+
+        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+
+
+def _add_descriptions(app: FastAPI, running: Running) -> None:
+    @app.get("/slots", response_model=list[documents.SlotDocument])
+    async def slots(
+        model: str | None = None, fail_on_no_slot: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The places for answers of a model, if it is open, and which of them are taken."""
+        opened = running.models.find(model or None).opened
+        told = [] if opened is None else [_slot(opened, at) for at in range(len(opened.pool.slots))]
+        if fail_on_no_slot and told and all(each["is_processing"] for each in told):
+            raise ApiError(503, "All slots are taken.", headers={"Retry-After": "1"})
+        return told
+
+    @app.post("/tokenize", response_model=documents.Tokenized)
+    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        """The tokens of a text."""
+        return {"tokens": await running.ask(request.model, lambda desk: tokenized(desk, request))}
+
+    @app.post("/detokenize", response_model=documents.Detokenized)
+    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        """The text of tokens, control tokens written out."""
+        return {
+            "content": await running.ask(request.model, lambda desk: detokenized(desk, request))
+        }
+
+    @app.post("/apply-template", response_model=documents.AppliedTemplate)
+    async def apply_template(request: ChatRequest) -> dict[str, Any]:
+        """The prompt that the chat template makes of a request."""
+        return {"prompt": await running.ask(request.model, lambda desk: rendered(desk, request))}
+
+
+def _slot(opened: OpenModel, at: int) -> dict[str, Any]:
+    slot = opened.pool.slots[at]
+    return {
+        "id": at,
+        "n_ctx": slot.engine.context_length,
+        "speculative": slot.engine.drafter != "none",
+        "is_processing": opened.pool.is_busy(slot),
+    }
