@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from edge_spec import Grammar
-from edge_spec.apps.server.body import MAX_INT, Body, JsonObject, Whole
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.fields import MAX_INT, Body, JsonObject, Whole, refusal
 from edge_spec.apps.validation import by_kind
 from edge_spec.text.parts.thought_forms import SWITCHES
 
@@ -58,7 +57,7 @@ class TextFormat(Body):
 class ObjectFormat(Body):
     """Any JSON object, or, as llama.cpp and llama-cpp-python have it, one of a schema."""
 
-    other_names = OtherNames(also={"value": "schema"})
+    also: ClassVar = {"value": "schema"}
     type: Literal["json_object", "json"]
     given: Schema | None = Field(None, alias="schema")
 
@@ -66,7 +65,7 @@ class ObjectFormat(Body):
 class JsonSchema(Body):
     """strict: where it is false, keywords that cannot be held are passed over."""
 
-    other_names = OtherNames(harmless=frozenset(("name", "description")))
+    harmless = frozenset(("name", "description"))
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
@@ -98,7 +97,7 @@ class SchemaFormat(Body):
 
 
 class RegexFormat(Body):
-    other_names = OtherNames(also={"regex": "pattern", "value": "pattern"})
+    also: ClassVar = {"regex": "pattern", "value": "pattern"}
     type: Literal["regex"]
     pattern: Pattern
 
@@ -129,32 +128,10 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(Body):
-    """vLLM's."""
-
-    other_names = OtherNames(
-        harmless=frozenset(("disable_fallback", "disable_any_whitespace", "backend"))
-    )
-    json_schema: Schema | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: Pattern | None = None
-    choice: Choices | None = None
-    grammar: Pattern | None = None
-
-    def forms(self) -> Iterator[AskedForm]:
-        where = "structured_outputs"
-        if self.json_schema is not None:
-            yield AskedForm.json(f"{where}.json", self.json_schema)
-        if self.json_object:
-            yield AskedForm.json(f"{where}.json_object", None)
-        yield from _texts(where + ".", self.regex, self.choice, self.grammar)
-
-
 class FormRequest(Body):
     """The fields of a request that say it."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     json_schema: Schema | None = None
     regex: str | None = None
     guided_choice: Choices | None = None
@@ -173,11 +150,15 @@ class FormRequest(Body):
 
     def _forms(self) -> Iterator[AskedForm]:
         yield from asked_format("response_format", self.response_format)
-        if self.structured_outputs is not None:
-            yield from self.structured_outputs.forms()
         if self.json_schema is not None:
             yield AskedForm.json("json_schema", self.json_schema)
-        yield from _texts("", self.regex, self.guided_choice, self.grammar)
+        if self.regex:
+            yield AskedForm("regex", Grammar.regex(self.regex))
+        if self.guided_choice:
+            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
+            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
+        if self.grammar:
+            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
 
 
 def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
@@ -190,19 +171,6 @@ def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedFor
         yield AskedForm(field, Grammar.regex(format.pattern))
     elif isinstance(format, GrammarFormat):
         yield AskedForm(field, Grammar.gbnf(format.grammar))
-
-
-def _texts(
-    where: str, regex: str | None, choice: Sequence[str] | None, grammar: str | None
-) -> Iterator[AskedForm]:
-    """where: before the fields' names."""
-    if regex:
-        yield AskedForm(f"{where}regex", Grammar.regex(regex))
-    if choice:
-        texts = " | ".join(json.dumps(each) for each in choice)
-        yield AskedForm(f"{where}choice", Grammar.lark(f"start: {texts}"))
-    if grammar:
-        yield AskedForm(f"{where}grammar", Grammar.gbnf(grammar))
 
 
 _NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
 from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
 from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult
-from edge_spec.apps.server import documents
-from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.answer import Ended, Round, Work
-from edge_spec.apps.server.body import MAX_INT, Body, Whole
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.line_limits import LineLimits
 from edge_spec.apps.server.logprobs import chat_logprobs
-from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.replies import chat_reply
 from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.schema import (
     AnswerRequest,
     ChatRequest,
@@ -40,36 +36,37 @@ from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.plain_text import PlainText
 
 MAX_FILES = 1024
-_KEPT = ("response_fields", "t_max_predict_ms", "n_indent", "samplers", "return_tokens")
-# Those that pick among candidates, and those that are off: none of them changes an answer here.
-_SAMPLERS = frozenset(
-    (
-        *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "typical_p", "top_p", "min_p"),
-        *("xtc", "temperature", "infill", "adaptive_p"),
-    )
-)
-_OFF = {name: off for name, off in others.COMPLETION_OFF.items() if name not in _KEPT}
-_HARMLESS = others.ANSWER_HARMLESS | {"t_max_prompt_ms"}
-
-
-def _samplers(names: list[str]) -> list[str]:
-    """Takes names of steps by which tokens are drawn: those that are here have an order of their
-    own."""
-    unknown = next((each for each in names if each not in _SAMPLERS), None)
-    if unknown is not None:
-        raise ValueError(f"{unknown[:60]!r} is no sampler that is known here; leave it out")
-    return names
 
 
 def _limit(value: int) -> int:
     return value and limit(value)
 
 
-class LlamaCppRequest(AnswerRequest):
-    """What both kinds of completions have. max_tokens: 0 reads the prompt alone, so that it is kept
-    for the next request."""
+class InfillFile(Body):
+    """Another file, or a part of one."""
 
+    also: ClassVar = {"name": "filename", "content": "text"}
+    harmless = frozenset(("time",))
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(AnswerRequest):
+    """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
+    of the cursor. spm_infill: whether the suffix comes first; null is the model's own order.
+    max_tokens: 0 reads the prompt alone, so that it is kept for the next request."""
+
+    also: ClassVar = ALSO | {"extra_context": "input_extra"}
+    harmless = HARMLESS | {
+        "t_max_prompt_ms",
+        "samplers",
+    }  # samplers have their own order
     has_origins = False
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
+    prompt: str | None = None
+    spm_infill: bool | None = None
     max_tokens: (
         Annotated[
             Whole,
@@ -81,7 +78,6 @@ class LlamaCppRequest(AnswerRequest):
     n: Literal[1] | None = None
     t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
     n_indent: Annotated[Whole, Field(ge=0, le=MAX_INT)] | None = None
-    samplers: Annotated[list[str], AfterValidator(_samplers)] | None = None
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
@@ -94,52 +90,12 @@ class LlamaCppRequest(AnswerRequest):
         """Says whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
-
-class InfillFile(Body):
-    """Another file, or a part of one."""
-
-    other_names = OtherNames(
-        also={"name": "filename", "content": "text"}, harmless=frozenset(("time",))
-    )
-    text: str
-    filename: str = "tmp"
-
-
-class InfillRequest(LlamaCppRequest):
-    """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
-    of the cursor. spm_infill: whether the suffix comes first; null is the model's own order."""
-
-    other_names = OtherNames(
-        also={**others.ANSWER_ALSO, "extra_context": "input_extra"}, harmless=_HARMLESS, off=_OFF
-    )
-    input_prefix: str = ""
-    input_suffix: str = ""
-    input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
-    prompt: str | None = None
-    spm_infill: bool | None = None
-
     @model_validator(mode="after")
     def _has_text(self) -> InfillRequest:
         """An empty file has no text, and a prompt that is only read may have other files alone."""
         given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
         if not given:
             raise refusal("input_prefix", "is missing: send the text before the cursor")
-        return self
-
-
-class TextRequest(LlamaCppRequest, CompletionRequest):
-    """Asks for the continuation of one text."""
-
-    other_names = OtherNames(also=others.ANSWER_ALSO, harmless=_HARMLESS, off=_OFF)
-
-    @model_validator(mode="after")
-    def _is_one(self) -> TextRequest:
-        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
-            raise refusal(
-                "prompt", "is a list of several: send one, or all to POST /v1/completions"
-            )
-        if self.echo:
-            raise refusal("echo", "is not supported: it belongs to POST /v1/completions")
         return self
 
 
@@ -190,12 +146,7 @@ def fim_work(desk: Desk, request: CompletionRequest) -> Work:
     return desk.between(request, request.prompt, request.suffix or "")
 
 
-def completion_work(desk: Desk, request: TextRequest) -> Work:
-    """Raises as `infill_work` does."""
-    return _limited(desk.completion(request), request)
-
-
-def _limited(work: Work, request: LlamaCppRequest) -> Work:
+def _limited(work: Work, request: InfillRequest) -> Work:
     """Returns it with what ends its text at a line."""
     time_ms = max(0, request.t_max_predict_ms or 0)
     if not (time_ms or request.n_indent):
@@ -264,11 +215,11 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
         return list(raw)
 
 
-class LlamaCppReply(Reply):
+class InfillReply(Reply):
     """One text. A stream has an event for each piece of it, and one with the figures at its end."""
 
     def __init__(
-        self, request: LlamaCppRequest, work: Work, model: str, context_length: int, prompt: str
+        self, request: InfillRequest, work: Work, model: str, context_length: int, prompt: str
     ) -> None:
         """prompt: its text."""
         self._request = request
@@ -330,7 +281,7 @@ class LlamaCppReply(Reply):
             "model": self._model,
             "tokens_predicted": result.stats.predicted_n,
             "tokens_evaluated": result.stats.prompt_n,
-            "generation_settings": self._settings(),
+            "generation_settings": {"n_ctx": self._context_length},
             "prompt": self._prompt,
             "has_new_line": "\n" in text,
             "truncated": self._is_cut or self._has_filled(result),
@@ -352,27 +303,6 @@ class LlamaCppReply(Reply):
         kind = "eos" if result.stop is None else "word"
         return {"stop_type": kind, "stopping_word": result.stop or ""}
 
-    def _settings(self) -> dict[str, Any]:
-        params = self._options["sampling"]
-        limit = self._options.get("max_tokens", -1)
-        return {
-            "n_ctx": self._context_length,
-            "n_predict": 0 if self._request.reads_alone else limit,
-            "max_tokens": 0 if self._request.reads_alone else limit,
-            "seed": -1 if params.seed is None else params.seed,
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "repeat_penalty": params.repetition_penalty,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "stop": list(self._request.stops),
-            "ignore_eos": bool(self._request.ignore_eos),
-            "stream": bool(self._request.stream),
-            "n_probs": self._request.n_probs or 0,
-        }
-
 
 def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yields those that there are; "timings/prompt_n" is a member of a member."""
@@ -386,52 +316,22 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
             yield field, found
 
 
-LLAMACPP_PATHS = (
-    "/infill",
-    "/v1/fim/completions",
-    "/completion",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-    "/slots",
-)
-_EVENTS = {"text/event-stream": {"schema": {"description": "Each data is a piece of the text."}}}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": documents.LlamaCppCompletion, "content": _EVENTS}
-}
+LLAMACPP_PATHS = ("/infill", "/v1/fim/completions", "/tokenize", "/detokenize", "/apply-template")
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
-    _add_texts(app, running)
-    _add_descriptions(app, running)
+    @app.post("/infill", response_model=None, responses=EVENTS)
+    async def infill(request: InfillRequest) -> Response:
+        """What stands between two texts, such as those around a cursor."""
 
-
-def _add_texts(app: FastAPI, running: Running) -> None:
-    def respond(request: LlamaCppRequest, work_of: Callable[[Desk], Work]) -> Response:
         def read(desk: Desk) -> tuple[Work, Reply]:
-            work = work_of(desk)
+            work = infill_work(desk, request)
             (prompt,) = desk.texts(work.prompts)
-            return work, LlamaCppReply(
-                request, work, desk.model, desk.engine.context_length, prompt
-            )
+            return work, InfillReply(request, work, desk.model, desk.engine.context_length, prompt)
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
-    @app.post("/infill", response_model=None, responses=_RESPONSES)
-    async def infill(request: InfillRequest) -> Response:
-        """What stands between two texts, such as those around a cursor."""
-        return respond(request, lambda desk: infill_work(desk, request))
-
-    @app.post("/completion", response_model=None, responses=_RESPONSES)
-    async def completion(request: TextRequest) -> Response:
-        """The continuation of a text, or of token ids, without a chat template."""
-        return respond(request, lambda desk: completion_work(desk, request))
-
-    @app.post(
-        "/v1/fim/completions",
-        response_model=None,
-        responses={200: {"model": documents.ChatCompletion}},
-    )
+    @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
     async def fim(request: CompletionRequest) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
 
@@ -441,42 +341,19 @@ def _add_texts(app: FastAPI, running: Running) -> None:
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
-
-def _add_descriptions(app: FastAPI, running: Running) -> None:
-    @app.get("/slots", response_model=list[documents.SlotDocument])
-    async def slots(
-        model: str | None = None, fail_on_no_slot: int | None = None
-    ) -> list[dict[str, Any]]:
-        """The places for answers of a model, if it is open, and which of them are taken."""
-        opened = running.models.find(model or None).opened
-        told = [] if opened is None else [_slot(opened, at) for at in range(len(opened.pool.slots))]
-        if fail_on_no_slot and told and all(each["is_processing"] for each in told):
-            raise ApiError(503, "All slots are taken.", headers={"Retry-After": "1"})
-        return told
-
-    @app.post("/tokenize", response_model=documents.Tokenized)
+    @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text."""
         return {"tokens": await running.ask(request.model, lambda desk: tokenized(desk, request))}
 
-    @app.post("/detokenize", response_model=documents.Detokenized)
+    @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens, control tokens written out."""
         return {
             "content": await running.ask(request.model, lambda desk: detokenized(desk, request))
         }
 
-    @app.post("/apply-template", response_model=documents.AppliedTemplate)
+    @app.post("/apply-template")
     async def apply_template(request: ChatRequest) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
         return {"prompt": await running.ask(request.model, lambda desk: rendered(desk, request))}
-
-
-def _slot(opened: OpenModel, at: int) -> dict[str, Any]:
-    slot = opened.pool.slots[at]
-    return {
-        "id": at,
-        "n_ctx": slot.engine.context_length,
-        "speculative": slot.engine.drafter != "none",
-        "is_processing": opened.pool.is_busy(slot),
-    }

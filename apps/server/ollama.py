@@ -12,32 +12,29 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server import other_servers as others
 from edge_spec.apps.server.answer import Ended, Round, Work
-from edge_spec.apps.server.body import Body
-from edge_spec.apps.server.documents import Document, errors_as
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
 from edge_spec.apps.server.logprobs import chat_logprobs
 from edge_spec.apps.server.messages import Message
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
-from edge_spec.apps.server.refusals import converted
 from edge_spec.apps.server.replies import reason_of
 from edge_spec.apps.server.reply import Reply, arguments_of
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.work import Desk
 
+_OF_ITS_RUNNER = words(
+    """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
+    rope_frequency_scale penalize_newline truncate shift"""
+)
+
 
 class OllamaChatRequest(ChatRequest):
     """No messages: the model is to be opened."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO,
-        harmless=others.OLLAMA_HARMLESS,
-        off=others.CHAT_OFF,
-    )
+    harmless = HARMLESS | _OF_ITS_RUNNER
     has_origins = False
     stream: bool | None = True
     messages: list[Message] = Field(default_factory=list)
@@ -193,16 +190,12 @@ _LATEST = ":latest"  # which clients add to names
 OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
 
 
-class FailureText(Document):
-    error: str
-
-
-_ERRORS = errors_as(FailureText)
-_LINES = {200: {"content": {OllamaReply.media_type: {}}}, **_ERRORS}
+_LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}
 
 
 class ShowRequest(Body):
-    other_names = OtherNames(also={"name": "model"}, keeps_others=True)
+    also: ClassVar = {"name": "model"}
+    keeps_others = True
     model: str
 
 
@@ -251,7 +244,7 @@ def _add_models(app: FastAPI, models: Models) -> None:
         """Those that are open."""
         return {"models": [entry(model) for model in models if model.opened is not None]}
 
-    @app.post("/api/show", responses=_ERRORS)
+    @app.post("/api/show")
     async def show(request: ShowRequest) -> dict[str, Any]:
         """One of them, and what it can do."""
         async with models.using(models.find(_plain_name(models, request.model))) as opened:

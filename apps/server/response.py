@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,7 @@ from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.work import Desk
 
 T = TypeVar("T")
+EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
 _STREAM_HEADERS = [
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
     (b"x-accel-buffering", b"no"),  # so does nginx

@@ -7,9 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
-from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
-from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, refusal
+from edge_spec.apps.server.fields import (
+    ALSO,
+    HARMLESS,
+    LEAVE_OUT,
+    MAX_INT,
+    OFF,
+    Body,
+    Count,
+    JsonObject,
+    Whole,
+    refusal,
+    whole,
+)
 from edge_spec.apps.server.forms import FormRequest, ReasoningRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
 from edge_spec.apps.validation import by_kind, chosen_by
@@ -109,7 +119,7 @@ class Speculative(Body):
 
 
 class StreamOptions(Body):
-    other_names = OtherNames(harmless=frozenset(("include_obfuscation", "continuous_usage_stats")))
+    harmless = frozenset(("include_obfuscation", "continuous_usage_stats"))
     include_usage: bool | None = False
 
 
@@ -125,8 +135,12 @@ class Prediction(Body):
 
 
 class AnswerRequest(FormRequest):
-    """The fields of every request for an answer."""
+    """The fields of every request for an answer. Other servers' names of them are understood,
+    members that change no answer are taken, and any other is refused by name."""
 
+    also = ALSO
+    harmless = HARMLESS
+    off = OFF
     has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
@@ -196,14 +210,8 @@ class AnswerRequest(FormRequest):
 
 
 class ChatRequest(AnswerRequest, ReasoningRequest):
-    """Asks for the assistant's next message. Other servers' names of these fields are understood,
-    those that change no answer are taken, and any other is refused by name."""
+    """Asks for the assistant's next message."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO,
-        harmless=others.ANSWER_HARMLESS,
-        off=others.CHAT_OFF,
-    )
     shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
@@ -254,11 +262,8 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
 
 
 class CompletionRequest(AnswerRequest):
-    """Asks for the continuation of a text. Other names are read as those of chat requests are."""
+    """Asks for the continuation of a text."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO, harmless=others.ANSWER_HARMLESS, off=others.COMPLETION_OFF
-    )
     prompt: Prompt
     logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
     best_of: Count | None = None

@@ -80,8 +80,6 @@ def test_a_field_that_asks_for_nothing_changes_nothing(
         ({"logit_bias": {"65": 100, "66": False}}, {"logit_bias": {"65": 100, "66": -100}}),
         ({"guided_json": AGE}, {"json_schema": AGE}),
         ({"guided_json": json.dumps(AGE)}, {"json_schema": AGE}),
-        ({"structured_outputs": {"json": AGE}}, {"json_schema": AGE}),
-        ({"structured_outputs": {"json_object": True}}, {"json_schema": {}}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": {}}),
         ({"response_format": {"type": "json_object", "schema": AGE}}, {"json_schema": AGE}),
         ({"response_format": {"type": "json_schema", "schema": AGE}}, {"json_schema": AGE}),
@@ -93,7 +91,6 @@ def test_a_field_that_asks_for_nothing_changes_nothing(
         ({"guided_regex": "x[a-z]+"}, {"grammar": 'root ::= "x" [a-z]+'}),
         ({"grammar": "start: /x[a-z]+/"}, {"grammar": 'root ::= "x" [a-z]+'}),
         ({"response_format": {"type": "regex", "regex": "x[a-z]+"}}, {"regex": "x[a-z]+"}),
-        ({"structured_outputs": {"choice": ["so", "no"]}}, {"guided_choice": ["no", "so"]}),
     ],
     ids=json.dumps,
 )

@@ -25,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
 BODY = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
 TRIES = 5  # with a free port, which another program may have on the other address of localhost
 GETS = [MODELS, "/v1/models/tiny", "/health", "/metrics", "/openapi.json", "/edge-spec/info"]
-GETS += ["/edge-spec/plan", "/props", "/slots", "/", "/static/index.html"]
+GETS += ["/edge-spec/plan", "/props", "/", "/static/index.html"]
 
 
 def said(client: httpx.Client, *pieces: bytes) -> bytes:

@@ -24,7 +24,6 @@ GUARDED = [
     ("GET", "/edge-spec/info"),
     ("GET", "/edge-spec/plan"),
     ("GET", "/props"),
-    ("GET", "/slots"),
     ("POST", "/infill"),
     ("POST", "/tokenize"),
     ("GET", "/nowhere"),

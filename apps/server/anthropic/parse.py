@@ -8,12 +8,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import Body, Count, JsonObject, OpenBody
-from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, readable, refusal
+from edge_spec.apps.server.fields import (
+    HARMLESS,
+    LEAVE_OUT,
+    Body,
+    Count,
+    JsonObject,
+    OpenBody,
+    converted,
+    readable,
+    refusal,
+    words,
+)
 from edge_spec.apps.server.forms import Schema
 from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined, only
-from edge_spec.apps.server.refusals import converted
 from edge_spec.apps.server.reply import unsealed
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest
 from edge_spec.apps.validation import by_kind
@@ -237,15 +245,18 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
+# Who pays, where, and what Anthropic's own prompt cache is told.
+_HARMLESS = words(
+    """cache_control diagnostics inference_geo speed user_profile_id workspace_id
+    anthropic_version anthropic_beta betas context_management"""
+)
+
+
 class CountRequest(AnswerRequest):
     """Asks how many tokens a request has. What `/v1/chat/completions` is asked by other names than
     Anthropic's is understood here, too."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO,
-        harmless=others.MESSAGES_HARMLESS,
-        off=others.MESSAGES_OFF,
-    )
+    harmless = HARMLESS | _HARMLESS
     has_origins = False
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Content | None = None

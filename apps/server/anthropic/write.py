@@ -15,13 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
-from edge_spec.apps.server.anthropic.documents import FailureDocument, MessageDocument, TokenCount
 from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
-from edge_spec.apps.server.documents import errors_as
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.reply import Reply, arguments_of, sealed, server_event
-from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import CallHead, PartKind
 
@@ -243,20 +241,10 @@ def _event(kind: str, **fields: Any) -> str:
 MESSAGES = "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
 OTHER_FORMS[MESSAGES] = error_document
-_EVENTS = {
-    "text/event-stream": {
-        "schema": {"description": "Each event is one of Anthropic's, named by its type."}
-    }
-}
-_ERRORS = errors_as(FailureDocument)
 
 
 def add_messages(app: FastAPI, running: Running) -> None:
-    @app.post(
-        MESSAGES,
-        response_model=None,
-        responses={200: {"model": MessageDocument, "content": _EVENTS}, **_ERRORS},
-    )
+    @app.post(MESSAGES, response_model=None, responses=EVENTS)
     async def messages(request: MessagesRequest) -> Response:
         """The assistant's next message, in Anthropic's form."""
 
@@ -271,7 +259,7 @@ def add_messages(app: FastAPI, running: Running) -> None:
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
-    @app.post(COUNT, response_model=TokenCount, responses=_ERRORS)
+    @app.post(COUNT)
     async def count(request: CountRequest) -> dict[str, int]:
         """The tokens of a conversation with its tools."""
         work = await running.ask(request.model, lambda desk: _work(desk, request))

@@ -15,9 +15,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import Body, OpenBody
-from edge_spec.apps.server.field_names import Off, OtherNames, readable, refusal
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, readable, refusal
 from edge_spec.apps.server.forms import AskedForm, Reasoning, ResponseFormat, asked_format
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
@@ -219,25 +217,12 @@ def _add(item: Item, answer: Message) -> None:
 
 SCORES = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
-_WHOLE = "nothing is stored here, so send the whole conversation as input"
-_OFF = {
-    **ChatRequest.other_names.off,
-    "previous_response_id": Off((), _WHOLE),
-    "conversation": Off((), _WHOLE),
-    "prompt": Off((), "nothing is stored here, so send instructions and input"),
-    "background": Off((False,), "nothing is stored here, so stream the answer"),
-    "context_management": Off(([],), "shorten the input"),
-    "moderation": Off(),
-}
-del _OFF["input"], _OFF["instructions"]
-_HARMLESS = ChatRequest.other_names.harmless | {
-    # of tools that OpenAI runs, of its caches, and what Codex says about itself
-    *("max_tool_calls", "prompt_cache_options", "client_metadata", "image"),
-}
+# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
+_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
 
 
 class TextOptions(Body):
-    other_names = OtherNames(off={"verbosity": others.CHAT_OFF["verbosity"]})
+    off = frozenset(("verbosity",))
     format: ResponseFormat | None = None
 
 
@@ -245,15 +230,6 @@ class ReasoningOptions(Reasoning):
     """summary: where it is asked for, the thought is told as its own summary, which is where such a
     client looks for it."""
 
-    other_names = OtherNames(
-        also={**Reasoning.other_names.also, "generate_summary": "summary"},
-        harmless=Reasoning.other_names.harmless,
-        off={
-            **Reasoning.other_names.off,
-            "context": Off(("auto",), "the model's chat template says which thoughts it reads"),
-            "mode": Off(("standard",)),
-        },
-    )
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -261,7 +237,7 @@ class ResponsesRequest(ChatRequest):
     """Asks for the next items of a conversation. It is read as the chat request that it stands for,
     so that all fields of such a request may be sent, too."""
 
-    other_names = OtherNames(ChatRequest.other_names.also, _HARMLESS, _OFF)
+    harmless = HARMLESS | _HARMLESS
     shown_as: ClassVar = {"messages": "input"}
     messages: SkipJsonSchema[list[Message]] = Field(default_factory=list)
     input: Input
@@ -270,24 +246,9 @@ class ResponsesRequest(ChatRequest):
     # Functions alone when the request has been read, under the names that the model knows.
     tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
     reasoning: ReasoningOptions | None = None
-    include: (
-        list[
-            Literal[
-                "message.output_text.logprobs",
-                "reasoning.encrypted_content",
-                # of items that there are none of here
-                "code_interpreter_call.outputs",
-                "computer_call_output.output.image_url",
-                "file_search_call.results",
-                "message.input_image.image_url",
-                "web_search_call.action.sources",
-                "web_search_call.results",
-            ]
-        ]
-        | None
-    ) = None
+    include: list[str] | None = None
     metadata: dict[str, str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Literal["disabled"] | None = None
     n: Literal[1] | None = None
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _names: dict[str, tuple[str | None, str]] = PrivateAttr(default_factory=dict)

@@ -18,10 +18,8 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.logprobs import chat_logprobs
 from edge_spec.apps.server.replies import origin_of
 from edge_spec.apps.server.reply import Reply, sealed, server_event
-from edge_spec.apps.server.response import AnswerResponse, Running
-from edge_spec.apps.server.responses.documents import ResponseDocument, TokenCount
+from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.parse import ResponsesRequest
-from edge_spec.apps.server.responses.truncation import work_of
 from edge_spec.apps.server.timings import timings, usage
 from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import PartKind
@@ -384,32 +382,21 @@ def _usage(result: GenerationResult) -> dict[str, Any]:
     }
 
 
-_EVENTS = {
-    "text/event-stream": {
-        "schema": {"description": "Each event is one of OpenAI's, named by its type."}
-    }
-}
-
-
 def add_responses(app: FastAPI, running: Running) -> None:
-    @app.post(
-        "/v1/responses",
-        response_model=None,
-        responses={200: {"model": ResponseDocument, "content": _EVENTS}},
-    )
+    @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(request: ResponsesRequest) -> Response:
         """The next items of a conversation."""
 
         def read(desk: Desk) -> tuple[Work, Reply]:
-            work = work_of(desk, request)
+            work = desk.chat(request)
             return work, ResponsesReply(request, work, desk.model)
 
         return AnswerResponse(running, request.model, read, is_streamed=request.stream)
 
-    @app.post("/v1/responses/input_tokens", response_model=TokenCount)
+    @app.post("/v1/responses/input_tokens")
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
         """How many tokens a request has the model read."""
-        work = await running.ask(request.model, lambda desk: work_of(desk, request))
+        work = await running.ask(request.model, lambda desk: desk.chat(request))
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
 
     _add_refusals(app)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
-from edge_spec.apps.server.refusals import refused_body
+from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.reply import sealed
 
 HELLO = {"role": "user", "content": "hello"}
