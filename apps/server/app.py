@@ -140,7 +140,7 @@ def _add_list(app: FastAPI, models: Models) -> None:
     async def all_models(request: Request) -> Any:
         """The models that are served, and which of them are open."""
         if asks_for_its_form(request.headers):
-            return JSONResponse(models_page(models, request.query_params, started))
+            return JSONResponse(models_page(models, started))
         return {"object": "list", "data": [entry(model) for model in models]}
 
     @app.get("/v1/models/{model:path}")

@@ -42,9 +42,6 @@ def error_document(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": told}
 
 
-_DIGITS = 4  # of a limit
-
-
 def asks_for_its_form(headers: Mapping[str, str]) -> bool:
     """Tells whether a request for models, whose paths two APIs share, is of Anthropic's."""
     return "anthropic-version" in headers
@@ -71,26 +68,11 @@ def found_model(models: Models, name: str, since: datetime) -> Response:
         return JSONResponse(error_document(error), error.status)
 
 
-def models_page(models: Models, asked: Mapping[str, str], since: datetime) -> dict[str, Any]:
-    """asked: the query, with `limit`, and `after_id` or `before_id`."""
-    listed = list(models)
-    names = [model.name for model in listed]
-    given = asked.get("limit", "")[:_DIGITS]
-    limit = max(1, int(given)) if given.isascii() and given.isdigit() else len(listed)
-    if asked.get("before_id") in names:
-        listed = listed[: names.index(asked["before_id"])]
-        page = listed[-limit:]
-    else:
-        if asked.get("after_id") in names:
-            listed = listed[names.index(asked["after_id"]) + 1 :]
-        page = listed[:limit]
-    data = [_document(model, since) for model in page]
-    return {
-        "data": data,
-        "has_more": len(page) < len(listed),
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
+def models_page(models: Models, since: datetime) -> dict[str, Any]:
+    """All of them: there is one page."""
+    data = [_document(model, since) for model in models]
+    first, last = data[0]["id"], data[-1]["id"]
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
 
 class MessageReply(Reply):

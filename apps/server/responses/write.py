@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -26,38 +26,36 @@ from edge_spec.text.parts.part import PartKind
 
 Fields = dict[str, Any]
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
+_TYPES = {
+    PartKind.TEXT: "message",
+    PartKind.REASONING: "reasoning",
+    PartKind.CALL: "function_call",
+}
 
 
 class OutputItem(ABC):
-    """One item. Each method tells the events of what it is told.
+    """One item of the output. Each method returns the events that tell of what it is told."""
 
-    index: its place in the output.
-    """
-
-    kind: ClassVar[PartKind]
-
-    def __init__(self, index: int) -> None:
-        self.id = f"{_PREFIXES[self.kind]}_{secrets.token_hex(16)}"
-        self.status = "in_progress"
+    def __init__(self, kind: PartKind, index: int, **fields: Any) -> None:
+        """index: its place in the output. fields: of its document, beside those of all items."""
+        self.kind = kind
         self.text = ""
         self._index = index
+        self._item: Fields = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"}
+        self._item |= {"type": _TYPES[kind], "status": "in_progress", **fields}
 
     @abstractmethod
     def document(self) -> Fields:
         """Returns the item with what is known of it."""
 
-    @abstractmethod
-    def opening(self) -> Iterator[Fields]: ...
+    def begin(self) -> Iterator[Fields]:
+        yield self._event("output_item.added", item=self.document())
 
     @abstractmethod
     def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]: ...
 
-    @abstractmethod
-    def closing(self) -> Iterator[Fields]: ...
-
     def end(self, status: str) -> Iterator[Fields]:
-        self.status = status
-        yield from self.closing()
+        self._item["status"] = status
         yield self._event("output_item.done", item=self.document())
 
     def _event(self, event: str, /, **fields: Any) -> Fields:
@@ -65,123 +63,78 @@ class OutputItem(ABC):
 
     def _inner(self, event: str, /, **fields: Any) -> Fields:
         """Makes an event that is about something within the item."""
-        return self._event(event, item_id=self.id, **fields)
+        return self._event(event, item_id=self._item["id"], **fields)
+
+
+class TextOutput(OutputItem):
+    """A message, or a thought: one part with a text."""
+
+    def __init__(
+        self, kind: PartKind, index: int, *, is_summary: bool = False, is_sealed: bool = False
+    ) -> None:
+        """is_summary: a thought is told as its own summary. is_sealed: it is told sealed, too."""
+        is_message = kind is PartKind.TEXT
+        fields: Fields = {"role": "assistant", "content": []} if is_message else {"summary": []}
+        super().__init__(kind, index, **fields)
+        self._is_sealed = is_sealed
+        self._scores: list[Any] | None = [] if is_message else None
+        self._member = "summary" if is_summary else "content"
+        self._place = {f"{self._member}_index": 0}
+        self._of_part = "reasoning_summary_part" if is_summary else "content_part"
+        self._of_text = "output_text" if is_message else "reasoning_text"
+        self._type = self._of_text
+        if is_summary:
+            self._of_text, self._type = "reasoning_summary_text", "summary_text"
+
+    def document(self) -> Fields:
+        sealed_text = {"encrypted_content": sealed(self.text)} if self._is_sealed else {}
+        return {**self._item, **sealed_text}
 
     def begin(self) -> Iterator[Fields]:
-        yield self._event("output_item.added", item=self.document())
-        yield from self.opening()
-
-
-class MessageOutput(OutputItem):
-    kind = PartKind.TEXT
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self._scores: list[Any] = []
-        self._has_part = False
-
-    def document(self) -> Fields:
-        return {
-            "id": self.id,
-            "type": "message",
-            "status": self.status,
-            "role": "assistant",
-            "content": [self._part()] if self._has_part else [],
-        }
-
-    def _part(self) -> Fields:
-        return {
-            "type": "output_text",
-            "text": self.text,
-            "annotations": [],
-            "logprobs": list(self._scores),
-        }
-
-    def opening(self) -> Iterator[Fields]:
-        self._has_part = True
-        yield self._inner("content_part.added", content_index=0, part=self._part())
+        yield from super().begin()
+        yield self._inner(f"{self._of_part}.added", **self._place, part=self._part())
 
     def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]:
         self.text += text
-        self._scores += scores
-        yield self._inner("output_text.delta", content_index=0, delta=text, logprobs=scores)
+        told: Fields = {"delta": text}
+        if self._scores is not None:
+            self._scores += scores
+            told["logprobs"] = scores
+        yield self._inner(f"{self._of_text}.delta", **self._place, **told)
 
-    def closing(self) -> Iterator[Fields]:
+    def end(self, status: str) -> Iterator[Fields]:
         part = self._part()
-        told = {"text": self.text, "logprobs": part["logprobs"]}
-        yield self._inner("output_text.done", content_index=0, **told)
-        yield self._inner("content_part.done", content_index=0, part=part)
-
-
-class ThoughtOutput(OutputItem):
-    """is_summary: it is told as its own summary. is_sealed: it is told sealed, too."""
-
-    kind = PartKind.REASONING
-
-    def __init__(self, index: int, *, is_summary: bool, is_sealed: bool) -> None:
-        super().__init__(index)
-        self._is_sealed = is_sealed
-        self._has_part = False
-        self._member = "summary" if is_summary else "content"
-        self._kind = "summary_text" if is_summary else "reasoning_text"
-        self._part_name = "reasoning_summary_part" if is_summary else "content_part"
-        self._text_name = "reasoning_summary_text" if is_summary else "reasoning_text"
-        self._place = {"summary_index" if is_summary else "content_index": 0}
-
-    def document(self) -> Fields:
-        item: Fields = {"id": self.id, "type": "reasoning", "status": self.status, "summary": []}
-        if self._has_part:
-            item[self._member] = [self._part()]
-        if self._is_sealed:
-            item["encrypted_content"] = sealed(self.text)
-        return item
+        told = {name: part[name] for name in ("text", "logprobs") if name in part}
+        yield self._inner(f"{self._of_text}.done", **self._place, **told)
+        yield self._inner(f"{self._of_part}.done", **self._place, part=part)
+        yield from super().end(status)
 
     def _part(self) -> Fields:
-        return {"type": self._kind, "text": self.text}
-
-    def opening(self) -> Iterator[Fields]:
-        self._has_part = True
-        yield self._inner(f"{self._part_name}.added", **self._place, part=self._part())
-
-    def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]:
-        self.text += text
-        yield self._inner(f"{self._text_name}.delta", **self._place, delta=text)
-
-    def closing(self) -> Iterator[Fields]:
-        yield self._inner(f"{self._text_name}.done", **self._place, text=self.text)
-        yield self._inner(f"{self._part_name}.done", **self._place, part=self._part())
+        """Returns the part with its text, as the item has it from now on."""
+        part: Fields = {"type": self._type, "text": self.text}
+        if self._scores is not None:
+            part |= {"annotations": [], "logprobs": list(self._scores)}
+        self._item = {**self._item, self._member: [part]}
+        return part
 
 
 class CallOutput(OutputItem):
-    kind = PartKind.CALL
-
     def __init__(self, index: int, call_id: str, namespace: str | None, name: str) -> None:
-        super().__init__(index)
-        self._call_id = call_id
+        space = {"namespace": namespace} if namespace else {}
         self._name = name
-        self._space = {"namespace": namespace} if namespace else {}
+        super().__init__(PartKind.CALL, index, call_id=call_id, **space, name=name)
 
     def document(self) -> Fields:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": self.status,
-            "call_id": self._call_id,
-            **self._space,
-            "name": self._name,
-            "arguments": self.text,
-        }
-
-    def opening(self) -> Iterator[Fields]:
-        return iter(())
+        return {**self._item, "arguments": self.text}
 
     def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]:
         self.text += text
         yield self._inner("function_call_arguments.delta", delta=text)
 
-    def closing(self) -> Iterator[Fields]:
+    def end(self, status: str) -> Iterator[Fields]:
         told = {"name": self._name, "arguments": self.text}
         yield self._inner("function_call_arguments.done", **told)
+        yield from super().end(status)
 
 
 class Output:
@@ -238,10 +191,10 @@ class Output:
         yield from self._end("completed" if is_whole else "incomplete")
 
     def _made(self, kind: PartKind) -> OutputItem:
-        index = len(self._items)
         if kind is PartKind.TEXT:
-            return MessageOutput(index)
-        return ThoughtOutput(index, is_summary=self._summarizes, is_sealed=self._seals_thoughts)
+            return TextOutput(kind, len(self._items))
+        told = {"is_summary": self._summarizes, "is_sealed": self._seals_thoughts}
+        return TextOutput(kind, len(self._items), **told)
 
     def _begin(self, item: OutputItem) -> Iterator[Fields]:
         yield from self._end("completed")
