@@ -16,7 +16,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from edge_spec.apps.server.addresses import origin_pattern
-from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.anthropic.write import (
     COUNT,
     MESSAGES,
@@ -35,11 +34,9 @@ from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.replies import chat_reply, completion_reply
-from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
 
 PATHS = (
@@ -104,23 +101,24 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.chat(request)
-            return work, chat_reply(request, work, desk.model)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.chat(request),
+            lambda desk, work: chat_reply(request, work, desk.model),
+        )
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.completion(request)
-            echoes = desk.texts(work.prompts) if request.echo else ()
-            return work, completion_reply(request, work, desk.model, echoes)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.completion(request),
+            lambda desk, work: completion_reply(
+                request, work, desk.model, desk.texts(work.prompts) if request.echo else ()
+            ),
+        )
 
 
 def _add_list(app: FastAPI, models: Models) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,11 +13,10 @@ from fastapi import FastAPI
 from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
 from starlette.responses import Response
 
-from edge_spec import FinishReason, GenerationResult
+from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.line_limits import LineLimits
 from edge_spec.apps.server.logprobs import chat_logprobs
 from edge_spec.apps.server.replies import chat_reply
 from edge_spec.apps.server.reply import Reply, server_event
@@ -123,6 +123,72 @@ class DetokenizeRequest(_ModelRequest):
     tokens: list[TokenId] = Field(default_factory=list)
 
 
+_INDENTATION = " \t"
+
+
+@dataclass
+class LineLimits:
+    """Reads a text as it comes, and ends it once: before a line after the first one that is
+    indented by less than `least_indent` characters, an empty one included, or after the line that
+    is being written `seconds` after the text has begun. None, or 0: has no such limit.
+    """
+
+    least_indent: int | None = None
+    seconds: float | None = None
+    clock: Callable[[], float] = time.perf_counter
+    text: str = ""  # that is shown
+    has_ended: bool = False
+    _held: str = ""  # a line break and what is known of the indentation after it
+    _began: float | None = None
+
+    def push(self, piece: str) -> str:
+        """Returns what of it is shown."""
+        if self.has_ended:
+            return ""
+        now = self.clock()
+        self._began = now if self._began is None else self._began
+        shown = self._indented(piece) if self.least_indent else piece
+        at = shown.find("\n") + 1
+        if at and self.seconds and now - self._began > self.seconds:
+            self.has_ended, self._held = True, ""
+            shown = shown[:at]
+        self.text += shown
+        return shown
+
+    def finish(self) -> str:
+        """Returns what was held back, when no more comes."""
+        held, self._held = self._held, ""
+        self.text += held
+        return held
+
+    def _indented(self, piece: str) -> str:
+        """Returns the text up to a line that is not indented enough."""
+        text, self._held = self._held + piece, ""
+        at = text.find("\n")
+        while at >= 0:
+            line = text[at + 1 :]
+            indent = len(line) - len(line.lstrip(_INDENTATION))
+            if indent == len(line):
+                text, self._held = text[:at], text[at:]
+                break
+            if indent < (self.least_indent or 0):
+                self.has_ended = True
+                return text[: at + 1 + indent]
+            at = text.find("\n", at + 1)
+        return text
+
+
+def limited(generation: Generation, limits: LineLimits) -> Iterator[Chunk]:
+    """Yields an answer up to where its lines end it; its result then has that text, too."""
+    for chunk in generation:
+        yield replace(chunk, text=limits.push(chunk.text))
+        if limits.has_ended:
+            generation.cancel()
+    if left := limits.finish():
+        yield Chunk(left, ())
+    generation.result.text = limits.text
+
+
 def infill_work(desk: Desk, request: InfillRequest) -> Work:
     """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
     work = desk.between(
@@ -151,7 +217,8 @@ def _limited(work: Work, request: InfillRequest) -> Work:
     time_ms = max(0, request.t_max_predict_ms or 0)
     if not (time_ms or request.n_indent):
         return work
-    return replace(work, line_limits=partial(LineLimits, request.n_indent, time_ms / 1e3))
+    limits = LineLimits(request.n_indent, time_ms / 1e3)
+    return replace(work, cut=partial(limited, limits=limits))
 
 
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
@@ -218,15 +285,11 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
 class InfillReply(Reply):
     """One text. A stream has an event for each piece of it, and one with the figures at its end."""
 
-    def __init__(
-        self, request: InfillRequest, work: Work, model: str, context_length: int, prompt: str
-    ) -> None:
-        """prompt: its text."""
+    def __init__(self, request: InfillRequest, work: Work, desk: Desk) -> None:
         self._request = request
-        self._model = model
-        self._context_length = context_length
-        self._prompt = prompt
-        self._options = work.options[0]
+        self._model = desk.model
+        self._context_length = desk.engine.context_length
+        (self._prompt,) = desk.texts(work.prompts)
         (tokens,) = work.prompts
         self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
         self._prompt_n = len(tokens)
@@ -323,23 +386,22 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
     async def infill(request: InfillRequest) -> Response:
         """What stands between two texts, such as those around a cursor."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = infill_work(desk, request)
-            (prompt,) = desk.texts(work.prompts)
-            return work, InfillReply(request, work, desk.model, desk.engine.context_length, prompt)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: infill_work(desk, request),
+            lambda desk, work: InfillReply(request, work, desk),
+        )
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
     async def fim(request: CompletionRequest) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = fim_work(desk, request)
-            return work, chat_reply(request, work, desk.model)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: fim_work(desk, request),
+            lambda desk, work: chat_reply(request, work, desk.model),
+        )
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:

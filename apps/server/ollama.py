@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
 from edge_spec.apps.server.logprobs import chat_logprobs
@@ -23,7 +23,6 @@ from edge_spec.apps.server.replies import reason_of
 from edge_spec.apps.server.reply import Reply, arguments_of
 from edge_spec.apps.server.response import AnswerResponse, Running
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -209,12 +208,13 @@ def add_ollama(app: FastAPI, running: Running) -> None:
         if not request.messages and continued is None:
             async with running.models.using(model):
                 return JSONResponse(reply.opened())
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            return desk.chat(request) if continued is None else desk.completion(continued), reply
-
-        streamed = request.stream is not False
-        return AnswerResponse(running, model.name, read, is_streamed=streamed)
+        request.model, request.stream = model.name, request.stream is not False
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.chat(request) if continued is None else desk.completion(continued),
+            lambda desk, work: reply,
+        )
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(request: OllamaChatRequest) -> Response:

@@ -39,24 +39,6 @@ def limit(value: int) -> int:
     return value
 
 
-def _biases(value: Any) -> Any:
-    """Returns biases by token where they come in pairs, as llama.cpp takes them, too; false bans a
-    token, as -100 does."""
-    if isinstance(value, list):
-        biases: dict[str, float] = {}
-        for index, pair in enumerate(value):
-            match pair:
-                case [int() as token, int() | float() as bias] if bias is not True:
-                    bias = -100 if bias is False else bias
-                    biases[str(token)] = biases.get(str(token), 0) + bias
-                case _:
-                    raise refusal(index, "is no pair: send [token id, bias]")
-        value = biases
-    if isinstance(value, dict):
-        value = {name: -100 if bias is False else bias for name, bias in value.items()}
-    return value
-
-
 def _scores(value: Any) -> Any:
     """Returns None for false, which asks for no scores as chat requests do."""
     return None if value is False else value
@@ -92,13 +74,7 @@ Stops = Annotated[
 TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-_BIAS = Bias | Literal[False]
-Biases = Annotated[
-    dict[Biased, Bias],
-    BeforeValidator(
-        _biases, json_schema_input_type=dict[Biased, _BIAS] | list[tuple[TokenId, _BIAS]]
-    ),
-]
+Biases = dict[Biased, Bias]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
 ]

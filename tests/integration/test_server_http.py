@@ -142,23 +142,10 @@ def test_usual_headers_change_nothing(client: httpx.Client, headers: dict[str, s
     assert pieces.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "told"),
-    [
-        ({"Content-Type": "application/json; charset=utf-16"}, "UTF-8, not utf-16"),
-        ({"Content-Type": "application/json; charset=iso-8859-1"}, "UTF-8, not iso-8859-1"),
-        ({"Content-Encoding": "gzip"}, "gzip: send it without Content-Encoding"),
-        ({"Content-Encoding": "br, gzip"}, "br, gzip: send it without Content-Encoding"),
-        ({"Content-Type": ""}, "Content-Type: application/json"),
-    ],
-)
-def test_a_body_that_would_be_misread_is_refused_by_name(
-    client: httpx.Client, headers: dict[str, str], told: str
-) -> None:
-    given = JSON | headers
-    refused = client.post(CHAT, content=gzip.compress(BODY), headers=given)
-    assert refused.status_code == 415
-    assert told in refused.json()["error"]["message"]
+@pytest.mark.parametrize("headers", [{"Content-Encoding": "gzip"}, {}])
+def test_a_packed_body_is_refused(client: httpx.Client, headers: dict[str, str]) -> None:
+    refused = client.post(CHAT, content=gzip.compress(BODY), headers=JSON | headers)
+    assert refused.status_code == 400
     assert client.get("/health").status_code == 200  # on the same connection
 
 

@@ -34,7 +34,7 @@ from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, post, refus
         ({"stop": ["a", 1]}, "stop[1]: 1 should be a valid string."),
         ({"stop": {"a": 1}}, 'stop: {"a": 1} is not what it takes; send a text, or a list of'),
         ({"stop": ["a"] * 300}, "stop: List should have at most 256 items, not 300."),
-        ({"logit_bias": [[1, 2], [3]]}, "logit_bias[1] is no pair: send [token id, bias]."),
+        ({"logit_bias": [[1, 2]]}, "logit_bias: [[1, 2]] should be an object."),
         ({"logit_bias": {"a": 2}}, 'logit_bias.a: "a" should match ^[0-9]{1,10}$.'),
         ({"stream_options": {"include_use": 1}}, "stream_options.include_use is no field"),
         ({"grammar": 'root ::= "a'}, "no answer can have this form (gbnf): Unexpected end"),

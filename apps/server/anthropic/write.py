@@ -229,17 +229,17 @@ def add_messages(app: FastAPI, running: Running) -> None:
     @app.post(MESSAGES, response_model=None, responses=EVENTS)
     async def messages(request: MessagesRequest) -> Response:
         """The assistant's next message, in Anthropic's form."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = _work(desk, request)
-            return work, MessageReply(
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: _work(desk, request),
+            lambda desk, work: MessageReply(
                 desk.model,
                 len(work.prompts[0]),
                 request.max_tokens,
                 tells_thoughts=request.tells_thoughts,
-            )
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+            ),
+        )
 
     @app.post(COUNT)
     async def count(request: CountRequest) -> dict[str, int]:

@@ -21,7 +21,6 @@ from edge_spec.apps.server.reply import Reply, sealed, server_event
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.parse import ResponsesRequest
 from edge_spec.apps.server.timings import timings, usage
-from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import PartKind
 
 Fields = dict[str, Any]
@@ -339,12 +338,12 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(request: ResponsesRequest) -> Response:
         """The next items of a conversation."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.chat(request)
-            return work, ResponsesReply(request, work, desk.model)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.chat(request),
+            lambda desk, work: ResponsesReply(request, work, desk.model),
+        )
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
