@@ -33,7 +33,7 @@ from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
-from edge_spec.apps.server.replies import chat_reply, completion_reply
+from edge_spec.apps.server.replies import ChatReply, CompletionReply
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
@@ -105,7 +105,7 @@ def _add_answers(app: FastAPI, running: Running) -> None:
             running,
             request,
             lambda desk: desk.chat(request),
-            lambda desk, work: chat_reply(request, work, desk.model),
+            lambda desk, work: ChatReply(request, work, desk.model),
         )
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
@@ -115,7 +115,7 @@ def _add_answers(app: FastAPI, running: Running) -> None:
             running,
             request,
             lambda desk: desk.completion(request),
-            lambda desk, work: completion_reply(
+            lambda desk, work: CompletionReply(
                 request, work, desk.model, desk.texts(work.prompts) if request.echo else ()
             ),
         )

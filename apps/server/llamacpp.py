@@ -18,7 +18,7 @@ from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.logprobs import chat_logprobs
-from edge_spec.apps.server.replies import chat_reply
+from edge_spec.apps.server.replies import ChatReply
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.schema import (
@@ -400,7 +400,7 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
             running,
             request,
             lambda desk: fim_work(desk, request),
-            lambda desk, work: chat_reply(request, work, desk.model),
+            lambda desk, work: ChatReply(request, work, desk.model),
         )
 
     @app.post("/tokenize")

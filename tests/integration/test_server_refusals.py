@@ -80,6 +80,10 @@ def test_what_is_not_honoured_is_named(
         (COMPLETIONS, {"prompt": [1, "a"]}, 'prompt[1]: "a" should be a valid integer.'),
         (COMPLETIONS, {"prompt": ["a", 1]}, "prompt[1]: 1 should be a valid string."),
         (COMPLETIONS, {"prompt": [[1], []]}, "prompt[1]: List should have at least 1 item"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt[0]: -1 should be greater than or equal to 0."),
+        (COMPLETIONS, {"prompt": ["a"] * 17}, "prompt: List should have at most 16 items"),
+        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo goes without logprobs"),
+        (COMPLETIONS, {"logprobs": 21}, "logprobs: 21 should be less than or equal to 20."),
         (COMPLETIONS, {"best_of": 3}, "best_of is not supported, but where it is n"),
         (
             COMPLETIONS,
