@@ -249,6 +249,8 @@ def _no_such_path(request: Request) -> ApiError:
     meant = next((each for each in PATHS if path.endswith(each.removeprefix("/v1"))), None)
     hint = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
     hint = _GONE.get(path, hint)
+    if path.startswith("/v1/responses/"):
+        hint = "No response is stored: a request has the whole conversation."
     return ApiError(404, f"There is no {path[:200]} here. {hint}")
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
@@ -57,8 +57,7 @@ class TextFormat(Body):
 class ObjectFormat(Body):
     """Any JSON object, or, as llama.cpp and llama-cpp-python have it, one of a schema."""
 
-    also: ClassVar = {"value": "schema"}
-    type: Literal["json_object", "json"]
+    type: Literal["json_object"]
     given: Schema | None = Field(None, alias="schema")
 
 
@@ -96,34 +95,15 @@ class SchemaFormat(Body):
         return given
 
 
-class RegexFormat(Body):
-    also: ClassVar = {"regex": "pattern", "value": "pattern"}
-    type: Literal["regex"]
-    pattern: Pattern
-
-
-class GrammarFormat(Body):
-    type: Literal["grammar"]
-    grammar: Pattern
-
-
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[ObjectFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")]
-    | Annotated[RegexFormat, Tag("<regex>")]
-    | Annotated[GrammarFormat, Tag("<grammar>")],
+    | Annotated[SchemaFormat, Tag("<json_schema>")],
     by_kind(
-        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}',
+        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}; '
+        "regex and grammar are fields of their own",
         {},
-        {
-            "text": "<text>",
-            "json_object": "<json_object>",
-            "json": "<json_object>",
-            "json_schema": "<json_schema>",
-            "regex": "<regex>",
-            "grammar": "<grammar>",
-        },
+        {"text": "<text>", "json_object": "<json_object>", "json_schema": "<json_schema>"},
     ),
 ]
 
@@ -167,10 +147,6 @@ def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedFor
         yield AskedForm.json(field, asked.given, is_strict=asked.strict)
     elif isinstance(format, ObjectFormat):
         yield AskedForm.json(field, format.given)
-    elif isinstance(format, RegexFormat):
-        yield AskedForm(field, Grammar.regex(format.pattern))
-    elif isinstance(format, GrammarFormat):
-        yield AskedForm(field, Grammar.gbnf(format.grammar))
 
 
 _NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates

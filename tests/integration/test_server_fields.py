@@ -88,7 +88,6 @@ def test_a_field_that_asks_for_nothing_changes_nothing(
         ({"guided_grammar": 'root ::= "x" [a-z]+'}, {"grammar": 'root ::= "x" [a-z]+'}),
         ({"guided_regex": "x[a-z]+"}, {"grammar": 'root ::= "x" [a-z]+'}),
         ({"grammar": "start: /x[a-z]+/"}, {"grammar": 'root ::= "x" [a-z]+'}),
-        ({"response_format": {"type": "regex", "regex": "x[a-z]+"}}, {"regex": "x[a-z]+"}),
     ],
     ids=json.dumps,
 )

@@ -158,14 +158,6 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(client: httpx.Client) -> 
     assert got.startswith(b"HTTP/1.1 100") and b" 200 OK" in got
 
 
-def test_a_client_that_takes_it_for_a_proxy_is_answered(client: httpx.Client) -> None:
-    got = said(
-        client,
-        b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-    )
-    assert b" 200 OK" in got and b'"tiny"' in got
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_both_addresses_of_localhost_are_listened_to(served: Engine, host: str) -> None:
     """Some clients know but one of them."""

@@ -56,10 +56,6 @@ from fixtures.server_requests import BOTH, CHAT, COMPLETIONS, HELLO, post, refus
             "response_format.shema is no field that is known here: is schema meant?",
         ),
         (
-            {"response_format": {"type": "json_object", "value": 5}},
-            "response_format.value: 5 should be an object.",
-        ),
-        (
             {"response_format": {"type": "json_object", "schema": 5}},
             "response_format.schema: 5 should be an object.",
         ),

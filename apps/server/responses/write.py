@@ -350,25 +350,3 @@ def add_responses(app: FastAPI, running: Running) -> None:
         """How many tokens a request has the model read."""
         work = await running.ask(request.model, lambda desk: desk.chat(request))
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
-
-    _add_refusals(app)
-
-
-def _add_refusals(app: FastAPI) -> None:
-    """Answers whoever asks for a response of earlier."""
-
-    async def not_stored() -> Response:
-        raise ApiError(
-            404,
-            "No response is stored here: a request has the whole conversation, and its answer is "
-            "told once.",
-        )
-
-    for path, method in (
-        ("/v1/responses/{id}", "GET"),
-        ("/v1/responses/{id}", "DELETE"),
-        ("/v1/responses/{id}/cancel", "POST"),
-        ("/v1/responses/{id}/input_items", "GET"),
-        ("/v1/responses/compact", "POST"),
-    ):
-        app.add_api_route(path, not_stored, methods=[method], include_in_schema=False)
