@@ -15,7 +15,6 @@ _ORIGIN = re.compile(
     re.IGNORECASE,
 )
 _NO_HOST = re.compile(r"[/?#@*:\[\]]")  # what no name of a host has
-_ADDRESS = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _ROOMS = ("chat", "completions", "messages", "models", "responses")  # what follows /v1/
 
@@ -88,10 +87,8 @@ def _is_origin(scheme: str, host: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Returns the path that is meant where a client joined it to another address than this
-    server's with /v1: slashes that it added, /v1 twice, or not at all. A client that takes this
-    server for a proxy sends the whole address."""
-    path = _ADDRESS.sub("", path)
+    """Return the path that a client means that joined it to the wrong address: with a slash too
+    many, /v1 twice, or without it."""
     parts = [part for part in path.split("/") if part]
     while parts[:2] == ["v1", "v1"]:
         del parts[0]

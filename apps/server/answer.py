@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.errors import ApiError, shutting_down, stopped_early, timed_out
-from edge_spec.apps.server.line_limits import LineLimits, limited
 from edge_spec.apps.server.slots import Slot
 from edge_spec.errors import UsageError
 
@@ -27,15 +26,14 @@ QUIET_S = 15.0  # without news: clients and proxies take a connection that is si
 class Work:
     """Prompts to continue one after the other; the answer to each is a choice of one reply.
 
-    options: of each choice, as `Engine.generate` takes them. line_limits: makes what ends a text at
-    one of its lines.
+    options: of each choice, as `Engine.generate` takes them. cut: ends its text early.
     """
 
     prompts: Sequence[Sequence[int]]
     options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
     drafter: str
     session_id: str | None = None
-    line_limits: Callable[[], LineLimits] | None = None
+    cut: Callable[[Generation], Iterator[Chunk]] = iter
 
 
 @dataclass(frozen=True)
@@ -187,9 +185,8 @@ class ServerAnswer:
         slot, live, rate = self._slot, _LiveRate(), None
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
-        limits = self._work.line_limits
         try:
-            for chunk in generation if limits is None else limited(generation, limits()):
+            for chunk in self._work.cut(generation):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)

@@ -15,26 +15,28 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from edge_spec.apps.server import documents
 from edge_spec.apps.server.addresses import origin_pattern
-from edge_spec.apps.server.answer import Work
-from edge_spec.apps.server.anthropic.endpoints import COUNT, MESSAGES, add_messages
-from edge_spec.apps.server.anthropic.models import asks_for_its_form, found_model, models_page
+from edge_spec.apps.server.anthropic.write import (
+    COUNT,
+    MESSAGES,
+    add_messages,
+    asks_for_its_form,
+    found_model,
+    models_page,
+)
 from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
-from edge_spec.apps.server.llamacpp_paths import LLAMACPP_PATHS, add_llamacpp_paths
+from edge_spec.apps.server.llamacpp import LLAMACPP_PATHS, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.ollama.endpoints import OLLAMA_PATHS, add_ollama
+from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
-from edge_spec.apps.server.refusals import refused_body
-from edge_spec.apps.server.replies import chat_reply, completion_reply
-from edge_spec.apps.server.reply import Reply
-from edge_spec.apps.server.response import AnswerResponse, Running
-from edge_spec.apps.server.responses.endpoints import add_responses
+from edge_spec.apps.server.replies import ChatReply, CompletionReply
+from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
 
 PATHS = (
@@ -54,10 +56,13 @@ PATHS = (
     "/props",
     "/",
 )
-_EVENTS = {
-    "text/event-stream": {
-        "schema": {"description": "Each data is a chunk as OpenAI writes them; the last is [DONE]."}
-    }
+_GONE = {
+    "/completion": "Send the prompt to POST /v1/completions.",
+    "/slots": "GET /metrics tells how many slots there are and how many of them answer.",
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused."},
+    "5XX": {"description": "The server fails or is busy."},
 }
 
 
@@ -67,7 +72,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
         version=version("edge-spec"),
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
-        responses=documents.errors_as(documents.ErrorDocument),
+        responses=_ERRORS,
     )
     _add_errors(app)
     _add_answers(app, running)
@@ -93,34 +98,27 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
 
 
 def _add_answers(app: FastAPI, running: Running) -> None:
-    @app.post(
-        "/v1/chat/completions",
-        response_model=None,
-        responses={200: {"model": documents.ChatCompletion, "content": _EVENTS}},
-    )
+    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.chat(request),
+            lambda desk, work: ChatReply(request, work, desk.model),
+        )
 
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.chat(request)
-            return work, chat_reply(request, work, desk.model)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
-
-    @app.post(
-        "/v1/completions",
-        response_model=None,
-        responses={200: {"model": documents.Completion, "content": _EVENTS}},
-    )
+    @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.completion(request)
-            echoes = desk.texts(work.prompts) if request.echo else ()
-            return work, completion_reply(request, work, desk.model, echoes)
-
-        return AnswerResponse(running, request.model, read, is_streamed=request.stream)
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.completion(request),
+            lambda desk, work: CompletionReply(
+                request, work, desk.model, desk.texts(work.prompts) if request.echo else ()
+            ),
+        )
 
 
 def _add_list(app: FastAPI, models: Models) -> None:
@@ -136,14 +134,14 @@ def _add_list(app: FastAPI, models: Models) -> None:
             "status": {"value": model.status},
         }
 
-    @app.get("/v1/models", response_model=documents.ModelList)
+    @app.get("/v1/models")
     async def all_models(request: Request) -> Any:
         """The models that are served, and which of them are open."""
         if asks_for_its_form(request.headers):
-            return JSONResponse(models_page(models, request.query_params, started))
+            return JSONResponse(models_page(models, started))
         return {"object": "list", "data": [entry(model) for model in models]}
 
-    @app.get("/v1/models/{model:path}", response_model=documents.ModelEntry)
+    @app.get("/v1/models/{model:path}")
     async def one_model(model: str, request: Request) -> Any:
         """One of them, by its name or an alias."""
         if asks_for_its_form(request.headers):
@@ -158,13 +156,13 @@ def _add_descriptions(app: FastAPI, models: Models, options: ServerOptions) -> N
                 return opened.description
         return model.description
 
-    @app.get("/edge-spec/info", response_model=documents.Info)
+    @app.get("/edge-spec/info")
     async def what_runs(model: str | None = None) -> Mapping[str, Any]:
         """What answers, and which drafters requests may ask for. A model that was never open is
         opened."""
         return (await describe(models.find(model))).info
 
-    @app.get("/props", response_model=documents.Props)
+    @app.get("/props")
     async def settings(model: str | None = None) -> Mapping[str, Any]:
         """How a conversation with the model is answered, as llama.cpp's server tells it. A model
         that was never open is opened."""
@@ -182,7 +180,7 @@ def _add_descriptions(app: FastAPI, models: Models, options: ServerOptions) -> N
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/health", response_model=documents.Health)
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the server answers."""
         return {"status": "ok"}
@@ -250,6 +248,9 @@ def _no_such_path(request: Request) -> ApiError:
     path = request.scope["path"]
     meant = next((each for each in PATHS if path.endswith(each.removeprefix("/v1"))), None)
     hint = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
+    hint = _GONE.get(path, hint)
+    if path.startswith("/v1/responses/"):
+        hint = "No response is stored: a request has the whole conversation."
     return ApiError(404, f"There is no {path[:200]} here. {hint}")
 
 

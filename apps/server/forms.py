@@ -1,10 +1,9 @@
-"""The form that a request asks its answer to have: JSON, a choice, a regular expression or a
-grammar, in the words of OpenAI, llama.cpp, llama-cpp-python, vLLM and SGLang."""
+"""What a request says of the form of its answer and of the thoughts before it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -12,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
 from edge_spec import Grammar
-from edge_spec.apps.server.body import Body, JsonObject
-from edge_spec.apps.server.field_names import OtherNames, refusal
+from edge_spec.apps.server.fields import MAX_INT, Body, JsonObject, Whole, refusal
 from edge_spec.apps.validation import by_kind
+from edge_spec.text.parts.thought_forms import SWITCHES
 
 _WRITTEN = '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
 
@@ -58,15 +57,14 @@ class TextFormat(Body):
 class ObjectFormat(Body):
     """Any JSON object, or, as llama.cpp and llama-cpp-python have it, one of a schema."""
 
-    other_names = OtherNames(also={"value": "schema"})
-    type: Literal["json_object", "json"]
+    type: Literal["json_object"]
     given: Schema | None = Field(None, alias="schema")
 
 
 class JsonSchema(Body):
     """strict: where it is false, keywords that cannot be held are passed over."""
 
-    other_names = OtherNames(harmless=frozenset(("name", "description")))
+    harmless = frozenset(("name", "description"))
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
@@ -97,64 +95,23 @@ class SchemaFormat(Body):
         return given
 
 
-class RegexFormat(Body):
-    other_names = OtherNames(also={"regex": "pattern", "value": "pattern"})
-    type: Literal["regex"]
-    pattern: Pattern
-
-
-class GrammarFormat(Body):
-    type: Literal["grammar"]
-    grammar: Pattern
-
-
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[ObjectFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")]
-    | Annotated[RegexFormat, Tag("<regex>")]
-    | Annotated[GrammarFormat, Tag("<grammar>")],
+    | Annotated[SchemaFormat, Tag("<json_schema>")],
     by_kind(
-        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}',
+        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}; '
+        "regex and grammar are fields of their own",
         {},
-        {
-            "text": "<text>",
-            "json_object": "<json_object>",
-            "json": "<json_object>",
-            "json_schema": "<json_schema>",
-            "regex": "<regex>",
-            "grammar": "<grammar>",
-        },
+        {"text": "<text>", "json_object": "<json_object>", "json_schema": "<json_schema>"},
     ),
 ]
-
-
-class StructuredOutputs(Body):
-    """vLLM's."""
-
-    other_names = OtherNames(
-        harmless=frozenset(("disable_fallback", "disable_any_whitespace", "backend"))
-    )
-    json_schema: Schema | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: Pattern | None = None
-    choice: Choices | None = None
-    grammar: Pattern | None = None
-
-    def forms(self) -> Iterator[AskedForm]:
-        where = "structured_outputs"
-        if self.json_schema is not None:
-            yield AskedForm.json(f"{where}.json", self.json_schema)
-        if self.json_object:
-            yield AskedForm.json(f"{where}.json_object", None)
-        yield from _texts(where + ".", self.regex, self.choice, self.grammar)
 
 
 class FormRequest(Body):
     """The fields of a request that say it."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     json_schema: Schema | None = None
     regex: str | None = None
     guided_choice: Choices | None = None
@@ -173,11 +130,15 @@ class FormRequest(Body):
 
     def _forms(self) -> Iterator[AskedForm]:
         yield from asked_format("response_format", self.response_format)
-        if self.structured_outputs is not None:
-            yield from self.structured_outputs.forms()
         if self.json_schema is not None:
             yield AskedForm.json("json_schema", self.json_schema)
-        yield from _texts("", self.regex, self.guided_choice, self.grammar)
+        if self.regex:
+            yield AskedForm("regex", Grammar.regex(self.regex))
+        if self.guided_choice:
+            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
+            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
+        if self.grammar:
+            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
 
 
 def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
@@ -186,20 +147,98 @@ def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedFor
         yield AskedForm.json(field, asked.given, is_strict=asked.strict)
     elif isinstance(format, ObjectFormat):
         yield AskedForm.json(field, format.given)
-    elif isinstance(format, RegexFormat):
-        yield AskedForm(field, Grammar.regex(format.pattern))
-    elif isinstance(format, GrammarFormat):
-        yield AskedForm(field, Grammar.gbnf(format.grammar))
 
 
-def _texts(
-    where: str, regex: str | None, choice: Sequence[str] | None, grammar: str | None
-) -> Iterator[AskedForm]:
-    """where: before the fields' names."""
-    if regex:
-        yield AskedForm(f"{where}regex", Grammar.regex(regex))
-    if choice:
-        texts = " | ".join(json.dumps(each) for each in choice)
-        yield AskedForm(f"{where}choice", Grammar.lark(f"start: {texts}"))
-    if grammar:
-        yield AskedForm(f"{where}grammar", Grammar.gbnf(grammar))
+_NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
+_IN_TEXT = ("none", "raw")  # formats that leave thoughts where the model wrote them
+
+
+def _thinks(value: Any) -> Any:
+    """Reads what makers of models send for it: a switch, or an object with a type."""
+    if isinstance(value, dict) and list(value) == ["type"]:
+        return {"enabled": True, "disabled": False}.get(str(value["type"]), value)
+    return value
+
+
+Effort = Annotated[str, Field(pattern=r"^[a-zA-Z_-]{1,20}$")]  # models know different words
+Budget = Annotated[Whole, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: no limit
+
+
+class Reasoning(Body):
+    """OpenRouter's."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+    exclude: bool | None = None
+
+
+class ReasoningRequest(Body):
+    chat_template_kwargs: JsonObject | None = None
+    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    reasoning_budget: Budget | None = None
+    reasoning_format: (
+        Literal["auto", "deepseek", "deepseek-legacy", "parsed", "hidden", "none", "raw"] | None
+    ) = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+
+    @property
+    def thinking(self) -> Literal["auto", "off"] | int | None:
+        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
+        the request says nothing of it."""
+        reasoning, switches = self.reasoning or Reasoning(), self.template_kwargs
+        budget = reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget
+        effort = self.reasoning_effort or reasoning.effort
+        on = [switches.get(name) for name in SWITCHES]
+        if effort == "none" or budget == 0 or any(each is False for each in on):
+            return "off"
+        if budget not in (None, -1):
+            return budget
+        return None if budget is None and effort is None and on == [None, None] else "auto"
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Says whether the answer has its thoughts beside the text."""
+        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
+        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
+
+    @property
+    def has_thoughts_in_text(self) -> bool:
+        return self.reasoning_format in _IN_TEXT or self.separate_reasoning is False
+
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """Returns what the chat template is given by name."""
+        reasoning = self.reasoning or Reasoning()
+        effort = self.reasoning_effort or reasoning.effort
+        thinks = reasoning.enabled if self.enable_thinking is None else self.enable_thinking
+        named: JsonObject = {"enable_thinking": thinks}
+        if effort == "none":
+            named["enable_thinking"] = False
+        else:
+            named["reasoning_effort"] = effort
+        given = {name: value for name, value in named.items() if value is not None}
+        # Some templates know the switch by another name, and some think when they are asked alone.
+        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
+        return {**on, **(self.chat_template_kwargs or {}), **given}
+
+    @property
+    def required_kwargs(self) -> set[str]:
+        """Returns the names of those that a template has to read: what is said of thoughts is of
+        none where the model has none."""
+        given = self.template_kwargs.items()
+        return {name for name, value in given if value and name not in _NAMES}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_budget(cls, given: Any) -> Any:
+        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
+        asked = given.get("thinking") if isinstance(given, dict) else None
+        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
+            budget = asked["budget_tokens"]
+            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
+        return given

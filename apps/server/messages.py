@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from edge_spec.apps.server.body import Body, JsonObject, OpenBody
-from edge_spec.apps.server.field_names import Off, OtherNames, readable, refusal
+from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, readable, refusal
 from edge_spec.apps.validation import by_kind
 from edge_spec.errors import UsageError
 
@@ -84,20 +83,14 @@ class Message(Body):
     tools, a content that is missing is an empty text. refusal: goes before such a one.
     reasoning_content: goes to the chat template. prefix: the answer goes on with this message."""
 
-    other_names = OtherNames(
-        also={
-            "reasoning": "reasoning_content",
-            "thinking": "reasoning_content",
-            "partial": "prefix",
-            "tool_name": "name",
-        },
-        off={
-            "function_call": Off((), "send tool_calls"),
-            "images": Off(([],), "the model reads text"),
-            "audio": Off((), "the model reads text"),
-        },
-        keeps_others=True,
-    )
+    also: ClassVar = {
+        "reasoning": "reasoning_content",
+        "thinking": "reasoning_content",
+        "partial": "prefix",
+        "tool_name": "name",
+    }
+    off = frozenset(("function_call", "images", "audio"))
+    keeps_others = True
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None

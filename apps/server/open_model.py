@@ -22,8 +22,8 @@ from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 class Description:
     """The description of a model once it was open, also when it is closed again."""
 
-    info: Mapping[str, Any]  # documents.Info
-    props: Mapping[str, Any]  # documents.Props
+    info: Mapping[str, Any]
+    props: Mapping[str, Any]
 
 
 class OpenModel:
@@ -103,7 +103,7 @@ def _description(desk: Desk, engine: Engine, options: ServerOptions) -> Descript
 
 
 def props_document(name: str, engine: Engine, options: ServerOptions) -> dict[str, Any]:
-    """Makes `documents.Props`: how the page has its conversations answered, and what requests get
+    """Describes how the page has its conversations answered, and what requests get
     that do not say."""
     asked, text = options.asked_sampling, engine.parts.text
     of_page = engine.chat_sampling(**asked)

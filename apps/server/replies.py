@@ -7,8 +7,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
@@ -19,105 +18,6 @@ from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.server.timings import timings, usage
 
 DONE = server_event("[DONE]")
-
-
-@dataclass
-class Envelope:
-    """The fields that all documents of one reply have in common, and what they have beside the
-    text.
-
-    origins: of each token. usage: an event of its own at the end of a stream.
-    """
-
-    kind: str
-    prefix: str  # of its id
-    model: str
-    num_choices: int
-    choices_a_prompt: int = 1
-    origins: bool = False
-    logprobs: bool = False
-    usage: bool = False
-    _results: list[GenerationResult] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._common = {"created": int(time.time()), "model": self.model}
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
-        streamed = self.kind + ".chunk" * (self.kind == "chat.completion")
-        fields = json.dumps({"id": self._id, "object": streamed, **self._common})
-        # A stream passes here once a round: what stays the same is written once.
-        self._head = f'data: {fields[:-1]}, "choices": '
-        self._tail = ', "usage": null}\n\n' if self.usage else "}\n\n"
-
-    def event(self, choices: str, extra: str = "") -> str:
-        """choices: JSON; extra: further members of the document, each after a comma."""
-        return f"{self._head}{choices}{extra}{self._tail}"
-
-    def beside(self, of: Round | Ended) -> str:
-        """Members of an event: figures of a choice that has ended, and what was asked for."""
-        told = ""
-        if isinstance(of, Ended):
-            told = f', "timings": {json.dumps(timings([of.result]))}'
-        if not self.origins:
-            return told
-        tokens = of.chunk.tokens if isinstance(of, Round) else ()
-        live = {
-            "tokens": [origin_of(token) for token in tokens],
-            "predicted_n": of.predicted_n,
-            "live_per_second": of.live_per_second,
-            "plain_per_second": of.plain_per_second,
-        }
-        return f'{told}, "edge_spec": {json.dumps(live)}'
-
-    def last(self, ended: Ended) -> str:
-        """The event that ends the stream, after its last choice."""
-        self._results.append(ended.result)
-        if not self.usage or len(self._results) < self.num_choices:
-            return ""
-        counted = json.dumps(usage(self._results, self.choices_a_prompt))
-        return f'{self._head}[], "usage": {counted}}}\n\n'
-
-    def document(
-        self, choices: Sequence[Any], results: Sequence[GenerationResult]
-    ) -> dict[str, Any]:
-        tokens = [origin_of(token) for result in results for token in result.tokens]
-        return {
-            "id": self._id,
-            "object": self.kind,
-            **self._common,
-            "choices": choices,
-            "usage": usage(results, self.choices_a_prompt),
-            "timings": timings(results),
-            **({"edge_spec": {"tokens": tokens}} if self.origins else {}),
-        }
-
-
-def chat_reply(request: ChatRequest | CompletionRequest, work: Work, model: str) -> ChatReply:
-    envelope = _envelope("chat.completion", "chatcmpl", request, work, model)
-    tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
-    return ChatReply(envelope, tells_thoughts=tells_thoughts)
-
-
-def completion_reply(
-    request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
-) -> CompletionReply:
-    """echoes: the prompts, one a choice, where they are shown before what continues them."""
-    envelope = _envelope("text_completion", "cmpl", request, work, model)
-    return CompletionReply(envelope, echoes)
-
-
-def _envelope(
-    kind: str, prefix: str, request: ChatRequest | CompletionRequest, work: Work, model: str
-) -> Envelope:
-    return Envelope(
-        kind,
-        prefix,
-        model,
-        len(work.prompts),
-        request.num_choices,
-        origins=request.asks_origins,
-        logprobs=request.num_logprobs is not None,
-        usage=bool(request.stream_options and request.stream_options.include_usage),
-    )
 
 
 def origin_of(token: Token) -> dict[str, Any]:
@@ -135,13 +35,33 @@ def reason_of(result: GenerationResult) -> str:
 class _ChoicesReply(Reply):
     """A reply whose documents have choices, and whose stream ends with [DONE]."""
 
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
+    kind: ClassVar[str]
+    prefix: ClassVar[str]  # of its id
+    streamed: ClassVar[str]  # the kind of its events
+
+    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
+        self._common = {"created": int(time.time()), "model": model}
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._num_choices = len(work.prompts)
+        self._choices_a_prompt = request.num_choices
+        self._tells_origins = request.asks_origins  # of each token
+        self._has_logprobs = request.num_logprobs is not None
+        # Asks for an event of its own at the end of a stream.
+        self._tells_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._results: list[GenerationResult] = []
+        fields = json.dumps({"id": self._id, "object": self.streamed, **self._common})
+        # A stream passes here once a round: what stays the same is written once.
+        self._head = f'data: {fields[:-1]}, "choices": '
+        self._tail = ', "usage": null}\n\n' if self._tells_usage else "}\n\n"
 
     def end(self, ended: Ended) -> str:
         choice = json.dumps([self._last_choice(ended.choice, ended.result)])
-        event = self._envelope.event(choice, self._envelope.beside(ended))
-        return event + self._envelope.last(ended)
+        self._results.append(ended.result)
+        event = self._event(choice, self._beside(ended))
+        if not self._tells_usage or len(self._results) < self._num_choices:
+            return event
+        counted = json.dumps(usage(self._results, self._choices_a_prompt))
+        return f'{event}{self._head}[], "usage": {counted}}}\n\n'
 
     def closing(self) -> str:
         return DONE
@@ -150,8 +70,36 @@ class _ChoicesReply(Reply):
         return server_event(json.dumps(error.document())) + DONE
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        choices = [self._whole_choice(index, result) for index, result in enumerate(results)]
-        return self._envelope.document(choices, results)
+        tokens = [origin_of(token) for result in results for token in result.tokens]
+        return {
+            "id": self._id,
+            "object": self.kind,
+            **self._common,
+            "choices": [self._whole_choice(index, each) for index, each in enumerate(results)],
+            "usage": usage(results, self._choices_a_prompt),
+            "timings": timings(results),
+            **({"edge_spec": {"tokens": tokens}} if self._tells_origins else {}),
+        }
+
+    def _event(self, choices: str, extra: str = "") -> str:
+        """choices: JSON; extra: further members of the document, each after a comma."""
+        return f"{self._head}{choices}{extra}{self._tail}"
+
+    def _beside(self, of: Round | Ended) -> str:
+        """Members of an event: figures of a choice that has ended, and what was asked for."""
+        told = ""
+        if isinstance(of, Ended):
+            told = f', "timings": {json.dumps(timings([of.result]))}'
+        if not self._tells_origins:
+            return told
+        tokens = of.chunk.tokens if isinstance(of, Round) else ()
+        live = {
+            "tokens": [origin_of(token) for token in tokens],
+            "predicted_n": of.predicted_n,
+            "live_per_second": of.live_per_second,
+            "plain_per_second": of.plain_per_second,
+        }
+        return f'{told}, "edge_spec": {json.dumps(live)}'
 
     @abstractmethod
     def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
@@ -165,10 +113,14 @@ class _ChoicesReply(Reply):
 class ChatReply(_ChoicesReply):
     """The assistant's next message."""
 
-    def __init__(self, envelope: Envelope, *, tells_thoughts: bool = True) -> None:
-        super().__init__(envelope)
-        self._tells_thoughts = tells_thoughts
-        self._num_calls = [0] * envelope.num_choices
+    kind = "chat.completion"
+    prefix = "chatcmpl"
+    streamed = "chat.completion.chunk"
+
+    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
+        super().__init__(request, work, model)
+        self._tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
+        self._num_calls = [0] * self._num_choices
 
     def opening(self) -> str:
         choices = [
@@ -178,20 +130,20 @@ class ChatReply(_ChoicesReply):
                 "logprobs": None,
                 "finish_reason": None,
             }
-            for index in range(self._envelope.num_choices)
+            for index in range(self._num_choices)
         ]
-        return self._envelope.event(json.dumps(choices))
+        return self._event(json.dumps(choices))
 
     def piece(self, round_: Round) -> str:
         chunk = round_.chunk
         delta = self._delta(round_.choice, chunk)
-        beside, logprobs = self._envelope.beside(round_), "null"
-        tokens = chunk.tokens if self._envelope.logprobs else ()
+        beside, logprobs = self._beside(round_), "null"
+        tokens = chunk.tokens if self._has_logprobs else ()
         if not (delta or beside or tokens):
             return ""
-        if self._envelope.logprobs:
+        if self._has_logprobs:
             logprobs = json.dumps(chat_logprobs(tokens))
-        return self._envelope.event(
+        return self._event(
             f'[{{"index": {round_.choice}, "delta": {json.dumps(delta)}, '
             f'"logprobs": {logprobs}, "finish_reason": null}}]',
             beside,
@@ -235,7 +187,7 @@ class ChatReply(_ChoicesReply):
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(result.tokens) if self._envelope.logprobs else None,
+            "logprobs": chat_logprobs(result.tokens) if self._has_logprobs else None,
             "finish_reason": _reason(result),
         }
 
@@ -249,22 +201,28 @@ def _reason(result: GenerationResult) -> str:
 class CompletionReply(_ChoicesReply):
     """The continuation of a text."""
 
-    def __init__(self, envelope: Envelope, echoes: Sequence[str]) -> None:
-        super().__init__(envelope)
+    kind = streamed = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(
+        self, request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
+    ) -> None:
+        """echoes: the prompts, one a choice, where they are shown before what continues them."""
+        super().__init__(request, work, model)
         self._echoes = echoes
-        self._offsets = [0] * envelope.num_choices  # of the next token in the choice's text
+        self._offsets = [0] * self._num_choices  # of the next token in the choice's text
 
     def opening(self) -> str:
         choices = [_completion(index, text, None, None) for index, text in enumerate(self._echoes)]
-        return self._envelope.event(json.dumps(choices)) if choices else ""
+        return self._event(json.dumps(choices)) if choices else ""
 
     def piece(self, round_: Round) -> str:
-        text, beside = round_.chunk.text, self._envelope.beside(round_)
-        if not (text or beside or (self._envelope.logprobs and round_.chunk.tokens)):
+        text, beside = round_.chunk.text, self._beside(round_)
+        if not (text or beside or (self._has_logprobs and round_.chunk.tokens)):
             return ""
         logprobs = self._logprobs(round_.choice, round_.chunk.tokens)
         choice = _completion(round_.choice, text, logprobs, None)
-        return self._envelope.event(json.dumps([choice]), beside)
+        return self._event(json.dumps([choice]), beside)
 
     def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
         return _completion(index, "", None, reason_of(result))
@@ -275,7 +233,7 @@ class CompletionReply(_ChoicesReply):
         return _completion(index, text, logprobs, reason_of(result))
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if not self._envelope.logprobs:
+        if not self._has_logprobs:
             return None
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(token.text) for token in tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -64,3 +65,22 @@ def server_event(data: str, name: str | None = None) -> str:
     """Returns a server-sent event. data: one line."""
     named = f"event: {name}\n" if name else ""
     return f"{named}data: {data}\n\n"
+
+
+_SEALED = "edge-spec."
+
+
+def sealed(thought: str) -> str:
+    """Returns a thought for a client that is not shown it. It is no secret: whoever asks has the
+    answer anyway."""
+    return _SEALED + b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+
+
+def unsealed(text: str | None) -> str:
+    """Returns the thought, "" of what was not sealed here."""
+    if text is None or not text.startswith(_SEALED):
+        return ""
+    try:
+        return b64decode(text.removeprefix(_SEALED), validate=True).decode()
+    except ValueError:
+        return ""

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,9 +18,11 @@ from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.reply import Reply
+from edge_spec.apps.server.schema import AnswerRequest
 from edge_spec.apps.server.work import Desk
 
 T = TypeVar("T")
+EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
 _STREAM_HEADERS = [
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
     (b"x-accel-buffering", b"no"),  # so does nginx
@@ -77,23 +79,26 @@ class Running:
 class AnswerResponse(Response):
     """Raises ApiError for a model that is not served.
 
-    model: the name that the request has for it; None: the first one. read: what is asked of an
-    engine, and the reply that is made of it; called in a thread.
+    ask: what is asked of an engine; reply: what is made of it. Both are called in a thread.
     """
 
     def __init__(
         self,
         running: Running,
-        model: str | None,
-        read: Callable[[Desk], tuple[Work, Reply]],
-        *,
-        is_streamed: bool | None,
+        request: AnswerRequest,
+        ask: Callable[[Desk], Work],
+        reply: Callable[[Desk, Work], Reply],
     ) -> None:
         super().__init__()
         self._running = running
-        self._model = running.models.find(model or None)
-        self._read = read
-        self._is_streamed = is_streamed
+        self._model = running.models.find(request.model or None)
+        self._ask = ask
+        self._reply = reply
+        self._is_streamed = request.stream
+
+    def _read(self, desk: Desk) -> tuple[Work, Reply]:
+        work = self._ask(desk)
+        return work, self._reply(desk, work)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""

@@ -7,12 +7,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
-from edge_spec.apps.server import other_servers as others
-from edge_spec.apps.server.body import MAX_INT, Body, Count, JsonObject, Whole, whole
-from edge_spec.apps.server.field_names import LEAVE_OUT, OtherNames, refusal
-from edge_spec.apps.server.forms import FormRequest
+from edge_spec.apps.server.fields import (
+    ALSO,
+    HARMLESS,
+    LEAVE_OUT,
+    MAX_INT,
+    OFF,
+    Body,
+    Count,
+    JsonObject,
+    Whole,
+    refusal,
+    whole,
+)
+from edge_spec.apps.server.forms import FormRequest, ReasoningRequest
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
-from edge_spec.apps.server.reasoning import ReasoningRequest
 from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
 
@@ -27,24 +36,6 @@ def limit(value: int) -> int:
         return NO_LIMIT
     if not 1 <= value <= MAX_INT:
         raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
-    return value
-
-
-def _biases(value: Any) -> Any:
-    """Returns biases by token where they come in pairs, as llama.cpp takes them, too; false bans a
-    token, as -100 does."""
-    if isinstance(value, list):
-        biases: dict[str, float] = {}
-        for index, pair in enumerate(value):
-            match pair:
-                case [int() as token, int() | float() as bias] if bias is not True:
-                    bias = -100 if bias is False else bias
-                    biases[str(token)] = biases.get(str(token), 0) + bias
-                case _:
-                    raise refusal(index, "is no pair: send [token id, bias]")
-        value = biases
-    if isinstance(value, dict):
-        value = {name: -100 if bias is False else bias for name, bias in value.items()}
     return value
 
 
@@ -83,13 +74,7 @@ Stops = Annotated[
 TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-_BIAS = Bias | Literal[False]
-Biases = Annotated[
-    dict[Biased, Bias],
-    BeforeValidator(
-        _biases, json_schema_input_type=dict[Biased, _BIAS] | list[tuple[TokenId, _BIAS]]
-    ),
-]
+Biases = dict[Biased, Bias]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
 ]
@@ -110,7 +95,7 @@ class Speculative(Body):
 
 
 class StreamOptions(Body):
-    other_names = OtherNames(harmless=frozenset(("include_obfuscation", "continuous_usage_stats")))
+    harmless = frozenset(("include_obfuscation", "continuous_usage_stats"))
     include_usage: bool | None = False
 
 
@@ -126,8 +111,12 @@ class Prediction(Body):
 
 
 class AnswerRequest(FormRequest):
-    """The fields of every request for an answer."""
+    """The fields of every request for an answer. Other servers' names of them are understood,
+    members that change no answer are taken, and any other is refused by name."""
 
+    also = ALSO
+    harmless = HARMLESS
+    off = OFF
     has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
@@ -197,14 +186,8 @@ class AnswerRequest(FormRequest):
 
 
 class ChatRequest(AnswerRequest, ReasoningRequest):
-    """Asks for the assistant's next message. Other servers' names of these fields are understood,
-    those that change no answer are taken, and any other is refused by name."""
+    """Asks for the assistant's next message."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO,
-        harmless=others.ANSWER_HARMLESS,
-        off=others.CHAT_OFF,
-    )
     shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
@@ -255,11 +238,8 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
 
 
 class CompletionRequest(AnswerRequest):
-    """Asks for the continuation of a text. Other names are read as those of chat requests are."""
+    """Asks for the continuation of a text."""
 
-    other_names = OtherNames(
-        also=others.ANSWER_ALSO, harmless=others.ANSWER_HARMLESS, off=others.COMPLETION_OFF
-    )
     prompt: Prompt
     logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
     best_of: Count | None = None

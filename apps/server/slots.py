@@ -55,9 +55,6 @@ class Pool:
     def num_busy(self) -> int:
         return len(self.slots) - len(self._free)
 
-    def is_busy(self, slot: Slot) -> bool:
-        return slot not in self._free
-
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

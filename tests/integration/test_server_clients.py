@@ -52,16 +52,6 @@ AGENT = [
 
 # What sends it; where to, and what.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "continue-chat": (
-        CHAT,
-        {
-            "messages": [BRIEF, ASK, {"role": "assistant", "content": " "}, ASK],
-            "model": "tiny",
-            "max_tokens": 8,
-            "stream": True,
-            "stop": FIM_STOPS[:9],
-        },
-    ),
     "continue-edit": (
         CHAT,
         {
@@ -100,32 +90,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "reasoning_effort": "medium",
         },
     ),
-    "zed-edit-prediction": (
-        COMPLETIONS,
-        {"model": "tiny", "prompt": FIM, "max_tokens": 8, "temperature": None, "stop": []},
-    ),
-    "cline": (
-        CHAT,
-        {
-            "model": "tiny",
-            "messages": [BRIEF, PARTS],
-            "temperature": 0,
-            "max_tokens": 8,
-            "stream": True,
-            "stream_options": USAGE,
-            "tools": [READ],
-        },
-    ),
-    "aider": (
-        CHAT,
-        {
-            "model": "tiny",
-            "messages": [BRIEF, ASK, {"role": "assistant", "content": "Ok."}, ASK],
-            "temperature": 0,
-            "stream": True,
-            "max_tokens": 8,
-        },
-    ),
     "open-webui-chat": (
         CHAT,
         {
@@ -145,46 +109,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "repeat_penalty": 1.1,
             "logit_bias": {},
             "user": "someone",
-        },
-    ),
-    "open-webui-title": (
-        CHAT,
-        {"model": "tiny", "messages": [ASK], "stream": False, "max_completion_tokens": 8},
-    ),
-    "librechat": (
-        CHAT,
-        {
-            "model": "tiny",
-            "user": "65a0c0",
-            "stream": True,
-            "stream_options": USAGE,
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "hello"}], "name": "Ann"}
-            ],
-            "temperature": 1,
-            "top_p": 1,
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-            "max_tokens": 8,
-            "stop": None,
-        },
-    ),
-    "sillytavern-chat": (
-        CHAT,
-        {
-            "messages": [BRIEF, {**ASK, "name": "Ann"}, {"role": "system", "content": "Go on."}],
-            "model": "tiny",
-            "temperature": 1,
-            "max_tokens": 8,
-            "stream": True,
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-            "top_p": 1,
-            "top_k": 0,
-            "stop": ["\nAnn:"],
-            "logit_bias": {},
-            "seed": -1,
-            "n": 1,
         },
     ),
     "sillytavern-text": (
@@ -271,17 +195,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_tokens": 8,
             "parallel_tool_calls": None,
             "messages": [{"role": "developer", "content": "Be brief."}, ASK],
-        },
-    ),
-    "llm-vscode": (
-        COMPLETIONS,
-        {
-            "prompt": FIM,
-            "model": "tiny",
-            "max_tokens": 8,
-            "temperature": 0.2,
-            "top_p": 0.95,
-            "stop": ["<|endoftext|>"],
         },
     ),
     "codex": (

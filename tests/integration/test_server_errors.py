@@ -81,24 +81,6 @@ def test_a_field_of_a_wrong_type_or_range_is_named(
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt": [[]]},
-        {"prompt": [-1]},
-        {"prompt": {"a": 1}},
-        {"prompt": ["a"] * 17},
-        {"echo": True, "logprobs": 1},
-        {"logprobs": 21},
-        {"logprobs": True},
-    ],
-)
-def test_what_would_change_a_completion_is_refused(
-    client: httpx.Client, change: dict[str, Any]
-) -> None:
-    refusal(client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1, **change}), 400)
-
-
-@pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"logit_bias": {"999999": 1}}, "outside the vocabulary"),
@@ -210,14 +192,6 @@ def test_half_a_character_is_no_fault_of_the_server(client: httpx.Client, where:
     body = f'{{{rest} {fields[where]}, "max_tokens": 2}}'.encode()
     response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
-
-
-def test_an_image_is_refused_by_its_name(client: httpx.Client) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    error = refusal(client.post(CHAT, json={"messages": [{"role": "user", "content": parts}]}), 400)
-    assert error["message"] == (
-        "messages[0].content[1]: the model reads text: send parts of type text, not image_url."
-    )
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.apps.server.listening import listen
-from edge_spec.apps.server.running import LimitedConnection
+from edge_spec.apps.server.running import LimitedConnection, listen
 from edge_spec.errors import DeviceError, UsageError
 from fixtures.server_requests import CHAT, COMPLETIONS, HELLO
 
@@ -26,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
 BODY = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
 TRIES = 5  # with a free port, which another program may have on the other address of localhost
 GETS = [MODELS, "/v1/models/tiny", "/health", "/metrics", "/openapi.json", "/edge-spec/info"]
-GETS += ["/edge-spec/plan", "/props", "/slots", "/", "/static/index.html"]
+GETS += ["/edge-spec/plan", "/props", "/", "/static/index.html"]
 
 
 def said(client: httpx.Client, *pieces: bytes) -> bytes:
@@ -143,23 +142,10 @@ def test_usual_headers_change_nothing(client: httpx.Client, headers: dict[str, s
     assert pieces.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "told"),
-    [
-        ({"Content-Type": "application/json; charset=utf-16"}, "UTF-8, not utf-16"),
-        ({"Content-Type": "application/json; charset=iso-8859-1"}, "UTF-8, not iso-8859-1"),
-        ({"Content-Encoding": "gzip"}, "gzip: send it without Content-Encoding"),
-        ({"Content-Encoding": "br, gzip"}, "br, gzip: send it without Content-Encoding"),
-        ({"Content-Type": ""}, "Content-Type: application/json"),
-    ],
-)
-def test_a_body_that_would_be_misread_is_refused_by_name(
-    client: httpx.Client, headers: dict[str, str], told: str
-) -> None:
-    given = JSON | headers
-    refused = client.post(CHAT, content=gzip.compress(BODY), headers=given)
-    assert refused.status_code == 415
-    assert told in refused.json()["error"]["message"]
+@pytest.mark.parametrize("headers", [{"Content-Encoding": "gzip"}, {}])
+def test_a_packed_body_is_refused(client: httpx.Client, headers: dict[str, str]) -> None:
+    refused = client.post(CHAT, content=gzip.compress(BODY), headers=JSON | headers)
+    assert refused.status_code == 400
     assert client.get("/health").status_code == 200  # on the same connection
 
 
@@ -170,14 +156,6 @@ def test_a_body_may_begin_with_a_mark_of_its_encoding(client: httpx.Client) -> N
 def test_a_client_that_waits_for_leave_to_send_gets_it(client: httpx.Client) -> None:
     got = said(client, head("Expect: 100-continue"), BODY)
     assert got.startswith(b"HTTP/1.1 100") and b" 200 OK" in got
-
-
-def test_a_client_that_takes_it_for_a_proxy_is_answered(client: httpx.Client) -> None:
-    got = said(
-        client,
-        b"GET http://localhost/v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-    )
-    assert b" 200 OK" in got and b'"tiny"' in got
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -214,10 +192,6 @@ def has_ipv6() -> bool:
     except DeviceError:
         return False
     return True
-
-
-def test_a_client_of_before_is_answered_and_left(client: httpx.Client) -> None:
-    assert b" 200 OK" in said(client, head(version="1.0") + BODY)
 
 
 def test_a_kept_connection_outlives_those_that_clients_keep(
@@ -258,7 +232,7 @@ def test_names_that_no_other_site_can_have_are_answered(client: httpx.Client, na
     [
         *("host.docker.internal:8080", "localhost.localdomain", "xlocalhost", "localhost.evil.com"),
         *("127.0.0.1.nip.io", "127.0.0.1@evil.com", "[evil.com]", "[::1", "localhost:80:80", ":80"),
-        *("evil.com#localhost", "2130706433"),
+        *("evil.com#localhost", "2130706433", "evil.example:8080", ""),
     ],
 )
 def test_other_names_are_not_and_the_way_out_is_told(client: httpx.Client, name: str) -> None:

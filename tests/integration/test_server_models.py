@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from edge_spec import Engine
-from edge_spec.apps.server import RunningServer, ServerOptions, documents
+from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
 from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.fitting import fit as fitting
@@ -111,7 +111,7 @@ def ask(client: httpx.Client, model: str | None, **more: Any) -> dict[str, Any]:
 
 def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
-    documents.ErrorDocument.model_validate(response.json(), strict=True)
+    assert list(response.json()["error"]) == ["message", "type", "param", "code"]
     error: dict[str, Any] = response.json()["error"]
     return error
 
@@ -150,7 +150,6 @@ def test_all_models_are_listed_with_their_aliases_and_whether_they_are_open(
 ) -> None:
     client = serve()
     listed = client.get(MODELS).json()
-    documents.ModelList.model_validate(listed, strict=True)
     told = [(each["id"], each["aliases"], each["status"]["value"]) for each in listed["data"]]
     assert told == [
         ("llama", [], "loaded"),

@@ -24,7 +24,6 @@ GUARDED = [
     ("GET", "/edge-spec/info"),
     ("GET", "/edge-spec/plan"),
     ("GET", "/props"),
-    ("GET", "/slots"),
     ("POST", "/infill"),
     ("POST", "/tokenize"),
     ("GET", "/nowhere"),
@@ -67,22 +66,6 @@ def test_the_key_opens_and_the_page_and_health_need_none(keyed: httpx.Client) ->
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", ""]
-)
-def test_another_name_for_this_machine_is_refused(serve: Serve, host: str) -> None:
-    refused = serve().get("/v1/models", headers={"Host": host})
-    assert refused.status_code == 403
-    assert refused.json()["error"]["code"] == "host_not_allowed"
-
-
-@pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:80", "[::1]"]
-)
-def test_its_own_names_are_not(serve: Serve, host: str) -> None:
-    assert serve().get("/v1/models", headers={"Host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
 )
 def test_what_a_form_can_send_is_refused(serve: Serve, kind: str | None) -> None:
@@ -92,29 +75,8 @@ def test_what_a_form_can_send_is_refused(serve: Serve, kind: str | None) -> None
     assert "application/json" in refused.json()["error"]["message"]
 
 
-def preflight(client: httpx.Client, origin: str) -> httpx.Response:
-    headers = {
-        "Origin": origin,
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type",
-    }
-    return client.options(CHAT, headers=headers)
-
-
-def test_no_other_site_may_ask(serve: Serve) -> None:
-    client = serve()
-    assert "access-control-allow-origin" not in preflight(client, "https://a.example").headers
-    answer = client.post(CHAT, json=BODY, headers={"Origin": "https://a.example"})
-    assert "access-control-allow-origin" not in answer.headers
-
-
-def test_a_site_that_was_named_may_ask(serve: Serve) -> None:
+def test_a_site_that_was_named_needs_the_key_too(serve: Serve) -> None:
     client = serve(cors_origins=("https://a.example",), api_key="secret")
-    assert preflight(client, "https://a.example").status_code == 200
-    assert preflight(client, "https://a.example.evil").status_code == 400
-    headers = {"Origin": "https://a.example", "Authorization": "Bearer secret"}
-    answer = client.post(CHAT, json=BODY, headers=headers)
-    assert answer.headers["access-control-allow-origin"] == "https://a.example"
     refused = client.post(CHAT, json=BODY, headers={"Origin": "https://a.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://a.example"

@@ -10,8 +10,8 @@ import pytest
 
 from edge_spec import FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.anthropic.reply import MessageReply
-from edge_spec.apps.server.anthropic.request import CountRequest
+from edge_spec.apps.server.anthropic.parse import CountRequest
+from edge_spec.apps.server.anthropic.write import MessageReply
 from edge_spec.apps.server.errors import overloaded
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.results import Chunk

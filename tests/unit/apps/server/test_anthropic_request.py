@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from edge_spec.apps.server.anthropic.request import CountRequest, MessagesRequest
-from edge_spec.apps.server.refusals import refused_body
-from edge_spec.apps.server.sealed_thoughts import sealed
+from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
+from edge_spec.apps.server.fields import refused_body
+from edge_spec.apps.server.reply import sealed
 
 HELLO = {"role": "user", "content": "hello"}
 PATHS = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from edge_spec.apps.server.anthropic.request import MessagesRequest
-from edge_spec.apps.server.body import Body
+from edge_spec.apps.server.anthropic.parse import MessagesRequest
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.llamacpp_requests import InfillRequest, TextRequest
+from edge_spec.apps.server.fields import Body, refused_body
+from edge_spec.apps.server.llamacpp import InfillRequest
 from edge_spec.apps.server.messages import for_template
-from edge_spec.apps.server.ollama.request import OllamaChatRequest, OllamaGenerateRequest
-from edge_spec.apps.server.refusals import refused_body
-from edge_spec.apps.server.responses.request import ResponsesRequest
+from edge_spec.apps.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edge_spec.apps.server.responses.parse import ResponsesRequest
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 
 MOST_CHARACTERS = 600  # of a refusal: it shows a value, and tells what to send instead
@@ -29,14 +28,12 @@ KINDS = {
     OllamaChatRequest: {"messages": [{"role": "user", "content": "a"}]},
     OllamaGenerateRequest: {"prompt": "a"},
     InfillRequest: {"input_prefix": "a"},
-    TextRequest: {"prompt": "a"},
 }
 
 
 def names_of(kind: type[Body]) -> set[str]:
-    other = kind.other_names
     fields = {field.alias or name for name, field in kind.model_fields.items()}
-    return fields | {*other.also, *other.off, *other.harmless}
+    return fields | {*kind.also, *kind.off, *kind.harmless}
 
 
 def kinds() -> list[type[Body]]:

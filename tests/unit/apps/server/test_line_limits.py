@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from edge_spec.apps.server.line_limits import LineLimits
+from edge_spec.apps.server.llamacpp import LineLimits
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from edge_spec.apps.server.messages import for_template
-from edge_spec.apps.server.responses.output import Output
-from edge_spec.apps.server.responses.request import ResponsesRequest
-from edge_spec.apps.server.sealed_thoughts import sealed
+from edge_spec.apps.server.reply import sealed
+from edge_spec.apps.server.responses.parse import ResponsesRequest
+from edge_spec.apps.server.responses.write import Output
 from edge_spec.engine.results import Chunk
 from edge_spec.text.parts.part import CallHead, PartKind
 

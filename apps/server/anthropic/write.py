@@ -1,21 +1,78 @@
-"""Answers as clients of Anthropic's API read them: a message, or events of a stream."""
+"""Answers, errors and lists of models in the form of Anthropic's API, and its endpoints."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+
 from edge_spec import FinishReason, GenerationResult
-from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.anthropic.errors import error_document
-from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.reply import Reply, arguments_of, server_event
-from edge_spec.apps.server.sealed_thoughts import sealed
+from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
+from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.reply import Reply, arguments_of, sealed, server_event
+from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import CallHead, PartKind
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
+    if error.param == "thread":  # clients that read this ask again without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": told}
+
+
+def asks_for_its_form(headers: Mapping[str, str]) -> bool:
+    """Tells whether a request for models, whose paths two APIs share, is of Anthropic's."""
+    return "anthropic-version" in headers
+
+
+def _document(model: ServedModel, since: datetime) -> dict[str, Any]:
+    """Describes one; its limits are known once it was open."""
+    limit = model.description and model.description.info["context_length"]
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": since.isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": limit,
+        "max_tokens": limit,
+    }
+
+
+def found_model(models: Models, name: str, since: datetime) -> Response:
+    try:
+        return JSONResponse(_document(models.find(name), since))
+    except ApiError as error:
+        return JSONResponse(error_document(error), error.status)
+
+
+def models_page(models: Models, since: datetime) -> dict[str, Any]:
+    """All of them: there is one page."""
+    data = [_document(model, since) for model in models]
+    first, last = data[0]["id"], data[-1]["id"]
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
 
 class MessageReply(Reply):
@@ -161,3 +218,35 @@ def _usage(
 
 def _event(kind: str, **fields: Any) -> str:
     return server_event(json.dumps({"type": kind, **fields}), kind)
+
+
+MESSAGES = "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+OTHER_FORMS[MESSAGES] = error_document
+
+
+def add_messages(app: FastAPI, running: Running) -> None:
+    @app.post(MESSAGES, response_model=None, responses=EVENTS)
+    async def messages(request: MessagesRequest) -> Response:
+        """The assistant's next message, in Anthropic's form."""
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: _work(desk, request),
+            lambda desk, work: MessageReply(
+                desk.model,
+                len(work.prompts[0]),
+                request.max_tokens,
+                tells_thoughts=request.tells_thoughts,
+            ),
+        )
+
+    @app.post(COUNT)
+    async def count(request: CountRequest) -> dict[str, int]:
+        """The tokens of a conversation with its tools."""
+        work = await running.ask(request.model, lambda desk: _work(desk, request))
+        return {"input_tokens": len(work.prompts[0])}
+
+
+def _work(desk: Desk, request: CountRequest) -> Work:
+    return desk.chat(request.for_chat())

@@ -1,0 +1,260 @@
+"""What the objects of a request have in common: strict types, members that are all known, and
+refusals of one line that name a member as the client wrote it.
+
+A member that would change the answer is never passed over, and of a name that nobody knows nobody
+can tell whether it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.validation import fault_of, joined, place_of
+from edge_spec.models.option_values import meant
+
+MAX_INT = 2**31 - 1
+LEAVE_OUT = "leave it out"
+JsonObject = dict[str, JsonValue]
+Read = TypeVar("Read", bound="Body")
+_SHOWN = 60  # characters of a name that a client made up
+_ALIKE = 0.8  # of the letters of a name, from which on it is one of ours, mistyped
+
+_NAMES = {  # of fields, and other servers' names for them
+    "max_tokens": "n_predict num_predict max_new_tokens max_length max_output_tokens",
+    "n": "n_cmpl",
+    "temperature": "temp",
+    "repetition_penalty": "repeat_penalty rep_pen",
+    "repeat_last_n": "penalty_last_n repetition_penalty_range rep_pen_range",
+    "seed": "sampler_seed random_seed",
+    "stop": "stop_sequence stop_sequences stopping_strings stop_strings",
+    "ignore_eos": "ban_eos_token",
+    "enable_thinking": "think thinking",
+    "reasoning_budget": "reasoning_budget_tokens thinking_budget thinking_budget_tokens "
+    "thinking_token_budget",
+    "json_schema": "guided_json",
+    "regex": "guided_regex",
+    "grammar": "guided_grammar grammar_string ebnf",
+}
+ALSO = {other: name for name, others in _NAMES.items() for other in others.split()}
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Members that change no answer: who asks, how a request is routed, how a prompt is read and kept,
+# and parameters of what is off.
+HARMLESS = words(
+    """user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
+    provider usage route cache_prompt id_slot slot_id n_keep n_discard n_cache_reuse verbose
+    timings_per_token return_progress sse_ping_interval backend_sampling mirostat_tau
+    mirostat_eta xtc_threshold dry_base dry_allowed_length dry_penalty_last_n
+    dry_sequence_breakers dynatemp_exponent adaptive_decay speculative.n_max speculative.n_min
+    speculative.p_min priority request_id cache_salt stream_interval truncation_side rid
+    spaces_between_special_tokens mm_processor_kwargs media_io_kwargs extra_key
+    guided_decoding_backend kv_transfer_params ec_transfer_params custom_labels
+    stream_reasoning keep_alive num_ctx num_gpu num_thread num_batch num_keep use_mmap
+    use_mlock low_vram ttl draft_model n_ctx ctx_len api_type api_server truncation_length
+    max_context_length smoothing_curve dynatemp_low dynatemp_high max_tokens_second
+    auto_max_new_tokens prompt_lookup_num_tokens static_cache chat_id message_id
+    litellm_call_id litellm_session_id litellm_trace_id litellm_metadata"""
+)
+# Members that are taken where their value is off, or on, or one of these: it asks for nothing.
+_NOTHING: tuple[Any, ...] = (0, -1, "", [], {})  # 0 is False
+_OFF = words(
+    """mirostat mirostat_mode xtc_probability top_a smoothing_factor dynatemp_range skew nsigma
+    epsilon_cutoff eta_cutoff penalty_alpha top_n_sigma adaptive_target min_keep samplers
+    sampler_order sampler_priority temperature_last dynamic_temperature use_beam_search
+    early_stopping negative_prompt dry_multiplier no_repeat_ngram_size bad_words banned_strings
+    banned_tokens custom_token_bans allowed_token_ids logits_processors min_tokens min_length
+    stop_regex include_stop_str_in_output no_stop_trim prompt_logprobs post_sampling_probs
+    logprob_token_ids return_tokens return_token_ids return_tokens_as_token_ids
+    return_prompt_text return_hidden_states response_fields t_max_predict_ms n_indent lora
+    lora_path image_data images format options parameters extra_body template system context
+    instructions raw vllm_xargs watermarking thinking_forced_open reasoning_budget
+    reasoning_budget_message reasoning_control echo suffix tools top_logprobs
+    chat_template_kwargs reasoning_effort enable_thinking documents add_generation_prompt
+    continue_final_message include_reasoning separate_reasoning parallel_tool_calls
+    reasoning_in_content mcp_servers background context_management"""
+)
+_ON = words(
+    """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams length_penalty
+    guidance_scale encoder_repetition_penalty skip_special_tokens add_special_tokens
+    add_bos_token detokenize parse_tool_calls best_of include_reasoning separate_reasoning
+    parallel_tool_calls reasoning_in_content"""
+)
+_NEUTRAL = {
+    "verbosity": ("medium",),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+}
+_STATELESS = "nothing is stored here, so send the whole conversation"
+_INSTEAD = {
+    "functions": "send tools",
+    "function_call": "send tool_choice, or tool_calls in a message",
+    "messages": "it belongs to POST /v1/chat/completions",
+    "tools": "it belongs to POST /v1/chat/completions",
+    "prompt": "it belongs to POST /v1/completions",
+    "suffix": "it belongs to POST /v1/completions",
+    "echo": "it belongs to POST /v1/completions",
+    "input": "it belongs to POST /v1/responses",
+    "format": "send response_format",
+    "structured_outputs": "send response_format, regex, guided_choice or grammar",
+    "system": "send a message of the role system",
+    "instructions": "send a message of the role system",
+    "chat_template": "the model's own chat template is used",
+    "template": "the model's own chat template is used",
+    "options": "send its members beside the others",
+    "extra_body": "send its members beside the others",
+    "mcp_servers": "send their tools as tools",
+    "images": "the model reads text",
+    "audio": "the model reads text",
+    "dry_multiplier": "send repetition_penalty",
+    "previous_response_id": _STATELESS,
+    "conversation": _STATELESS,
+    "thread": _STATELESS,
+    "background": "nothing is stored here, so stream the answer",
+}
+OFF = _OFF | _ON | _NEUTRAL.keys() | _INSTEAD.keys()
+
+
+def refusal(name: str | int, fault: str) -> PydanticCustomError:
+    """Makes the error of a member of the object that is being read."""
+    shown = name if isinstance(name, int) else readable(name)
+    return PydanticCustomError("member", "{fault}", {"fault": readable(fault), "member": shown})
+
+
+def readable(text: str) -> str:
+    """Returns a text without halves of characters, which no error of pydantic can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def whole(value: Any) -> Any:
+    """Returns a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=1, le=MAX_INT)]
+
+
+def _closed(schema: JsonObject, kind: type[Body]) -> None:
+    """Says in the description whether there may be members that are no fields."""
+    if not kind.keeps_others:
+        schema["additionalProperties"] = {"type": "null"}  # which asks for nothing
+
+
+class Body(BaseModel):
+    """Takes its fields by their names, and by those that other servers have for them.
+
+    also: other servers' names of its fields. harmless: members that change no answer. off: members
+    that are taken where their values ask for nothing. keeps_others: clients keep things of their
+    own in it; a mistyped name is refused there, too.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, json_schema_extra=_closed
+    )
+    also: ClassVar[Mapping[str, str]] = {}
+    harmless: ClassVar[frozenset[str]] = frozenset()
+    off: ClassVar[frozenset[str]] = frozenset()
+    keeps_others: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_members(cls, given: Any) -> Any:
+        """Returns the members under the names of fields. null is the same as left out, under any
+        name."""
+        if not isinstance(given, dict):
+            return given
+        taken = [field.alias or name for name, field in cls.model_fields.items()]
+        known = {name: value for name, value in given.items() if name in taken}
+        for name, value in given.items():
+            meaning = cls.also.get(name, name)
+            if name in taken or name in cls.harmless or value is None:
+                continue
+            if meaning in taken:
+                if known.get(meaning, value) not in (value, None):
+                    raise refusal(name, f"is not what {meaning} says: send one of them")
+                known[meaning] = value
+            elif meaning not in cls.off:
+                cls._refuse_unknown(name, taken)
+            elif not _asks_nothing(meaning, value):
+                raise refusal(name, f"is not supported: {_INSTEAD.get(meaning, LEAVE_OUT)}")
+        return known
+
+    @classmethod
+    def _refuse_unknown(cls, name: str, taken: list[str]) -> None:
+        if cls.keeps_others:
+            near = get_close_matches(name, taken, n=1, cutoff=_ALIKE)
+            found = near[0] if near else None
+            if found is None:
+                return
+        else:
+            found = meant(name, [*taken, *cls.harmless], cls.also)
+        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+        way = LEAVE_OUT if found is None else f"is {found} meant?"
+        raise refusal(shown, f"is no field that is known here: {way}")
+
+
+class OpenBody(Body):
+    """An object in which clients keep things of their own, such as ids."""
+
+    keeps_others = True
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    return (
+        (name in _OFF and value in _NOTHING)
+        or (name in _ON and value == 1)
+        or value in _NEUTRAL.get(name, ())
+    )
+
+
+@cache
+def _also() -> frozenset[tuple[str, str]]:
+    """Returns all names that stand for a field of some object, with the field's."""
+    kinds, pairs = [Body], {("think", "reasoning_effort"), ("format", "response_format")}
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        pairs |= set(kind.also.items())
+    return frozenset(pairs)
+
+
+def converted(kind: type[Read], body: dict[str, Any]) -> Read:
+    """Returns the request that another API's stands for. Raises ApiError."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise refused_body({**first, "loc": ("body", *first["loc"])}, body) from error
+
+
+def refused_body(error: Mapping[str, Any], body: Any) -> ApiError:
+    """Makes the first thing that pydantic found wrong with a body into what the client is told."""
+    if error["type"] == "json_invalid":
+        return ApiError(400, "The body is no valid JSON.")
+    options = body.get("options") if isinstance(body, dict) else None
+    if isinstance(options, dict):  # Ollama's are read as if they stood beside the other members
+        body = {**options, **body}
+    place, *loc = error["loc"]
+    path = place_of(error, loc, body, _also()) if place == "body" else loc
+    where = joined(path) or "The body"
+    message = " ".join(f"{where}{fault_of(error)}".split())
+    message += "" if message.endswith("?") else "."
+    return ApiError(400, message, param=str(path[0]) if path else None)

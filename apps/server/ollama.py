@@ -1,0 +1,278 @@
+"""Ollama's API: requests, answers and endpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal
+
+from fastapi import FastAPI
+from pydantic import Field, model_validator
+from starlette.responses import JSONResponse, Response
+
+from edge_spec import GenerationResult, PartKind, Token
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
+from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
+from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.open_model import OpenModel
+from edge_spec.apps.server.replies import reason_of
+from edge_spec.apps.server.reply import Reply, arguments_of
+from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+
+_OF_ITS_RUNNER = words(
+    """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
+    rope_frequency_scale penalize_newline truncate shift"""
+)
+
+
+class OllamaChatRequest(ChatRequest):
+    """No messages: the model is to be opened."""
+
+    harmless = HARMLESS | _OF_ITS_RUNNER
+    has_origins = False
+    stream: bool | None = True
+    messages: list[Message] = Field(default_factory=list)
+    n: Literal[1] | None = None
+
+    def continued(self) -> CompletionRequest | None:
+        """Returns what asks for a continuation, if it does. Raises ApiError."""
+        return None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _speaks_plainly(cls, given: Any) -> Any:
+        return _plain(given)
+
+
+class OllamaGenerateRequest(OllamaChatRequest):
+    """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
+
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+
+    @model_validator(mode="after")
+    def _asks_as_a_user(self) -> OllamaGenerateRequest:
+        if self.messages:
+            raise refusal("messages", "belongs to POST /api/chat: send prompt")
+        if self.system and (self.raw or self.suffix):
+            raise refusal("system", "is of the chat template, which raw and suffix go without")
+        if self.prompt:
+            system = [Message(role="system", content=self.system)] if self.system else []
+            self.messages = [*system, Message(role="user", content=self.prompt)]
+        return self
+
+    def continued(self) -> CompletionRequest | None:
+        if not (self.suffix or (self.raw and self.prompt)):
+            return None
+        asked = self.given(ChatRequest)  # what only a template reads is refused by its name
+        for name in ("messages", "top_logprobs"):
+            asked.pop(name, None)
+        own = {"prompt": self.prompt, "suffix": self.suffix, "logprobs": self.num_logprobs}
+        return converted(CompletionRequest, {**asked, **own})
+
+
+def _plain(given: Any) -> Any:
+    """Returns a request with the words for what Ollama says otherwise."""
+    if not isinstance(given, dict):
+        return given
+    told = {name: value for name, value in given.items() if name not in ("options", "format")}
+    options = given.get("options") or {}
+    if not isinstance(options, dict):
+        raise refusal("options", "should be an object")
+    format = given.get("format")
+    if isinstance(format, dict):
+        told["response_format"] = {"type": "json_schema", "schema": format}
+    elif format == "json":
+        told["response_format"] = {"type": "json_object"}
+    elif format:
+        raise refusal("format", "is no form that is known here: send json or a JSON Schema")
+    if isinstance(told.get("think"), str):
+        told["reasoning_effort"] = told.pop("think")
+    return {**options, **told}
+
+
+class OllamaReply(Reply):
+    """Calls of tools are told when all of them are complete."""
+
+    media_type: ClassVar[str] = "application/x-ndjson"
+
+    def __init__(self, request: OllamaChatRequest, model: str) -> None:
+        self._model = model
+        self._is_chat = not isinstance(request, OllamaGenerateRequest)
+        self._has_scores = request.num_logprobs is not None
+        self._tells_thoughts = request.tells_thoughts
+
+    def waiting(self) -> str:
+        return _line(self._document())
+
+    def piece(self, round_: Round) -> str:
+        chunk = round_.chunk
+        scores = self._scores(chunk.tokens)
+        is_text = chunk.kind is PartKind.TEXT
+        is_told = is_text or (chunk.kind is PartKind.REASONING and self._tells_thoughts)
+        if not is_told or not (chunk.text or scores):
+            return ""
+        name = "content" if is_text else "thinking"
+        return _line(self._document({name: chunk.text}, **scores))
+
+    def end(self, ended: Ended) -> str:
+        calls = _calls(ended.result)
+        told = _line(self._document(calls)) if calls else ""
+        return told + _line(self._document(**_last(ended.result)))
+
+    def closing(self) -> str:
+        return ""
+
+    def failure(self, error: ApiError) -> str:
+        return _line({"error": error.message})
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        (result,) = results
+        is_told = result.reasoning and self._tells_thoughts
+        thought = {"thinking": result.reasoning} if is_told else {}
+        said = {"content": result.text, **thought, **_calls(result)}
+        return self._document(said, **self._scores(result.tokens), **_last(result))
+
+    def opened(self) -> dict[str, Any]:
+        """Returns the answer to who asks for the model alone."""
+        return self._document(done=True, done_reason="load")
+
+    def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        asked = self._has_scores and tokens
+        return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
+
+    def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "", **(said or {})}
+        told: dict[str, Any] = {"message": message}
+        if not self._is_chat:
+            told = {"response": message.pop("content"), **message}
+            del told["role"]
+        now = datetime.now(UTC).isoformat()
+        return {"model": self._model, "created_at": now, **told, "done": False, **fields}
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    return json.dumps(document) + "\n"
+
+
+def _calls(result: GenerationResult) -> dict[str, Any]:
+    """Returns the calls, without one that was cut: it would be made."""
+    calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
+    told = []
+    for index, call in enumerate(calls):
+        name, arguments = call["function"]["name"], arguments_of(call["function"]["arguments"])
+        function = {"index": index, "name": name, "arguments": arguments}
+        told.append({"id": call["id"], "function": function})
+    return {"tool_calls": told} if told else {}
+
+
+def _last(result: GenerationResult) -> dict[str, Any]:
+    """Returns what ends an answer. Durations are in nanoseconds."""
+    stats = result.stats
+    durations = {"prompt_eval": stats.prompt_ms, "eval": stats.predicted_ms}
+    counts = {"prompt_eval_count": stats.prompt_n, "eval_count": stats.predicted_n}
+    told = {f"{name}_duration": round(ms * 1e6) for name, ms in durations.items()}
+    ended = {"done": True, "done_reason": reason_of(result)}
+    return {**ended, "total_duration": sum(told.values()), **counts, **told}
+
+
+OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
+_SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
+_LATEST = ":latest"  # which clients add to names
+OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
+
+
+_LINES: dict[int | str, Any] = {200: {"content": {OllamaReply.media_type: {}}}}
+
+
+class ShowRequest(Body):
+    also: ClassVar = {"name": "model"}
+    keeps_others = True
+    model: str
+
+
+def add_ollama(app: FastAPI, running: Running) -> None:
+    _add_models(app, running.models)
+
+    async def answer(request: OllamaChatRequest) -> Response:
+        model = running.models.find(_plain_name(running.models, request.model) or None)
+        reply = OllamaReply(request, model.name)
+        continued = request.continued()
+        if not request.messages and continued is None:
+            async with running.models.using(model):
+                return JSONResponse(reply.opened())
+        request.model, request.stream = model.name, request.stream is not False
+        return AnswerResponse(
+            running,
+            request,
+            lambda desk: desk.chat(request) if continued is None else desk.completion(continued),
+            lambda desk, work: reply,
+        )
+
+    @app.post("/api/chat", response_model=None, responses=_LINES)
+    async def chat(request: OllamaChatRequest) -> Response:
+        """The assistant's next message, in Ollama's form."""
+        return await answer(request)
+
+    @app.post("/api/generate", response_model=None, responses=_LINES)
+    async def generate(request: OllamaGenerateRequest) -> Response:
+        """The answer to a text, or its continuation, in Ollama's form."""
+        return await answer(request)
+
+
+def _add_models(app: FastAPI, models: Models) -> None:
+    since = datetime.now(UTC).isoformat()
+
+    def entry(model: ServedModel) -> dict[str, Any]:
+        named = {"name": model.name, "model": model.name}
+        return {**named, "digest": "", "size": 0, "modified_at": since, "details": {}}
+
+    @app.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """The models that are served."""
+        return {"models": [entry(model) for model in models]}
+
+    @app.get("/api/ps")
+    async def open_models() -> dict[str, Any]:
+        """Those that are open."""
+        return {"models": [entry(model) for model in models if model.opened is not None]}
+
+    @app.post("/api/show")
+    async def show(request: ShowRequest) -> dict[str, Any]:
+        """One of them, and what it can do."""
+        async with models.using(models.find(_plain_name(models, request.model))) as opened:
+            return {"modified_at": since, **_shown(opened)}
+
+    @app.get("/api/version")
+    async def spoken() -> dict[str, str]:
+        """The version of Ollama whose API this is."""
+        return {"version": _SPOKEN}
+
+
+def _plain_name(models: Models, name: str | None) -> str | None:
+    known = [each for model in models for each in (model.name, *model.aliases)]
+    return name if name is None or name in known else name.removesuffix(_LATEST)
+
+
+def _shown(opened: OpenModel) -> dict[str, Any]:
+    engine = opened.desk.engine
+    text, architecture = engine.parts.text, engine.parts.model.config.architecture
+    able = ["completion", *(("tools",) if text.chat_template else ())]
+    if text.chat_template and text.answer_form(()) is not None:
+        able.append("thinking")
+    return {
+        "template": text.chat_template or "",
+        "details": {"family": architecture, "families": [architecture]},
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": engine.context_length,
+        },
+        "capabilities": able,
+    }

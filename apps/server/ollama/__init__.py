@@ -1,1 +1,0 @@
-"""Ollama's API over the server's own requests and answers."""

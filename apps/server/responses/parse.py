@@ -1,0 +1,308 @@
+"""Requests of the Responses API, read as those of conversations here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, readable, refusal
+from edge_spec.apps.server.forms import AskedForm, Reasoning, ResponseFormat, asked_format
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Arguments,
+    Content,
+    FunctionCall,
+    Message,
+    Tool,
+    ToolCall,
+    joined,
+)
+from edge_spec.apps.server.reply import unsealed
+from edge_spec.apps.server.schema import ChatRequest
+from edge_spec.apps.validation import by_kind, chosen_by
+
+# Agents offer these beside their own tools without being asked to.
+LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
+
+
+class Namespace(OpenBody):
+    """Functions under a common name, such as those of an MCP server of the client's."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class HostedTool(OpenBody):
+    """A tool that OpenAI would run; the model is not told of it."""
+
+    type: Literal["web_search", "web_search_preview", "image_generation"]
+
+
+def _tag(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind == "namespace":
+        return "<namespace>"
+    return "<hosted>" if kind in LEFT_OUT else "<function>"
+
+
+Offered = Annotated[
+    Annotated[Tool, Tag("<function>")]
+    | Annotated[Namespace, Tag("<namespace>")]
+    | Annotated[HostedTool, Tag("<hosted>")],
+    chosen_by(_tag, '{"type": "function", "name": "...", "parameters": {...}}'),
+]
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name that the model knows a function by."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def functions_of(
+    offered: Sequence[Tool | Namespace | HostedTool],
+) -> Iterator[tuple[str | None, str, Tool]]:
+    """Returns the functions that the model may call, each with its namespace and its own name."""
+    for tool in offered:
+        if isinstance(tool, Tool):
+            yield None, tool.function.name, tool
+        elif isinstance(tool, Namespace):
+            for each in tool.tools:
+                function = each.function
+                known = function.model_copy(update={"name": qualified(tool.name, function.name)})
+                yield tool.name, function.name, Tool(function=known)
+
+
+class MessageItem(OpenBody):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(OpenBody):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: Arguments | None = None
+
+
+class CallOutputItem(OpenBody):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ThoughtText(OpenBody):
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+class ThoughtItem(OpenBody):
+    """A thought of an earlier answer, as a text, a summary or sealed."""
+
+    type: Literal["reasoning"]
+    summary: list[ThoughtText] | None = None
+    content: list[ThoughtText] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Returns what is known of it; "" of a thought that another server sealed."""
+        told = "".join(part.text for part in self.content or ())
+        return (
+            told
+            or unsealed(self.encrypted_content)
+            or "\n\n".join(part.text for part in self.summary or ())
+        )
+
+
+_TAGS: dict[str | None, str] = {
+    None: "<message>",
+    "message": "<message>",
+    "function_call": "<function_call>",
+    "function_call_output": "<function_call_output>",
+    "reasoning": "<reasoning>",
+}
+
+
+def _is_known(item: Any) -> Any:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "item_reference":
+        raise ValueError("nothing is stored here: send the item itself, not an item_reference")
+    if isinstance(kind, str) and kind not in _TAGS:
+        raise ValueError(
+            f"items of type {readable(kind[:40])} are not read here: send those of type message, "
+            "reasoning, function_call and function_call_output"
+        )
+    return item
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[CallItem, Tag("<function_call>")]
+    | Annotated[CallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ThoughtItem, Tag("<reasoning>")],
+    by_kind('{"role": "user", "content": "..."}', {}, _TAGS),
+    BeforeValidator(_is_known),
+]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1), Tag("<items>")],
+    by_kind(
+        'a text, or a list of items such as {"role": "user", "content": "..."}',
+        {str: "<text>", list: "<items>"},
+    ),
+]
+
+
+def messages_of(instructions: str | None, given: Input) -> list[Message]:
+    """Returns the conversation as messages. What an answer was made of (a thought, a text and
+    calls) becomes one message."""
+    messages = [Message(role="system", content=instructions)] if instructions else []
+    if isinstance(given, str):
+        return [*messages, Message(role="user", content=given)]
+    return [*messages, *_joined(given)]
+
+
+def _joined(items: Iterable[Item]) -> list[Message]:
+    messages: list[Message] = []
+    answer: Message | None = None  # the last message, while items of the same answer may follow
+    for item in items:
+        if isinstance(item, CallOutputItem):
+            answer = None
+            text = joined(item.output)
+            messages.append(Message(role="tool", tool_call_id=item.call_id, content=text))
+            continue
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            answer = None
+            messages.append(Message(role=item.role, content=joined(item.content)))
+            continue
+        if answer is None or not _goes_on(answer, item):
+            answer = Message(role="assistant")
+            messages.append(answer)
+        _add(item, answer)
+    return messages
+
+
+def _goes_on(answer: Message, item: Item) -> bool:
+    """Says whether an item belongs to the answer before it. A call does; so does all that stands
+    between calls, whose outputs come after the last one. A text or thought after a text is the next
+    answer."""
+    return isinstance(item, CallItem) or bool(answer.tool_calls) or answer.content is None
+
+
+def _add(item: Item, answer: Message) -> None:
+    if isinstance(item, CallItem):
+        name = qualified(item.namespace, item.name)
+        function = FunctionCall(name=name, arguments=item.arguments)
+        call = ToolCall(id=item.call_id, function=function)
+        answer.tool_calls = [*(answer.tool_calls or ()), call]
+    elif isinstance(item, ThoughtItem):
+        thoughts = [answer.reasoning_content or "", item.text]
+        answer.reasoning_content = "\n\n".join(filter(None, thoughts)) or None
+    elif isinstance(item, MessageItem):
+        answer.content = answer.text + joined(item.content)
+
+
+SCORES = "message.output_text.logprobs"
+SEALED_THOUGHTS = "reasoning.encrypted_content"
+# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
+_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
+
+
+class TextOptions(Body):
+    off = frozenset(("verbosity",))
+    format: ResponseFormat | None = None
+
+
+class ReasoningOptions(Reasoning):
+    """summary: where it is asked for, the thought is told as its own summary, which is where such a
+    client looks for it."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(ChatRequest):
+    """Asks for the next items of a conversation. It is read as the chat request that it stands for,
+    so that all fields of such a request may be sent, too."""
+
+    harmless = HARMLESS | _HARMLESS
+    shown_as: ClassVar = {"messages": "input"}
+    messages: SkipJsonSchema[list[Message]] = Field(default_factory=list)
+    input: Input
+    instructions: str | None = None
+    text: TextOptions | None = None
+    # Functions alone when the request has been read, under the names that the model knows.
+    tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["disabled"] | None = None
+    n: Literal[1] | None = None
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _names: dict[str, tuple[str | None, str]] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keeps_given(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Keeps the fields as they came, since a response repeats them."""
+        if not isinstance(given, dict):
+            return read(given)
+        if given.get("messages") is not None:
+            raise refusal("messages", "belongs to POST /v1/chat/completions: send input")
+        include = given.get("include")
+        asks_scores = isinstance(include, list) and SCORES in include
+        scores = asks_scores or given.get("top_logprobs")
+        request = read({**given, "logprobs": True} if scores else given)
+        request._given = given
+        request.messages = messages_of(request.instructions, request.input)
+        request._take_functions()
+        return request
+
+    def _take_functions(self) -> None:
+        if self.tools is None:
+            return
+        functions = list(functions_of(self.tools))
+        if self.tools and not functions:
+            raise refusal(
+                "tools",
+                "has no function: this server runs no tools of its own, and leaves these out",
+            )
+        self._names = {tool.function.name: (space, name) for space, name, tool in functions}
+        self.tools = [tool for _, _, tool in functions]
+
+    def called(self, name: str) -> tuple[str | None, str]:
+        """Returns the namespace and the own name of a function that the model calls."""
+        return self._names.get(name, (None, name))
+
+    @property
+    def seals_thoughts(self) -> bool:
+        return SEALED_THOUGHTS in (self.include or ())
+
+    @property
+    def summarizes(self) -> bool:
+        """Says whether thoughts are told as summaries."""
+        return self.reasoning is not None and self.reasoning.summary is not None
+
+    def as_sent(self, name: str, otherwise: Any = None) -> Any:
+        """Returns a field as it came, and of the tools those that the model is told of."""
+        value = self._given.get(name)
+        if name == "tools" and value is not None:
+            return [tool for tool in value if tool.get("type") not in LEFT_OUT]
+        return otherwise if value is None else value
+
+    def _forms(self) -> Iterator[AskedForm]:
+        if self.text is not None:
+            yield from asked_format("text.format", self.text.format)
+        yield from super()._forms()
