@@ -22,6 +22,9 @@ Each says what is wrong and where, and carries a `remedy`: what the user can do 
 
 from __future__ import annotations
 
+import re
+
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # Python's stand-ins for such bytes
 # Characters of a message, at its begin and end: a name within a file may be as long as the file.
 _FIRST_SHOWN, _LAST_SHOWN = 1000, 500
 
@@ -31,6 +34,11 @@ def cut(text: str) -> str:
     if len(text) <= _FIRST_SHOWN + _LAST_SHOWN:
         return text
     return f"{text[:_FIRST_SHOWN]} \u2026 {text[-_LAST_SHOWN:]}"
+
+
+def readable(name: str) -> str:
+    """Replaces the bytes of a name that are not UTF-8, which no JSON and no library takes."""
+    return _NOT_UTF8.sub("\ufffd", name)
 
 
 def _one_line(text: str) -> str:

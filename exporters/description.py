@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.errors import readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import Parity
 from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, write_manifest
@@ -32,7 +33,7 @@ def describe(
     path = checkpoint.path
     described: dict[str, Any] = {
         "format": format,
-        "name": path.stem if path.is_file() else path.name,
+        "name": readable(path.stem if path.is_file() else path.name),
         "architecture": config.to_dict(),
         "chat_template": checkpoint.chat_template,
         "eos_ids": checkpoint.eos_ids,

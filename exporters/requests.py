@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import may_replace
+from edge_spec.models.bundle import may_replace, require_readable
 from edge_spec.models.source import EXPORT_VERSION
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
@@ -57,7 +57,9 @@ def chosen_block_size(options: ExportOptions) -> int:
 
 
 def require_replaceable(out: Path) -> None:
-    """Raises UsageError where a bundle at `out` would take the place of something else."""
+    """Raises UsageError where a bundle at `out` would take the place of something else, or could
+    not be opened there."""
+    require_readable(out)
     if out.exists() and not may_replace(out):
         raise UsageError(
             f"{out} exists and is not a bundle", remedy="Choose an empty or new directory."
@@ -97,7 +99,7 @@ def work_key(path: Path, format: str, options: ExportOptions) -> str:
     computing = (platform.machine(), platform.processor(), os.cpu_count())
     made_of = (str(path.resolve()), _stats(path), format, options, versions, computing)
     digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
-    return f"{path.stem[:_NAMED]}-{format}-{digest}"
+    return f"{readable(path.stem)[:_NAMED]}-{format}-{digest}"
 
 
 def converting(num_kept: int, num: int, parts: str) -> str:

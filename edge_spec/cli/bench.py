@@ -11,7 +11,7 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json, require_writable
-from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.errors import EdgeSpecError, UsageError, readable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def bench(
         if asked.sampled and not (measured.partial or _remembering(loading)):
             drawn = _measure_sampled(engine, plan, asked.sampled)
         settings = _settings(engine, opened, loading) | {
-            "model": Path(model).name,
+            "model": readable(Path(model).name),
             "weights": choice.weights if choice else engine.parts.name,
-            "prompts": asked.prompts.name if asked.prompts else "edge-spec's own",
+            "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
             "max_tokens": asked.max_tokens,
             "own_loop_cost": None if measured.partial else own_loop_cost(engine.parts.model),
         }

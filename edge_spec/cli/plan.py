@@ -36,6 +36,7 @@ def plan(
     """
     from edge_spec.fitting.devices import list_devices
     from edge_spec.loader.plan_trial import EngineTrial
+    from edge_spec.models.bundle import require_readable
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
@@ -47,6 +48,8 @@ def plan(
         named = None if draft is None else [draft]
         drafts = chosen_drafts(target, named, "auto", is_planned=False)
         pair = Source(drafts[0], progress) if drafts else None
+        if drafts:
+            require_readable(Path(drafts[0]), "the draft of a plan")
         kept = plan_path(target, pair)  # both are there, before anything is measured
         trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)

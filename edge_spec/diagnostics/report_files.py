@@ -14,9 +14,10 @@ from edge_spec.storage.atomic import atomic_file
 def write_report(directory: Path, document: Mapping[str, Any], markdown: str) -> None:
     """Writes report.md and report.json, each as a whole or not at all. Raises OSError."""
     with atomic_file(directory / "report.md") as file:
-        file.write_text(markdown, encoding="utf-8")
+        file.write_text(markdown, encoding="utf-8", errors="replace")
     with atomic_file(directory / "report.json") as file:
-        file.write_text(json.dumps(document, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+        file.write_text(text, encoding="utf-8", errors="replace")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
-from edge_spec.errors import BundleError
+from edge_spec.errors import BundleError, UsageError, readable
 from edge_spec.models.bundle_files import (
     EXPORT_AGAIN,
     FileEntry,
@@ -126,6 +126,14 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def require_readable(path: Path, user: str = "a bundle") -> None:
+    """Raises UsageError for a path that is not UTF-8: JSON cannot name it, and no library can."""
+    if readable(str(path.absolute())) != str(path.absolute()):
+        raise UsageError(
+            f"{path} is no path in UTF-8, as {user} needs", remedy="Choose another name."
+        )
+
+
 def may_replace(out: Path) -> bool:
     """Says whether `out` is an empty directory, or holds only what its manifest lists."""
     if not out.is_dir():
@@ -163,7 +171,8 @@ def open_unhashed(path: Path) -> Bundle:
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the bundle at `path`, whose files are not looked at. Raises
-    BundleError."""
+    BundleError, and UsageError for a path that is not UTF-8."""
+    require_readable(path)
     manifest = read_model(path / MANIFEST, Manifest, EXPORT_AGAIN)
     try:
         ModelConfig.from_dict(manifest.architecture)

@@ -20,7 +20,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import TOKENIZER, is_bundle, read_manifest
+from edge_spec.models.bundle import TOKENIZER, is_bundle, read_manifest, require_readable
 from edge_spec.models.bundle_files import FileEntry, list_files
 from edge_spec.models.export_presets import ExportChoice, ExportChoices
 from edge_spec.models.pair_bundle import (
@@ -86,6 +86,7 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
             f"{out} exists and is no pair bundle, or has more in it",
             remedy="Choose an empty or new directory.",
         )
+    require_readable(out)
     _check_request(request)
     opened = list(_open(request))
     proof = _prove(*opened) if len(opened) > 1 else None

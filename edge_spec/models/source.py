@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.errors import ModelFileError, UsageError
+from edge_spec.errors import ModelFileError, UsageError, readable
 from edge_spec.models import demo as demo_model
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
@@ -126,7 +126,7 @@ class Source:
             return self.on_hub.name
         if self.member is not None:
             return self.member.member.name
-        return self.path.name if self.path.is_dir() else self.path.stem
+        return readable(self.path.name if self.path.is_dir() else self.path.stem)
 
     def cached(self, format: str, options: ExportOptions) -> Path:
         """Returns where the conversion of this model is kept, whether or not it exists yet.

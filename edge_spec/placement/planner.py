@@ -10,7 +10,7 @@ from functools import partial
 
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
-from edge_spec.errors import DeviceError, EdgeSpecError, UsageError
+from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import format_bytes
@@ -88,7 +88,7 @@ class Planner:
         self._tried_well = trials.is_certain
         return Plan(
             version=1,
-            model=self.source.model,
+            model=readable(self.source.model),
             identity=self.source.identity,
             draft=self.draft.model if self.draft else None,
             draft_identity=self.draft.identity if self.draft else None,

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_spec.errors import UsageError
+from edge_spec.errors import UsageError, readable
 
 # Six a category, under the names of Spec-Bench's categories (Xia et al. 2024) and about as long as
 # its own.
@@ -46,7 +46,7 @@ def read_prompts(path: Path, per_category: int | None = None) -> list[Prompt]:
         if not line.strip():
             continue
         if path.suffix == ".txt":
-            prompt = Prompt(str(number), path.stem, line.strip())
+            prompt = Prompt(str(number), readable(path.stem), line.strip())
         else:
             prompt = _parse(line, f"line {number} of {path}")
         counts[prompt.category] += 1

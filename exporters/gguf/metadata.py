@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError, readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import SAMPLING_KEYS
@@ -81,7 +81,7 @@ def model_metadata(
     described = {k: v for k, v in stated.items() if k.startswith("general.") and k not in computed}
     metadata: Metadata = {
         "general.type": "model",
-        "general.name": path.stem if path.is_file() else path.name,
+        "general.name": readable(path.stem if path.is_file() else path.name),
         **_sampling(checkpoint),
         **described,
         "general.file_type": int(file_type),

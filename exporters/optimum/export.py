@@ -26,6 +26,7 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
     UsageError,
+    readable,
 )
 from edge_spec.exporters.hf_files import read_json
 from edge_spec.exporters.hf_source import INDEX, SINGLE, shards, text_fields
@@ -198,7 +199,7 @@ class _Making:
         write_manifest(
             directory,
             format=OptimumExporter.format,
-            name=source.path.name,
+            name=readable(source.path.name),
             architecture=ModelConfig.from_dict(self.config).to_dict(),
             chat_template=source.chat_template,
             eos_ids=source.eos_ids,
