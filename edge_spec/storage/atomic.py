@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ from edge_spec.errors import StorageError
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_AT_FDCWD = -100
+_SWAP = 2  # renameat2's RENAME_EXCHANGE on Linux, renamex_np's RENAME_SWAP on macOS
 _WORK_SUFFIX = ".part"  # of what is being written
 _MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such names
 _UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
@@ -52,7 +56,8 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
     Everything in it is synced before. A link stays, and leads to the new one. After an error or an
     interrupt nothing is left; after a kill, a hidden directory that is never opened, which a later
-    call removes.
+    call removes. Where the system cannot swap two directories, a kill between two renames leaves
+    neither the old nor the new one.
 
     Raises StorageError where there is no space or no place for it, or a device or a pipe is in its
     place, OSError.
@@ -216,6 +221,8 @@ def _put(work: Path, final: Path) -> None:
     except OSError:
         if not final.exists():
             raise
+    if _swapped(work, final):
+        return
     old = Path(tempfile.mkdtemp(_WORK_SUFFIX, f".{final.name}.", final.parent)) / final.name
     try:
         final.rename(old)
@@ -226,6 +233,22 @@ def _put(work: Path, final: Path) -> None:
             raise
     finally:
         shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def _swapped(first: Path, second: Path) -> bool:
+    """Says whether they have changed places; False if this system or file system cannot do it."""
+    names = os.fsencode(first), os.fsencode(second)
+    try:
+        library = ctypes.CDLL(None)
+        if sys.platform == "linux":
+            status = library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _SWAP)
+        elif sys.platform == "darwin":
+            status = library.renamex_np(*names, _SWAP)
+        else:
+            return False
+    except (AttributeError, OSError, TypeError):  # no such function; Windows has no CDLL(None)
+        return False
+    return bool(status == 0)
 
 
 def _full_disk(error: OSError, final: Path) -> StorageError | None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import StorageError
+from edge_spec.storage import atomic as storage
 from edge_spec.storage.atomic import (
     CACHE_VARIABLE,
     atomic_directory,
@@ -69,7 +70,12 @@ def test_a_directory_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert final.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_directory_replaces_the_old_one_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_directory_replaces_the_old_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
+) -> None:
+    if not swaps:  # as on some systems and file systems
+        monkeypatch.setattr(storage, "_swapped", lambda work, final: False)
     write_old(tmp_path / "bundle")
     with atomic_directory(tmp_path / "bundle") as work:
         (work / "other.bin").write_text("new")
@@ -101,6 +107,7 @@ def test_a_rename_that_fails_leaves_the_old_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     # As on Windows, where a directory with an open file cannot be renamed.
+    monkeypatch.setattr(storage, "_swapped", lambda work, final: False)
     write_old(tmp_path / "bundle")
     before, rename = listing(tmp_path), Path.rename
 
@@ -124,6 +131,23 @@ def test_of_two_that_write_at_once_the_later_one_wins_whole(tmp_path: Path) -> N
         with atomic_directory(final) as earlier:
             (earlier / "other.bin").write_text("earlier")
     assert listing(tmp_path) == {"bundle": None, "bundle/model.bin": "later"}
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs a system that swaps")
+def test_at_no_moment_is_there_neither_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_old(tmp_path / "bundle")
+    rename = Path.rename
+
+    def never_away(self: Path, target: Any) -> Any:
+        assert self != tmp_path / "bundle"
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", never_away)
+    with atomic_directory(tmp_path / "bundle") as work:
+        (work / "other.bin").write_text("new")
+    assert listing(tmp_path) == {"bundle": None, "bundle/other.bin": "new"}
 
 
 def test_a_link_stays_and_leads_to_the_new_directory(tmp_path: Path) -> None:
