@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from edge_spec.core.config import ModelConfig
@@ -12,7 +11,6 @@ from edge_spec.errors import readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.parity import Parity
 from edge_spec.models.bundle import TOKENIZER, Bundle, open_bundle, write_manifest
-from edge_spec.models.bundle_files import list_files
 from edge_spec.storage.atomic import sha256_file
 
 
@@ -25,10 +23,9 @@ def describe(
     quantization: str,
     check: Callable[[Bundle], Parity] | None,
     kv_cache: Literal["shared", "whole"] = "shared",
-    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
-    the bundle; digests: of its files, where they are known. Raises what `check` raises."""
+    the bundle. Raises what `check` raises."""
     (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
     path = checkpoint.path
     described: dict[str, Any] = {
@@ -47,7 +44,7 @@ def describe(
         "source_sha256": sha256_file(path) if path.is_file() else None,
         "parity": {},
     }
-    manifest = write_manifest(work, list_files(work, work, digests), **described)
+    manifest = write_manifest(work, **described)
     if check is not None:
         described["parity"] = check(open_bundle(work))._asdict()
         write_manifest(work, manifest.files, **described)

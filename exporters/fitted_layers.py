@@ -8,7 +8,7 @@ one with the model's weights and one with what is made of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -22,9 +22,6 @@ from edge_spec.exporters.correction import input_correction
 from edge_spec.exporters.importance import importance
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models import runtimes
-
-# What an interrupted conversion has made of a group, in so many bits and blocks of this size.
-Kept = Callable[[Sequence[str], int, int], BlockQuantized | None]
 
 # Which matrices of a layer share their inputs and are stored as one.
 _GROUPS = (
@@ -43,34 +40,23 @@ _MAX_WORK = 4e11
 _MIN_TOKENS, _MAX_TOKENS = 128, 2048
 
 
-def _nothing(names: Sequence[str], bits: int, block_size: int) -> None:
-    pass
-
-
 class FittedLayers:
     """Reads a checkpoint as the weights that it has once they are in blocks."""
 
-    def __init__(
-        self, checkpoint: StoredCheckpoint, bits: int, block_size: int, kept: Kept = _nothing
-    ) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, bits: int, block_size: int) -> None:
         self.config: ModelConfig = checkpoint.config
         self._checkpoint = checkpoint
         self._bits = bits
         self._block_size = block_size
-        self._kept = kept
         self._streams: list[LayerStream] = []
         # Of one layer: what each matrix gets, and would get with the model's own weights.
         self._inputs: dict[str, np.ndarray] = {}
         self._exact: dict[str, np.ndarray] = {}
         self._made: dict[str, BlockQuantized] = {}  # by the first names of groups
-        self._mapped: dict[str, BlockQuantized] = {}  # of one layer, which were kept
 
     def take(self, names: Sequence[str]) -> BlockQuantized:
         """The matrices of one group, above each other; each group is asked for once, in order."""
         bits = 8 if names[0] == _OF_ALL_LAYERS else self._bits
-        kept = self._kept(names, bits, self._block_size)
-        if kept is not None:
-            return kept
         if bits == 8 or self._is_carried(names) or not self._texts:
             return quantize_stored(self._stored(names), bits, self._block_size)
         while names[0] not in self._made:
@@ -84,9 +70,9 @@ class FittedLayers:
         group = self._group(name)
         if not group or self._is_carried(group):
             return self._checkpoint.float32(name)
-        found = self._mapped.get(group[0]) or self._made.get(group[0])
-        if found is None:
-            found = self._kept_or_fitted(group, name)
+        if group[0] not in self._made:
+            self._made[group[0]] = self._fit(group, name)
+        found = self._made[group[0]]
         before = self._stored(group[: group.index(name)])
         start = sum(tensor.shape[0] for tensor in before)
         rows = slice(start, start + self._checkpoint.tensors[name].shape[0])
@@ -102,15 +88,6 @@ class FittedLayers:
             stream.advance()
         self._exact.clear()
         self._inputs.clear()
-        self._mapped.clear()
-
-    def _kept_or_fitted(self, group: Sequence[str], name: str) -> BlockQuantized:
-        found = self._kept(group, self._bits, self._block_size)
-        if found is not None:
-            self._mapped[group[0]] = found
-            return found
-        self._made[group[0]] = self._fit(group, name)
-        return self._made[group[0]]
 
     def _opened(self) -> list[LayerStream]:
         """The stream with the model's weights goes ahead, where it can tell anything."""

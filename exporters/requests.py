@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.models import runtimes
 from edge_spec.models.bundle import may_replace, require_readable
-from edge_spec.models.source import EXPORT_VERSION
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
-_NAMED = 60  # characters of a model's name in that of a folder
 
 
 @dataclass(frozen=True)
@@ -77,35 +69,14 @@ def require_plain(checkpoint: StoredCheckpoint, writer: str, remedy: str) -> Non
 
 
 @contextmanager
-def require_unchanged(path: Path) -> Iterator[Callable[[], None]]:
-    """Raises ModelFileError where a model's file, or one in its directory, changes meanwhile; what
-    it yields does so at once."""
+def require_unchanged(path: Path) -> Iterator[None]:
+    """Raises ModelFileError where a model's file, or one in its directory, changes meanwhile."""
     before = _stats(path)
-
-    def check() -> None:
-        if _stats(path) != before:
-            raise ModelFileError(
-                f"{path} changed while it was read", remedy="Export it again once it is complete."
-            )
-
-    yield check
-    check()
-
-
-def work_key(path: Path, format: str, options: ExportOptions) -> str:
-    """Returns what all conversions have in common of which one may go on where another one stopped:
-    model, options, versions and what decides the last bits of a sum."""
-    versions = (EXPORT_VERSION, runtimes.writer_versions([format]), np.__version__)
-    computing = (platform.machine(), platform.processor(), os.cpu_count())
-    made_of = (str(path.resolve()), _stats(path), format, options, versions, computing)
-    digest = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
-    return f"{readable(path.stem)[:_NAMED]}-{format}-{digest}"
-
-
-def converting(num_kept: int, num: int, parts: str) -> str:
-    """Returns the name of a step of progress, which says where an export goes on."""
-    what = "Converting the weights"
-    return f"{what}, of which {num_kept} of {num} {parts} were kept" if num_kept else what
+    yield
+    if _stats(path) != before:
+        raise ModelFileError(
+            f"{path} changed while it was read", remedy="Export it again once it is complete."
+        )
 
 
 def _stats(path: Path) -> list[tuple[str | int, ...]]:

@@ -26,8 +26,7 @@ from edge_spec.models.bundle_files import (
     list_files,
     regular_size,
 )
-from edge_spec.storage.abandoned import is_work
-from edge_spec.storage.atomic import atomic_file
+from edge_spec.storage.atomic import atomic_file, is_work
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

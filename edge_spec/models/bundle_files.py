@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,17 +39,12 @@ def regular_size(path: Path) -> int:
     return found.st_size
 
 
-def list_files(
-    directory: Path, start: Path, digests: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, FileEntry]:
-    """The files at or below `start`, by their paths in `directory`, with sizes and hashes; digests:
-    the hashes that are known."""
+def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
+    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
     found = sorted(start.rglob("*")) if start.is_dir() else [start]
     named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
     return {
-        name: FileEntry(
-            sha256=digests.get(name) or sha256_file(file), num_bytes=file.stat().st_size
-        )
+        name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
         for name, file in named.items()
     }
 

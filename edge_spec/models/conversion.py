@@ -17,7 +17,7 @@ from edge_spec.errors import BundleError, ModelFileError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, is_bundle, open_bundle
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import atomic_file, recover, sha256_file
+from edge_spec.storage.atomic import atomic_file, sha256_file
 from edge_spec.storage.digests import known_sha256
 from edge_spec.storage.locks import single_flight
 
@@ -137,7 +137,6 @@ def _converted(
 
 
 def _cached_bundle(cached: Path) -> Bundle | None:
-    recover(cached)
     with suppress(BundleError):
         return open_bundle(cached)
     return None

@@ -19,7 +19,7 @@ from edge_spec.models.hub.cache import HubModel, find_cached
 from edge_spec.models.hub.client import HubReference, is_on_hub
 from edge_spec.models.hub.download import open_model
 from edge_spec.models.pair_bundle import PairMember, find_member
-from edge_spec.storage.atomic import cache_directory, expanded, recover
+from edge_spec.storage.atomic import cache_directory, expanded
 
 # Part of every cached bundle's name: raise it when an exporter writes something else.
 EXPORT_VERSION = 5
@@ -66,7 +66,6 @@ class Source:
         if self.on_hub is not None:
             return self.on_hub.path
         path = expanded(Path(self.model))
-        recover(path)
         if not path.exists():
             raise ModelFileError(
                 f"no such file or directory: {path}",

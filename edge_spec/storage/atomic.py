@@ -6,29 +6,26 @@ import ctypes
 import errno
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_spec.errors import StorageError
-from edge_spec.storage.abandoned import (
-    OLD_SUFFIX,
-    WORK_SUFFIX,
-    remove_abandoned,
-    taken_away,
-    try_lock,
-    unlock,
-)
 
 CACHE_VARIABLE = "EDGE_SPEC_CACHE"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2  # Linux: renameat2(2)
-_RENAME_SWAP = 2  # macOS: renamex_np(2)
+_SWAP = 2  # renameat2's RENAME_EXCHANGE on Linux, renamex_np's RENAME_SWAP on macOS
+_WORK_SUFFIX = ".part"  # of what is being written
+_MADE = r"\.[a-z0-9_]{8}" + re.escape(_WORK_SUFFIX)  # how tempfile ends such names
+_UNLOCKED_AFTER_S = 60.0  # much longer than it takes to lock what was just made
+_ABANDONED_AFTER_S = 24 * 3600.0  # where there are no locks
 
 
 def expanded(path: Path) -> Path:
@@ -57,40 +54,26 @@ def sha256_file(path: Path) -> str:
 def atomic_directory(final: Path) -> Iterator[Path]:
     """A new directory beside `final` that takes its place when the block ends without error.
 
-    Everything in it is synced before. After an error or an interrupt nothing is left; after a
-    kill, a hidden directory that is never opened, which a later call removes (see `abandoned`).
-    At no moment is there neither the old nor the new one, but where the system cannot swap two
-    directories: there `recover` finds the old one again.
+    Everything in it is synced before. A link stays, and leads to the new one. After an error or an
+    interrupt nothing is left; after a kill, a hidden directory that is never opened, which a later
+    call removes. Where the system cannot swap two directories, a kill between two renames leaves
+    neither the old nor the new one.
 
     Raises StorageError where there is no space or no place for it, or a device or a pipe is in its
     place, OSError.
     """
-    final = replaceable_directory(final)
-    with scratch_directory(final) as work:
-        yield work
-        put_directory(work, final)
-
-
-def replaceable_directory(final: Path) -> Path:
-    """Returns where `put_directory` may put one: what a link leads to, so that the link stays.
-    Raises as `atomic_directory`."""
     if final.is_symlink():
         final = final.resolve()
     with as_storage_error(final, refusals=True):
         is_free = final.is_dir() or final.is_file() or not final.exists()
     _refuse_unless(is_free, final)
-    recover(final)
-    return final
-
-
-def put_directory(work: Path, final: Path) -> None:
-    """Syncs the directory `work`, on the same file system, and puts it in the place of `final`."""
-    for path in work.rglob("*"):
-        sync(path)
-    sync(work)
-    work.chmod(0o755)  # mkdtemp makes it private
-    _put(work, final)
-    sync(final.parent)
+    with scratch_directory(final) as work:
+        yield work
+        for path in (*work.rglob("*"), work):
+            sync(path)
+        work.chmod(0o755)  # mkdtemp makes it private
+        _put(work, final)
+        sync(final.parent)
 
 
 @contextmanager
@@ -102,8 +85,8 @@ def scratch_directory(final: Path) -> Iterator[Path]:
     with as_storage_error(final):
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(final, cache_directory())
-            work = Path(tempfile.mkdtemp(WORK_SUFFIX, f".{final.name}.", final.parent))
+            _remove_abandoned(final)
+            work = Path(tempfile.mkdtemp(_WORK_SUFFIX, f".{final.name}.", final.parent))
         lock = try_lock(work)
         try:
             yield work
@@ -120,35 +103,25 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     device, a pipe or a directory is in its place. mode: of the new file.
     """
     with as_storage_error(final):
-        require_replaceable_file(final)
+        with as_storage_error(final, refusals=True):
+            is_free = final.is_file() or not final.exists()
+        _refuse_unless(is_free, final)
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(final, cache_directory())
-            handle, name = tempfile.mkstemp(WORK_SUFFIX, f".{final.name}.", final.parent)
+            _remove_abandoned(final)
+            handle, name = tempfile.mkstemp(_WORK_SUFFIX, f".{final.name}.", final.parent)
         os.close(handle)
         work = Path(name)
         lock = try_lock(work)
         try:
             yield work
-            put_file(work, final, mode)
+            work.chmod(mode)  # mkstemp makes it private
+            sync(work)
+            work.replace(final)
+            sync(final.parent)
         finally:
             work.unlink(missing_ok=True)
             unlock(lock)
-
-
-def require_replaceable_file(final: Path) -> None:
-    """Raises as `atomic_file` where `put_file` must not put one there."""
-    with as_storage_error(final, refusals=True):
-        is_free = final.is_file() or not final.exists()
-    _refuse_unless(is_free, final)
-
-
-def put_file(work: Path, final: Path, mode: int = 0o644) -> None:
-    """Syncs the file `work`, on the same file system, and puts it in the place of `final`."""
-    work.chmod(mode)  # mkstemp makes it private
-    sync(work)
-    work.replace(final)
-    sync(final.parent)
 
 
 def _refuse_unless(is_free: bool, final: Path) -> None:
@@ -178,14 +151,51 @@ def as_storage_error(final: Path, *, refusals: bool = False) -> Iterator[None]:
         ) from error
 
 
-def recover(final: Path) -> None:
-    """Puts back the directory that a kill took away while another one was to take its place."""
-    if os.path.lexists(final):
-        return
-    for old in sorted(taken_away(final), key=lambda path: path.name):
-        with suppress(OSError):  # another process has put it back
-            old.rename(final)
-            return
+def is_work(path: Path) -> bool:
+    """Says whether a writer here is writing it, or a kill has left it."""
+    return path.name.startswith(".") and path.suffix == _WORK_SUFFIX
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Removes what was to become `final` and is not written any more: its lock went with the
+    process that held it. In the cache also what was to become another file, which may never be
+    written again. Only names of ours count: `.emacs.d` is somebody's."""
+    name = ".*" if cache_directory() in final.parents else re.escape(final.name)
+    form = re.compile(rf"\.{name}{_MADE}", re.DOTALL)
+    with suppress(OSError):  # a directory that cannot be read
+        for path in [path for path in final.parent.iterdir() if form.fullmatch(path.name)]:
+            with suppress(OSError):  # another process may be removing it
+                if _is_abandoned(path):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    age_s = time.time() - path.stat().st_mtime
+    if age_s < _UNLOCKED_AFTER_S:
+        return False
+    lock = try_lock(path)
+    unlock(lock)
+    return lock is not None or age_s > _ABANDONED_AFTER_S
+
+
+def try_lock(path: Path) -> int | None:
+    """Returns a descriptor that locks it until it is closed; None if it cannot be locked, or is."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:
@@ -205,23 +215,40 @@ def sync(path: Path) -> None:
 
 
 def _put(work: Path, final: Path) -> None:
-    """Afterwards `work` is gone, or holds what was at `final`."""
     try:
         work.rename(final)
         return
     except OSError:
         if not final.exists():
             raise
-    if swapped(work, final):
+    if _swapped(work, final):
         return
-    old = work.with_name(f"{work.name}{OLD_SUFFIX}")
-    final.rename(old)
+    old = Path(tempfile.mkdtemp(_WORK_SUFFIX, f".{final.name}.", final.parent)) / final.name
     try:
-        work.rename(final)
-    except BaseException:
-        recover(final)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        try:
+            work.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def _swapped(first: Path, second: Path) -> bool:
+    """Says whether they have changed places; False if this system or file system cannot do it."""
+    names = os.fsencode(first), os.fsencode(second)
+    try:
+        library = ctypes.CDLL(None)
+        if sys.platform == "linux":
+            status = library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _SWAP)
+        elif sys.platform == "darwin":
+            status = library.renamex_np(*names, _SWAP)
+        else:
+            return False
+    except (AttributeError, OSError, TypeError):  # no such function; Windows has no CDLL(None)
+        return False
+    return bool(status == 0)
 
 
 def _full_disk(error: OSError, final: Path) -> StorageError | None:
@@ -248,20 +275,3 @@ def _elsewhere(final: Path) -> str:
     if cache_directory() in final.parents:
         return f"set {CACHE_VARIABLE} to a directory that has room and can be written"
     return "choose another place"
-
-
-def swapped(first: Path, second: Path) -> bool:
-    """Says whether they have changed places; False if this system or file system cannot do it."""
-    try:
-        library = ctypes.CDLL(None)
-        if sys.platform == "linux":
-            status = library.renameat2(
-                _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
-            )
-        elif sys.platform == "darwin":
-            status = library.renamex_np(os.fsencode(first), os.fsencode(second), _RENAME_SWAP)
-        else:
-            return False
-    except (AttributeError, OSError, TypeError):  # no such function; Windows has no CDLL(None)
-        return False
-    return bool(status == 0)

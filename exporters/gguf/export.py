@@ -26,9 +26,9 @@ from edge_spec.exporters.gguf.writer import write_gguf
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check, scored_by
-from edge_spec.exporters.requests import require_unchanged, work_key
+from edge_spec.exporters.requests import require_unchanged
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.storage.resumable import StepFile, resumable_file
+from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 # Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library
 # writes it.
@@ -84,8 +84,7 @@ class GgufExporter:
 
         Raises UsageError for unknown options and where `out` must not be replaced,
         ModelFileError for a file that changes while it is read, ExportError beyond the
-        quantization's bound; then, or when interrupted, `out` is left as it was, and what is
-        finished is kept for the next export of the kind.
+        quantization's bound; then, or when interrupted, `out` is left as it was.
         """
         out = out.absolute()
         name = _checked(checkpoint, out, options)
@@ -98,18 +97,15 @@ class GgufExporter:
         architecture = gguf_architecture(checkpoint.config)
         tensors = list(gguf_tensors(checkpoint, quantization.kind))
         parity: dict[str, float] = {}
-        key = work_key(checkpoint.path, self.format, options)
-        with (
-            resumable_file(out, key) as work,
-            require_unchanged(checkpoint.path) as check_source,
-        ):
-            is_whole = quantization.kind is not None
-            path = work.result if is_whole else work.folder / "whole.gguf"
-            with StepFile(path, work.log, check_source) as file:
-                write_gguf(file, architecture, metadata, tensors, progress)
-            if not is_whole:
-                kquants.quantize(path, work.result, quantization.file_type, progress)
-            written = open_model_info(work.result)  # notices a file that is not complete
+        with atomic_file(out) as work, require_unchanged(checkpoint.path):
+            if quantization.kind is not None:
+                write_gguf(work, architecture, metadata, tensors, progress)
+            else:
+                with scratch_directory(out) as folder:
+                    whole = folder / "whole.gguf"
+                    write_gguf(whole, architecture, metadata, tensors, progress)
+                    kquants.quantize(whole, work, quantization.file_type, progress)
+            written = open_model_info(work)  # notices a file that is not complete
             if options.check:
                 runtime = "llamacpp" if find_spec(kquants.LIBRARY) else "reference"
                 bound = quantization.max_kl_divergence

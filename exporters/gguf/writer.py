@@ -1,13 +1,11 @@
-"""Metadata and tensors to a GGUF file, one tensor in memory at a time.
-
-An interrupted file goes on with the tensor that is missing.
-"""
+"""Metadata and tensors to a GGUF file, one tensor in memory at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -15,34 +13,29 @@ import numpy as np
 from edge_spec.core.model import Progress
 from edge_spec.exporters.gguf.metadata import Metadata, add_to_writer
 from edge_spec.exporters.gguf.tensors import GgufTensor
-from edge_spec.exporters.requests import converting
-from edge_spec.storage.resumable import StepFile
 
 
 def write_gguf(
-    out: StepFile,
+    path: Path,
     architecture: str,
     metadata: Metadata,
     tensors: Sequence[GgufTensor],
     progress: Progress,
 ) -> None:
     """Raises ExportError for a tensor whose values do not fit its type."""
-    if not out.steps:
-        with TemporaryDirectory(dir=out.path.parent) as folder:
-            out.write(_header(Path(folder) / "header", architecture, metadata, tensors))
+    with TemporaryDirectory(dir=path.parent) as folder:
+        header = _header(Path(folder) / "header", architecture, metadata, tensors)
+    with path.open("wb") as out:
+        out.write(header)
         _pad(out)
-        out.finish("header")
-    num_kept = max(0, len(out.steps) - 1)
-    what = converting(num_kept, len(tensors), "tensors")
-    for i in range(num_kept, len(tensors)):
-        out.write(tensors[i].encode().data)
-        _pad(out)
-        out.finish(tensors[i].name)
-        progress(what, (i + 1) / len(tensors))
+        for i, tensor in enumerate(tensors):
+            out.write(tensor.encode().data)
+            _pad(out)
+            progress("Converting the weights", (i + 1) / len(tensors))
 
 
-def _pad(out: StepFile) -> None:
-    out.write(b"\0" * (-out.end % gguf.GGUF_DEFAULT_ALIGNMENT))
+def _pad(out: BinaryIO) -> None:
+    out.write(b"\0" * (-out.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
 
 
 def _header(

@@ -40,10 +40,8 @@ class EncoderBuilder(GraphBuilder):
             normed, residual = self._add_and_norm(
                 update, residual, "encoder.norm" if is_last else following
             )
-            self.nodes.weights.finish()
         for layer in range(self.config.num_layers):
             self._keys_and_values(normed, layer)
-        self.nodes.weights.finish()
         return self._encoder_model()
 
     @property

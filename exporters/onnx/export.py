@@ -36,14 +36,12 @@ from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
-    converting,
     require_replaceable,
     require_unchanged,
-    work_key,
 )
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.storage.resumable import StepFile, resumable_directory
+from edge_spec.storage.atomic import atomic_directory
 
 GRAPH_FILE = "model.onnx"
 _REMEDY = "Use more bits or smaller blocks (--quant int8, --block-size 32)."
@@ -71,20 +69,17 @@ class OnnxExporter:
 
         Raises UsageError for unknown options, ModelFileError for a file that changes while it is
         read, ExportError beyond the quantization's bound; then, or when interrupted, `out` is left
-        as it was. What is finished when it is interrupted is kept for the next export of the kind.
+        as it was.
         """
         out = out.absolute()  # "." has neither a name nor a parent
         name, block_size = _checked(checkpoint, out, options)
         quantization = QUANTIZATIONS[name]
         if options.num_layers is not None:
             checkpoint = first_layers(checkpoint, options.num_layers)
-        key = work_key(checkpoint.path, self.format, options)
-        with (
-            resumable_directory(out, key, DATA_FILE) as work,
-            require_unchanged(checkpoint.path) as check_source,
-        ):
-            with StepFile(work.result / DATA_FILE, work.log, check_source) as data:
-                _write_graph(checkpoint, data, quantization, block_size, progress)
+        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
+            with (work / DATA_FILE).open("wb") as data:
+                weights = Initializers(data)
+                _write_graph(checkpoint, weights, work, quantization, block_size, progress)
 
             def compared(bundle: Bundle) -> Parity:
                 bound, longest = quantization.max_kl_divergence, bundle.config.context_length
@@ -92,14 +87,13 @@ class OnnxExporter:
                 return check(checkpoint, converted, progress)
 
             describe(
-                work.result,
+                work,
                 checkpoint,
                 checkpoint.config,
                 format=self.format,
                 quantization=name if quantization.bits > 8 else f"{name} block {block_size}",
                 check=compared if options.check else None,
                 kv_cache="whole" if stacked.pays(checkpoint.config) else "shared",
-                digests={DATA_FILE: data.sha256()},
             )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
@@ -165,13 +159,13 @@ def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: i
 
 def _write_graph(
     checkpoint: StoredCheckpoint,
-    data: StepFile,
+    weights: Initializers,
+    work: Path,
     quantization: BlockQuantization,
     block_size: int,
     progress: Progress,
 ) -> None:
-    num_layers = checkpoint.config.num_layers
-    nodes = Nodes(Initializers(data))
+    nodes = Nodes(weights)
 
     def stored(nodes: Nodes) -> OnnxWeights:
         if quantization.bits <= 8:
@@ -180,22 +174,15 @@ def _write_graph(
         return FloatWeights(checkpoint, nodes, kind)
 
     graph = GraphBuilder(nodes, stored(nodes), checkpoint)
-    last = "model.layers.{}.mlp.down_proj.weight"
-    num_kept = sum(nodes.weights.is_kept(last.format(layer)) for layer in range(num_layers))
-    what = converting(num_kept, num_layers, "layers")
 
     def written(layer: int) -> None:
-        nodes.weights.finish()
         checkpoint.release_pages()
-        if layer + 1 >= num_kept:
-            progress(what, (layer + 1) / num_layers)
+        progress("Converting the weights", (layer + 1) / checkpoint.config.num_layers)
 
     model = graph.build(written)
-    nodes.weights.finish()
-    work = data.path.parent
     (work / GRAPH_FILE).write_bytes(model.SerializeToString())
     if checkpoint.config.encoder is not None:
-        own = Nodes(nodes.weights)
+        own = Nodes(weights)
         encoder = EncoderBuilder(own, stored(own), checkpoint).build_encoder()
         (work / ENCODER_FILE).write_bytes(encoder.SerializeToString())
         return  # no part of it drafts, and its layers are not loaded apart

@@ -7,11 +7,10 @@ tensor at once keeps an export's memory at that of its largest tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import BinaryIO
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
-
-from edge_spec.storage.resumable import StepFile
 
 DATA_FILE = "model.onnx.data"
 INLINE_BYTES = 1024
@@ -19,18 +18,12 @@ _ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 
 
 class Initializers:
-    """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`.
+    """Collects the TensorProtos of a graph; the bytes of all but tiny ones go to `data`."""
 
-    Those of steps that `data` has finished before are in it already.
-    """
-
-    def __init__(self, data: StepFile) -> None:
+    def __init__(self, data: BinaryIO) -> None:
         self.protos: list[TensorProto] = []
         self._data = data
         self._names: set[str] = set()
-        stored = [bytes.fromhex(each) for step in data.steps for each in step]
-        self._kept = {proto.name: proto for proto in map(TensorProto.FromString, stored)}
-        self._num_finished = 0  # protos of finished steps
 
     def add(self, name: str, values: np.ndarray) -> str:
         """Writes `values` unless a tensor of this name was written before; returns the name."""
@@ -40,38 +33,15 @@ class Initializers:
         """Adds as `add` does what `make` returns, which is called only where it is written."""
         if name not in self._names:
             self._names.add(name)
-            kept = self._kept.get(name)
-            self.protos.append(self._written(name, make()) if kept is None else kept)
+            self.protos.append(self._written(name, make()))
         return name
 
     def add_int4(self, name: str, make: Callable[[], np.ndarray]) -> str:
         """Adds what `make` returns, int8 from -8 to 7, as 4-bit integers, two in a byte."""
         if name not in self._names:
             self._names.add(name)
-            kept = self._kept.get(name)
-            self.protos.append(self._written_int4(name, make()) if kept is None else kept)
+            self.protos.append(self._written_int4(name, make()))
         return name
-
-    def is_kept(self, name: str) -> bool:
-        """Returns whether a tensor is of a step that was finished before."""
-        return name in self._kept
-
-    def kept(self, name: str) -> np.ndarray | None:
-        """Returns the values of a tensor of a step that was finished before; large ones are mapped.
-        None for any other."""
-        proto = self._kept.get(name)
-        if proto is None or proto.data_location != TensorProto.EXTERNAL:
-            return None if proto is None else numpy_helper.to_array(proto)
-        offset = next(int(each.value) for each in proto.external_data if each.key == "offset")
-        dtype = helper.tensor_dtype_to_np_dtype(proto.data_type)
-        return np.memmap(self._data.path, dtype, "r", offset, tuple(proto.dims))
-
-    def finish(self) -> None:
-        """Ends a step; what was added before is kept."""
-        added = self.protos[self._num_finished :]
-        self._num_finished = len(self.protos)
-        if any(proto.name not in self._kept for proto in added):
-            self._data.finish([proto.SerializeToString().hex() for proto in added])
 
     def _written(self, name: str, values: np.ndarray) -> TensorProto:
         values = np.ascontiguousarray(values)
@@ -87,8 +57,9 @@ class Initializers:
         return self._external(proto, packed)
 
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        offset = -(-self._data.end // _ALIGNMENT) * _ALIGNMENT
-        self._data.write(b"\0" * (offset - self._data.end))
+        end = self._data.tell()
+        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        self._data.write(b"\0" * (offset - end))
         self._data.write(stored.data)
         proto.data_location = TensorProto.EXTERNAL
         for key, value in (("location", DATA_FILE), ("offset", offset), ("length", stored.nbytes)):

@@ -26,11 +26,9 @@ from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
-    converting,
     require_plain,
     require_replaceable,
     require_unchanged,
-    work_key,
 )
 from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
@@ -42,7 +40,7 @@ from edge_spec.exporters.static_layout import (
 )
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.storage.resumable import StepFile, resumable_directory
+from edge_spec.storage.atomic import atomic_directory
 
 QUANTIZATIONS: Mapping[str, BlockQuantization] = {
     "fp16": BlockQuantization(16, 5e-3),
@@ -78,14 +76,11 @@ class StaticOnnxExporter:
         quantization = QUANTIZATIONS[name]
         shape = StaticShape.of(chosen_context(checkpoint.config, options.context_length))
         config = replace(checkpoint.config, context_length=shape.context_length)
-        key = work_key(checkpoint.path, self.format, options)
-        with (
-            resumable_directory(out, key, DATA_FILE) as work,
-            require_unchanged(checkpoint.path) as check_source,
-        ):
-            with StepFile(work.result / DATA_FILE, work.log, check_source) as data:
-                graphs = _graphs(checkpoint, data, shape, name, options.hidden_states, progress)
-                _write(graphs, work.result, progress)
+        with atomic_directory(out) as work, require_unchanged(checkpoint.path):
+            with (work / DATA_FILE).open("wb") as data:
+                weights = Initializers(data)
+                graphs = _graphs(checkpoint, weights, shape, name, options.hidden_states, progress)
+                _write(graphs, work, progress)
 
             def compared(bundle: Bundle) -> Parity:
                 bound, longest = quantization.max_kl_divergence, bundle.config.context_length
@@ -93,13 +88,12 @@ class StaticOnnxExporter:
                 return check(checkpoint, converted, progress)
 
             describe(
-                work.result,
+                work,
                 checkpoint,
                 config,
                 format=self.format,
                 quantization=f"int4 block {BLOCK_SIZE}" if name == "int4" else name,
                 check=compared if options.check else None,
-                digests={DATA_FILE: data.sha256()},
             )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)
@@ -107,13 +101,12 @@ class StaticOnnxExporter:
 
 def _graphs(
     checkpoint: StoredCheckpoint,
-    data: StepFile,
+    weights: Initializers,
     shape: StaticShape,
     quantization: str,
     hidden: bool,
     progress: Progress,
 ) -> StaticGraphs:
-    weights = Initializers(data)
     state = np.float32 if quantization == "fp32" else np.float16
     matrices: StaticWeights
     if quantization in ("fp16", "fp32"):
@@ -129,21 +122,14 @@ def _graphs(
 
 def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
     """The first function stores all weights, but for constants of a width."""
-    num_layers = graphs.config.num_layers
-    last = "model.layers.{}.mlp.down_proj.weight"
-    num_kept = sum(graphs.weights.is_kept(last.format(layer)) for layer in range(num_layers))
-    what = converting(num_kept, num_layers, "layers")
 
     def written(layer: int) -> None:
-        graphs.weights.finish()
         graphs.checkpoint.release_pages()
-        if layer + 1 >= num_kept:
-            progress(what, (layer + 1) / num_layers)
+        progress("Converting the weights", (layer + 1) / graphs.config.num_layers)
 
     first, *others = functions()
     for function in (first, *others):
         model = graphs.build(function, written if function is first else lambda layer: None)
-        graphs.weights.finish()
         (work / f"{function.name}.onnx").write_bytes(model.SerializeToString())
 
 

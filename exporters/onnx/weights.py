@@ -59,7 +59,7 @@ class IntegerWeights:
     ) -> None:
         self._checkpoint = checkpoint
         self._nodes = nodes
-        self._layers = FittedLayers(checkpoint, bits, block_size, self._kept)
+        self._layers = FittedLayers(checkpoint, bits, block_size)
         self._bits, self._block_size = bits, block_size
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
@@ -67,11 +67,8 @@ class IntegerWeights:
         return self._product(x, names, self._layers.take(names), biases)
 
     def rounded(self, x: str, names: Sequence[str]) -> str:
-        blocks = (self._bits, self._block_size)
-        weight = self._kept(names, *blocks)
-        if weight is None:
-            stored = [self._checkpoint.tensors[name] for name in names]
-            weight = quantize_stored(stored, *blocks)
+        stored = [self._checkpoint.tensors[name] for name in names]
+        weight = quantize_stored(stored, self._bits, self._block_size)
         return self._product(x, names, weight, [])
 
     def _product(
@@ -124,7 +121,7 @@ class IntegerWeights:
         made: list[BlockQuantized] = []
 
         def part(read: Callable[[BlockQuantized], np.ndarray]) -> np.ndarray:
-            if not made:  # once, and not at all where it is kept
+            if not made:  # once
                 blocks = (self._bits, self._block_size)
                 for each in names:
                     found = [quantize_stored([tensors[own]], *blocks) for own in each]
@@ -140,43 +137,20 @@ class IntegerWeights:
 
     def _store_flat(self, name: str) -> list[str]:
         """A table that rows are looked up in and nothing else: its blocks side by side."""
-        made: list[BlockQuantized] = []
-
-        def table() -> BlockQuantized:
-            if not made:  # once, and not at all where it is kept
-                stored = [self._checkpoint.tensors[name]]
-                made.append(quantize_stored(stored, 8, EMBEDDING_BLOCK))
-            return made[0]
-
-        add = self._nodes.weights.add_made
-        names = [
-            add(name, lambda: table().packed.reshape(len(table().packed), -1)),
-            add(name + ".scales", lambda: table().scales),
-            add(name + ".zero_points", lambda: table().stated_zero_points()),
+        table = quantize_stored([self._checkpoint.tensors[name]], 8, EMBEDDING_BLOCK)
+        add = self._nodes.weights.add
+        return [
+            add(name, table.packed.reshape(len(table.packed), -1)),
+            add(name + ".scales", table.scales),
+            add(name + ".zero_points", table.stated_zero_points()),
         ]
-        self._nodes.weights.finish()
-        return names
 
     def _store_table(self, name: str) -> list[str]:
         """Embedding or head, which may be one: read once."""
         if name not in self._tables:
             stored = [self._checkpoint.tensors[name]]
-            table = self._kept([name], 8, EMBEDDING_BLOCK)
-            if table is None:
-                table = quantize_stored(stored, 8, EMBEDDING_BLOCK)
-            self._tables[name] = self._store(name, table)
-            self._nodes.weights.finish()
+            self._tables[name] = self._store(name, quantize_stored(stored, 8, EMBEDDING_BLOCK))
         return self._tables[name]
-
-    def _kept(self, names: Sequence[str], bits: int, block_size: int) -> BlockQuantized | None:
-        """Returns what an interrupted export has stored of these matrices."""
-        kept = self._nodes.weights.kept
-        packed, scales = kept(names[0]), kept(names[0] + ".scales")
-        if packed is None or scales is None:
-            return None
-        columns = self._checkpoint.tensors[names[0]].shape[1]
-        zeros = kept(names[0] + ".zero_points")
-        return BlockQuantized(bits, block_size, columns, packed, scales, zeros)
 
     def _store(self, name: str, weight: BlockQuantized) -> list[str]:
         """Names of packed values, scales and, where there are any, zero points."""

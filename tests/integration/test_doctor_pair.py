@@ -408,10 +408,10 @@ def test_a_path_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_looked_at_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_long(path: Path) -> None:
+    def too_long(path: Path) -> Path:
         raise OSError(errno.ENAMETOOLONG, "File name too long", "a name")
 
-    monkeypatch.setattr("edge_spec.models.source.recover", too_long)
+    monkeypatch.setattr("edge_spec.models.source.expanded", too_long)
     report = examined("a name")
     assert "File name too long" in found(report, "target", "model").found
     assert found(report, "caches", "kept").level is Severity.OK

@@ -19,7 +19,6 @@ from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows
 from edge_spec.storage.digests import check_digests
-from edge_spec.storage.resumable import DIRECTORY, KEPT_DAYS
 
 _SHOWN = 3
 _GGUF = b"GGUF"
@@ -73,8 +72,8 @@ def check_caches(cache: Path) -> Iterator[Finding]:
         yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
     if len(problems) > _SHOWN:
         yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
-    kinds = ("models", *(kind.directory for kind in KINDS))
-    # What `atomic_file` and `atomic_directory` leave after a kill.
+    kinds = ("models", "conversions", *(kind.directory for kind in KINDS))
+    # What a kill left, also of an older version's conversions.
     left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
     if left:
         size = sum(map(_num_bytes, left))
@@ -82,15 +81,6 @@ def check_caches(cache: Path) -> Iterator[Finding]:
             "leftovers",
             f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
             f"Delete {cache}/*/.*.part while edge-spec does not run.",
-        )
-    unfinished = sorted((cache / DIRECTORY).glob(".*.part"))
-    if unfinished:
-        size = sum(map(_num_bytes, unfinished))
-        yield note(
-            "conversions",
-            f"{len(unfinished)} that were interrupted, or go on, {format_bytes(size)}",
-            "The same command goes on with one. What is older than "
-            f"{KEPT_DAYS} days goes before the next conversion.",
         )
     if not problems:
         yield ok("kept", ", ".join(counts))
