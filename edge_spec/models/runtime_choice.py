@@ -95,10 +95,10 @@ class Resolution:
         format = self.stored.format
         exporter, model = runtimes.exporter_for(format, self.source.at(format))
         reads_itself = isinstance(exporter, ReadingExporter)
+        if isinstance(exporter, ScreeningExporter):
+            exporter.require_exportable(model)  # first: what a runtime names instead may need it
         if isinstance(self.runtime, ConfigScreeningRuntime) and not reads_itself:
             self.runtime.require_config(model.config, model.path)
-        if isinstance(exporter, ScreeningExporter):
-            exporter.require_exportable(model)
         if not reads_itself:
             model.tokenizer_json()
 

@@ -12,6 +12,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.exporters.alternatives import other_runtime
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.coreml import package
 from edge_spec.exporters.coreml.evaluation import scored_in_numpy
@@ -69,7 +70,8 @@ class CoreMlExporter:
     format = "coreml"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        require_plain(checkpoint, "Core ML", "Use --runtime ort.")
+        other = other_runtime(checkpoint, "coreml")
+        require_plain(checkpoint, "Core ML", f"Use --runtime {other}.")
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress

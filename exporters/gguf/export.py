@@ -12,10 +12,10 @@ from gguf.constants import LlamaFileType
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
+from edge_spec.exporters.alternatives import gguf_architecture
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import kquants
 from edge_spec.exporters.gguf.metadata import (
-    gguf_architecture,
     model_metadata,
     require_writable,
     stated_metadata,

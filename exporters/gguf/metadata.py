@@ -9,8 +9,12 @@ import gguf
 import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.alternatives import (
+    architecture_problem,
+    gguf_architecture,
+    other_runtime,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_source import SAMPLING_KEYS
@@ -39,12 +43,6 @@ _SCALARS = {
 _DTYPES = {kind: dtype for dtype, kind in _NUMBERS.items()}
 
 
-def gguf_architecture(config: ModelConfig) -> str:
-    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
-    same = {"mistral": "llama", "mimo": "qwen2"}  # as which llama.cpp runs them
-    return same.get(config.architecture, config.architecture)
-
-
 def stated_metadata(path: Path) -> Metadata:
     """Reads what a GGUF file says, its numbers in their stored types; of a directory, nothing."""
     if path.is_dir():
@@ -59,11 +57,18 @@ def stated_metadata(path: Path) -> Metadata:
 
 def require_writable(checkpoint: StoredCheckpoint) -> None:
     """Raises UnsupportedModelError for what is not written, and what llama.cpp cannot run."""
-    remedy = "Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime ort."
-    if checkpoint.config.encoder is not None:  # which no runtime here reads from GGUF
-        remedy = "Use --runtime ort."
+    config, other = checkpoint.config, other_runtime(checkpoint, "llamacpp")
+    remedy = f"Convert it with llama.cpp's convert_hf_to_gguf.py, or use --runtime {other}."
+    if config.encoder is not None:  # which no runtime here reads from GGUF
+        remedy = f"Use --runtime {other}."
     require_plain(checkpoint, "GGUF", remedy)
-    _require_runnable(checkpoint)
+    problem = architecture_problem(config)
+    if problem is not None:
+        raise UnsupportedModelError(
+            f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} model: "
+            f"{problem}",
+            remedy=f"Run it with --runtime {other}.",
+        )
 
 
 def model_metadata(
@@ -113,30 +118,6 @@ def _sampling(checkpoint: StoredCheckpoint) -> Metadata:
     values: Metadata = {key: stated[name] for key, name in SAMPLING_KEYS.items() if name in stated}
     top_k = "general.sampling.top_k"
     return values | ({top_k: np.int32(values[top_k])} if top_k in values else {})
-
-
-def _require_runnable(checkpoint: StoredCheckpoint) -> None:
-    """llama.cpp ignores, or refuses, what an architecture does not usually have."""
-    config = checkpoint.config
-    architecture = gguf_architecture(config)
-    scaling = config.rope_scaling
-    problems = {
-        "its rotary frequencies are scaled one by one": architecture != "llama"
-        and scaling is not None
-        and scaling.kind != "linear",
-        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
-        "its attention output has a bias": architecture != "llama" and config.output_bias,
-        "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
-        "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,
-        "its heads are not as wide as the model": architecture == "qwen2"
-        and config.query_size != config.hidden_size,
-    }
-    for problem, found in problems.items():
-        if found:
-            raise UnsupportedModelError(
-                f"llama.cpp does not run {checkpoint.path} as a {architecture!r} model: {problem}",
-                remedy="Export it with --format onnx.",
-            )
 
 
 def add_to_writer(writer: gguf.GGUFWriter, metadata: Metadata) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.alternatives import head_problem, other_runtime
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx import stacked
@@ -27,6 +28,7 @@ from edge_spec.exporters.onnx.weights import (
 )
 from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
+    BLOCK_SIZES,
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
@@ -124,14 +126,11 @@ def _checked(checkpoint: StoredCheckpoint, out: Path, options: ExportOptions) ->
 
 
 def _require_heads(checkpoint: StoredCheckpoint) -> None:
-    config = checkpoint.config
-    sizes = (config.heads(layer).head_dim for layer in config.attending)
-    head_dim = next((size for size in sizes if size % 16), None)
-    if head_dim is not None:
+    problem = head_problem(checkpoint.config)
+    if problem is not None:
         raise UnsupportedModelError(
-            f"{checkpoint.path}: onnxruntime needs a head size that is a multiple of 16, this "
-            f"model has {head_dim}",
-            remedy="Run it with --runtime reference.",
+            f"{checkpoint.path}: {problem}",
+            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
         )
 
 
@@ -140,7 +139,7 @@ def _require_experts(checkpoint: StoredCheckpoint) -> None:
     if lacked is not None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: its experts {lacked}, which is not written for their activation",
-            remedy="Run it with --runtime reference.",
+            remedy=f"Run it with --runtime {other_runtime(checkpoint, 'ort')}.",
         )
 
 
@@ -151,10 +150,12 @@ def _require_whole_blocks(checkpoint: StoredCheckpoint, bits: int, block_size: i
     is_one_operator = config.experts is not None and not is_composed(config)
     sizes = (config.hidden_size, config.intermediate_size)
     if is_one_operator and bits <= 8 and any(size % block_size for size in sizes):
+        smaller = [each for each in BLOCK_SIZES if not any(size % each for size in sizes)]
+        smallest = f"--block-size {smaller[0]}, or with " if smaller else ""
         raise UnsupportedModelError(
             f"{checkpoint.path}: experts of {sizes[0]} x {sizes[1]} cannot be quantized in blocks "
             f"of {block_size}",
-            remedy="Export it with --block-size 32, or with --quant fp16 or fp32.",
+            remedy=f"Export it with {smallest}--quant fp16 or fp32.",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gguf.constants import LlamaFileType
 
+from edge_spec import load
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import (
@@ -29,6 +30,7 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.onnx import export as onnx_export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
+from edge_spec.models.runtimes import load_exporter
 from edge_spec.storage import atomic as storage
 from edge_spec.storage.abandoned import is_work
 from edge_spec.storage.atomic import sha256_file
@@ -325,14 +327,80 @@ def test_a_width_that_does_not_fit_integer_blocks_is_refused_for_them_alone(
     write("onnx", source, tmp_path / "out", "fp32")
 
 
-def test_a_head_size_that_onnxruntime_does_not_take_is_refused(
-    tiny: ModuleType, tmp_path: Path
+LARGE = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape", "problem", "runtime"),
+    [
+        ("qwen3", {"head_dim": 24}, "multiple of 16, this model has 24", "llamacpp"),
+        ("qwen3", {"head_dim": 72, **LARGE}, "multiple of 16, this model has 72", "llamacpp"),
+        ("llama", {"head_dim": 100, **LARGE}, "multiple of 16, this model has 100", "llamacpp"),
+        ("llama", {"head_dim": 120, **LARGE}, "multiple of 16, this model has 120", "llamacpp"),
+        (
+            "qwen3",
+            {"head_dim": 80, "partial_rotary_factor": 0.25, **LARGE},
+            "rotates 20 of the 80 elements",
+            "reference",
+        ),
+        (
+            "llama",
+            {"head_dim": 72, "partial_rotary_factor": 0.5, **LARGE},
+            "multiple of 16, this model has 72",
+            "reference",
+        ),
+    ],
+)
+def test_a_head_that_onnxruntime_does_not_compute_names_a_runtime_that_does(
+    variant: str,
+    shape: dict[str, float],
+    problem: str,
+    runtime: str,
+    tiny: ModuleType,
+    tmp_path: Path,
 ) -> None:
-    """Its GroupQueryAttention rotates multiples of 16 only."""
-    source = open_checkpoint(tiny.write_hf(tiny.build("qwen3", head_dim=24), tmp_path / "model"))
-    with pytest.raises(UnsupportedModelError, match=r"24.*--runtime reference"):
-        write("onnx", source, tmp_path / "out", check=True)
+    """Its GroupQueryAttention takes and rotates multiples of 16 only."""
+    path = tiny.write_hf(tiny.build(variant, **shape), tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=problem) as caught:
+        write("onnx", open_checkpoint(path), tmp_path / "out", check=True)
+    assert caught.value.remedy == f"Run it with --runtime {runtime}."
     assert not (tmp_path / "out").exists()
+    with load(path, runtime=runtime) as model:
+        assert len(model.generate("hello", max_tokens=4).tokens) > 0
+
+
+@pytest.mark.parametrize(
+    ("format", "variant", "shape", "remedy"),
+    [
+        ("gguf", "qwen2", {"head_dim": 24}, "Run it with --runtime reference."),
+        ("gguf", "qwen2", {"head_dim": 32}, "Run it with --runtime ort."),
+        ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--runtime ort."),
+        ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.25}, "--runtime reference."),
+        ("onnx-static", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--format onnx."),
+        (
+            "onnx-static",
+            "llama",
+            {"head_dim": 32, "partial_rotary_factor": 0.25},
+            "Use --runtime reference.",
+        ),
+    ],
+)
+def test_a_shape_that_another_format_does_not_take_names_a_runtime_that_does(
+    format: str,
+    variant: str,
+    shape: dict[str, float],
+    remedy: str,
+    tiny: ModuleType,
+    tmp_path: Path,
+) -> None:
+    path = tiny.write_hf(tiny.build(variant, **shape), tmp_path / "model")
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_exporter(format).require_exportable(open_checkpoint(path))
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.endswith(remedy)
+    runtime = "reference" if "reference" in remedy else "ort"
+    with load(path, runtime=runtime) as model:
+        assert len(model.generate("hello", max_tokens=4).tokens) > 0
 
 
 @pytest.mark.parametrize("head_dim", [16, 48, 80])
