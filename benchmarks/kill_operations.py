@@ -158,12 +158,12 @@ def in_cache(cache: Path) -> dict[str, Operation]:
 
     def write_history(version: int) -> None:
         kept = PairHistory(history)
-        kept.observe(f"domain {version}", DraftRounds(rounds=1, right=1))
+        kept.observe(DraftRounds(rounds=1, right=1))
         kept.save()
 
     def read_history() -> int | None:
         PairHistory(history)  # warns of what is damaged
-        return len(json.loads(history.read_text())["domains"]) if history.exists() else None
+        return round(json.loads(history.read_text())["rounds"]) if history.exists() else None
 
     return {
         "plan": Operation(write_plan, read_plan),

@@ -11,7 +11,7 @@ from random import Random
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.lossless_check.statistics import Cell, Fit, fit
-from edge_spec.diagnostics.lossless_check.texts import DOMAIN, ids
+from edge_spec.diagnostics.lossless_check.texts import ids
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import MAX_ALTERNATIVES
 from edge_spec.engine.results import Alternative, Origin
@@ -96,7 +96,7 @@ def check_sampling(engine: Engine, num_draws: int, noise: float, progress: Progr
         for i in range(num_draws):
             if i % 32 == 0:
                 progress("Sampling", i / num_draws)
-            result = engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS, domain=DOMAIN)
+            result = engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS)
             counts[reference.cell(tuple(ids(result)))] += 1
             origins.update(token.origin for token in result.tokens)
     return Sampling(
@@ -142,7 +142,7 @@ def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference
 
 def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
     with engine.without_drafting():
-        result = engine.generate(before, max_tokens=1, logprobs=MAX_ALTERNATIVES, domain=DOMAIN)
+        result = engine.generate(before, max_tokens=1, logprobs=MAX_ALTERNATIVES)
     return result.tokens[0].alternatives
 
 
