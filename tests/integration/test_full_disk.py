@@ -13,7 +13,6 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.errors import EdgeSpecError, StorageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -69,14 +68,7 @@ def snapshot(folder: Path, version: int) -> None:
     write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
 
 
-def corpus(folder: Path, version: int) -> None:
-    vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    build_index([[version] * 5000], vocabulary, folder / "texts.corpus")
-
-
-WRITERS: dict[str, Write] = {
-    each.__name__: each for each in (plan, profile, learnt, snapshot, corpus)
-}
+WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, profile, learnt, snapshot)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -147,7 +139,7 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    answers = KeptAnswers(tmp_path / "cache" / "n.corpus", vocabulary)
+    answers = KeptAnswers(tmp_path / "cache" / "n.json", vocabulary)
     for turn in range(2):
         before = contents(tmp_path)
         with limited():
