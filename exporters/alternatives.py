@@ -1,4 +1,4 @@
-"""Which other runtime runs a model that a writer refuses for its shape."""
+"""What writers and runtimes cannot compute, and which other runtime runs such a model."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ def head_problem(config: ModelConfig) -> str | None:
     return None
 
 
+def is_composed(config: ModelConfig) -> bool:
+    """Returns whether a model's experts are nodes of their own, not one operator."""
+    experts = config.experts
+    if experts is None or experts.clamp is not None:
+        return False
+    return config.activation != "silu" or experts.expert_scales
+
+
+def uncomposed(config: ModelConfig) -> str | None:
+    """Returns in words what such experts have that these nodes do not compute."""
+    experts = config.experts
+    if experts is None or not is_composed(config):
+        return None
+    if experts.sigmoid or experts.choice_bias:
+        return "are weighed by sigmoids"
+    return "have biases" if experts.biases else None
+
+
 def architecture_problem(config: ModelConfig) -> str | None:
     """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
     architecture, scaling = gguf_architecture(config), config.rope_scaling
@@ -52,8 +70,6 @@ def architecture_problem(config: ModelConfig) -> str | None:
 
 def other_runtime(checkpoint: StoredCheckpoint, refusing: str) -> str:
     """Return the fastest of the other runtimes that runs the model as it is stored."""
-    from edge_spec.exporters.onnx.composed_experts import uncomposed  # imports onnx
-
     config = checkpoint.config
     if refusing != "ort" and head_problem(config) is None and uncomposed(config) is None:
         return "ort"

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Experts
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.attention import vector
@@ -20,24 +19,6 @@ from edge_spec.exporters.onnx.elementwise import activation, times
 from edge_spec.exporters.onnx.experts import MAX_SINGLE_ROWS
 from edge_spec.exporters.onnx.nodes import Nodes
 from edge_spec.exporters.onnx.weights import OnnxWeights
-
-
-def is_composed(config: ModelConfig) -> bool:
-    """Returns whether a model's experts are nodes of their own, not one operator."""
-    experts = config.experts
-    if experts is None or experts.clamp is not None:
-        return False
-    return config.activation != "silu" or experts.expert_scales
-
-
-def uncomposed(config: ModelConfig) -> str | None:
-    """Returns in words what such experts have that these nodes do not compute."""
-    experts = config.experts
-    if experts is None or not is_composed(config):
-        return None
-    if experts.sigmoid or experts.choice_bias:
-        return "are weighed by sigmoids"
-    return "have biases" if experts.biases else None
 
 
 class ComposedMixture:

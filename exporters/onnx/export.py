@@ -9,11 +9,15 @@ import numpy as np
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.alternatives import head_problem, other_runtime
+from edge_spec.exporters.alternatives import (
+    head_problem,
+    is_composed,
+    other_runtime,
+    uncomposed,
+)
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx import stacked
-from edge_spec.exporters.onnx.composed_experts import is_composed, uncomposed
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers

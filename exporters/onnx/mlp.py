@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from edge_spec.exporters.alternatives import is_composed
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.attention import norm
-from edge_spec.exporters.onnx.composed_experts import ComposedMixture, is_composed
+from edge_spec.exporters.onnx.composed_experts import ComposedMixture
 from edge_spec.exporters.onnx.elementwise import activation
 from edge_spec.exporters.onnx.experts import Mixture
 from edge_spec.exporters.onnx.nodes import Nodes
