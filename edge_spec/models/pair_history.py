@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -25,7 +25,7 @@ _MIN_ROUNDS = 100  # before anything is said
 # Prompts change, so a pair that was no use some time ago is tried again: once a day, since what
 # that finds is kept in turn.
 _HOLDS_S = 24 * 3600.0
-_VERSION = 3
+_VERSION: Final = 3
 
 _Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -47,7 +47,7 @@ class CorpusIndex:
         suffixes: [num_tokens] int32, the suffix array."""
         self.num_tokens = len(suffixes)  # separators included
         self._tokens = tokens
-        self._suffixes = memoryview(suffixes)  # whose numbers cost less than numpy's
+        self._suffixes = suffixes.data  # whose numbers cost less than numpy's
         self._vocab_size = vocab_size
 
     def match(self, text: Sequence[int]) -> CorpusMatch:
