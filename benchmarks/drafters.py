@@ -86,7 +86,7 @@ class FixedRows(SpeculationFactory):
     def _make(self, case: str) -> Speculation:
         names = case
         names, _, rows = names.partition("@")
-        setting = replace(self.setting, answers_file=self.folder / f"{case}.corpus")
+        setting = replace(self.setting, answers_file=self.folder / f"{case}.json")
         if not rows:
             return self._recorded(case, self.compose(load_drafters(names, setting)))
         rows, _, confidence = rows.partition(":")

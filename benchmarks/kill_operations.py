@@ -14,7 +14,6 @@ import numpy as np
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import build_index, open_index
 from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
 from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
@@ -123,7 +122,7 @@ def parts_of(bundle: Path) -> Operation:
 
 
 def in_cache(cache: Path) -> dict[str, Operation]:
-    plan, answers, history = cache / "plan.json", cache / "n.corpus", cache / "pair.json"
+    plan, answers, history = cache / "plan.json", cache / "n.json", cache / "pair.json"
 
     def write_plan(version: int) -> None:
         placements = (Placement(PLACE, None, "none", float(version)),) * 20
@@ -154,16 +153,16 @@ def in_cache(cache: Path) -> dict[str, Operation]:
 
     def read_answers() -> int | None:
         kept = KeptAnswers(answers, VOCABULARY)  # warns of what is damaged
-        return sum(len(index.documents()) for index in kept.indexes) or None
+        return len(json.loads(answers.read_text())["answers"]) if kept.indexes else None
 
     def write_history(version: int) -> None:
         kept = PairHistory(history)
-        kept.observe(f"domain {version}", DraftRounds(rounds=1, right=1))
+        kept.observe(DraftRounds(rounds=1, right=1))
         kept.save()
 
     def read_history() -> int | None:
         PairHistory(history)  # warns of what is damaged
-        return len(json.loads(history.read_text())["domains"]) if history.exists() else None
+        return round(json.loads(history.read_text())["rounds"]) if history.exists() else None
 
     return {
         "plan": Operation(write_plan, read_plan),
@@ -175,7 +174,7 @@ def in_cache(cache: Path) -> dict[str, Operation]:
 
 
 def large(folder: Path) -> dict[str, Operation]:
-    snapshot, corpus = folder / "chat.snapshot", folder / "texts.corpus"
+    snapshot = folder / "chat.snapshot"
     described = Description(
         model="tiny",
         fingerprint="",
@@ -192,15 +191,9 @@ def large(folder: Path) -> dict[str, Operation]:
         tokens = np.full(NUM_VALUES, version, np.int32)
         write_snapshot(snapshot, Snapshot(described, tokens, {}, {}))
 
-    def write_corpus(version: int) -> None:
-        build_index([np.arange(1 << 15), np.full(version, 7)], VOCABULARY, corpus)
-
     return {
         "snapshot": Operation(
             write_snapshot_of, lambda: same(np.unique(read_snapshot(snapshot).tokens))
-        ),
-        "corpus": Operation(
-            write_corpus, lambda: open_index(corpus, VOCABULARY).match([7] * 4000).length
         ),
     }
 

@@ -78,3 +78,9 @@ def other_runtime(checkpoint: StoredCheckpoint, refusing: str) -> str:
     if refusing != "llamacpp" and config.encoder is None and (is_gguf or converts):
         return "llamacpp"
     return "reference"
+
+
+def other_export(checkpoint: StoredCheckpoint, refusing: str) -> str:
+    """Return what to do with a model that an export cannot write."""
+    other = other_runtime(checkpoint, refusing)
+    return "Export it with --format onnx." if other == "ort" else f"Run it with --runtime {other}."

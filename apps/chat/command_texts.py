@@ -57,8 +57,6 @@ def stats_text(result: GenerationResult, sampling: str) -> str:
         ]
     if result.reasoning_n:
         lines.append(thought_line(result))
-    if stats.staleness is not None:
-        lines.append(stats.staleness)
     reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
     if reasons:
         lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")

@@ -10,7 +10,7 @@ from edge_spec.core.outliers import without_outlier
 
 # Weight of the rounds before, in means over rounds: about the last 12 count. With 50, a model
 # drafts too many tokens at first, as if time could not be spent better
-# (benchmarks/results/2026-11-27-sibling.md).
+# (benchmarks/results/sibling.json).
 _MEMORY = 0.92
 _AROUND_MEMORY = 0.95  # likewise, of what comes around passes
 _ANCHORED = 8  # plain steps after wider passes, for which one after a plain one is remembered

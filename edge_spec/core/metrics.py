@@ -184,7 +184,6 @@ class Stats:
     plain_cost: float = 1.0
     draft_characters: int = 0  # of verified draft tokens of a draft with other tokens
     draft_characters_accepted: int = 0
-    staleness: str | None = None  # of the draft: one line, where it has got worse
     failed_drafters: tuple[str, ...] = ()  # that were not asked, or not to the end
     policy: str = ""  # what it went by at the end: one line
     kernels: str | None = None  # of edge-spec's own, or why not: one line
@@ -273,6 +272,6 @@ _TOLD = (
     *("rounds", "plain_rounds", "plain_reasons", "draft_ms", "verify_ms", "overhead_ms"),
     *("near_ties", "anticipated_n", "overlapped_n", "overlap_reasons"),
     *("plain_per_second", "speedup", "lossless", "plain_width", "fastest_plain_per_second"),
-    *("speedup_over_fastest_plain", "staleness", "failed_drafters"),
+    *("speedup_over_fastest_plain", "failed_drafters"),
     *("policy", "kernels"),
 )

@@ -231,9 +231,7 @@ class Engine(Answering):
             request,
             sampler,
             self.parts.text.tokenizer,
-            on_end=partial(
-                self._on_end, prompt, options.get("domain", "any"), own, self._drafting.text_counts
-            ),
+            on_end=partial(self._on_end, prompt, own, self._drafting.text_counts),
             changed_decoder=partial(self._changed_decoder, own),
             round_times=self.parts.round_times,
         )
@@ -263,7 +261,6 @@ class Engine(Answering):
     def _on_end(
         self,
         prompt: Sequence[int],
-        domain: str,
         own: AnswerDrafters,
         before: TextCounts,
         stats: Stats,
@@ -280,8 +277,7 @@ class Engine(Answering):
             self.parts.round_times.end(stats.prompt_n + stats.predicted_n)
         history = self.parts.history
         if history is not None:
-            history.observe(domain, self._drafting.paired_rounds(stats))
-            stats.staleness = history.staleness(domain)
+            history.observe(self._drafting.paired_rounds(stats))
 
     def _set_answering(self, answering: bool) -> None:
         work = self.parts.idle_work

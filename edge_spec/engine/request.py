@@ -49,7 +49,6 @@ _HELP = {
     "sampling": "Write SamplingParams(temperature=...), or engine.chat_sampling().",
     "grammar": "Write Grammar.json_schema(...), Grammar.regex(...) or Grammar.lark(...).",
     "logprobs": f"Alternatives beside each token, 0 to {MAX_ALTERNATIVES}.",
-    "domain": 'The kind of text, such as "code".',
     "prediction": "The text that most of the answer is expected to be.",
     "form": "The parts of the answer, as ChatFormat.answer_form gives them; chat does so itself.",
 }
@@ -64,7 +63,6 @@ class AnswerOptions(TypedDict, total=False):
     sampling: SamplingParams  # greedy where not given
     grammar: Grammar | None  # what the text has to look like
     logprobs: int | None  # scores tokens and that many alternatives beside each; None: does not
-    domain: str  # of text, such as "code": what a draft is accepted in is counted for each
     prediction: str | None  # what most of the answer is expected to be: drafted, never believed
     form: AnswerForm | None  # which parts it may have; None: it is all text
 

@@ -169,13 +169,10 @@ def _drafter_context(
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
-        answers_file=cache_directory() / "answers" / f"{source.name}-{source.identity}.corpus",
+        answers_file=cache_directory() / "answers" / f"{source.name}-{source.identity}.json",
         keeps_answers=options.keeps_answers,
         remember=options.remember,
-        corpora=[
-            open_corpus(Path(path), tokenizer, cache_directory(), source.progress)
-            for path in options.corpora
-        ],
+        corpora=[open_corpus(Path(path), tokenizer, source.progress) for path in options.corpora],
         draft_n_max=options.draft_n_max,
         window=options.window,
         fill=options.fill,

@@ -23,7 +23,6 @@ from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Placement
 from edge_spec.placement.trial import TRIAL_S, Prompts
 
-_DOMAIN = "plan"  # keeps these answers out of what a pair's acceptance is known by
 _TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 4
 _LEAST_MS = 1e-3  # of an answer, where a coarse clock sees no time go by
@@ -111,4 +110,4 @@ def _rotated(order: Sequence[int], by: int) -> list[int]:
 
 def _write(engine: Engine, drafter: str, prompt: Sequence[int], num_tokens: int) -> Any:
     engine.set_drafter(drafter)
-    return engine.generate(prompt, max_tokens=num_tokens, domain=_DOMAIN).stats
+    return engine.generate(prompt, max_tokens=num_tokens).stats

@@ -188,7 +188,7 @@ class AskedDrafting:
             "Texts that answers may quote: a file or directory; may be repeated.",
             flag="--corpus",
             read_as=list[Path] | None,
-            more="Indexed once; an index goes, too.",
+            more="Read and sorted at each start.",
             drafters=("corpus",),
             noun="the corpus",
             in_auto=True,

@@ -1,18 +1,15 @@
-"""Compares how often a pair's draft tokens are accepted now with how often they were at first.
+"""Counts how often a pair's draft tokens were accepted, in a file of the cache for each pair.
 
-A draft that fits its target no more, say after one of the two was tuned further, costs speed and
-says nothing; this does. Kept for each pair and domain in a file of the cache.
-"""
+So the next process knows a draft that was no use."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -23,24 +20,30 @@ from edge_spec.storage.json_store import KeptFile, require_sealed, tell_unkept
 if TYPE_CHECKING:
     from edge_spec.models.source import Source
 
-SETUP_ROUNDS = 400  # with a draft token, that a pair is first known by
-_RECENT_ROUNDS = 400  # after which older ones count half, and so on
-_MIN_ROUNDS = 100  # of late, before anything is said
-_DROP = 0.05  # of the acceptance, below which nothing is said
+MAX_ROUNDS = 800  # that older ones count for at most
+_MIN_ROUNDS = 100  # before anything is said
 # Prompts change, so a pair that was no use some time ago is tried again: once a day, since what
 # that finds is kept in turn.
 _HOLDS_S = 24 * 3600.0
-_DEVIATIONS = 3.0  # between the two rates: 1 in 700 for a pair that has not changed
+_VERSION: Final = 3
 
 _Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Counts:
     """Rounds with a draft token, and those of them whose first draft token was right."""
 
+    version: Literal[3] = _VERSION  # raise it when a count means something else
     rounds: _Count = 0.0
     right: _Count = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begin_again(cls, values: Any) -> Any:
+        """Drops what an older version counted."""
+        is_older = isinstance(values, dict) and values.get("version") in (1, 2)
+        return {"version": _VERSION} if is_older else values
 
     @model_validator(mode="after")
     def _check(self) -> _Counts:
@@ -48,40 +51,13 @@ class _Counts:
             raise ValueError("more were right than there were")
         return self
 
-    def add(self, other: _Counts) -> None:
-        self.rounds += other.rounds
-        self.right += other.right
+    def joined(self, other: _Counts) -> _Counts:
+        rounds, right = self.rounds + other.rounds, self.right + other.right
+        share = min(1.0, MAX_ROUNDS / max(rounds, 1.0))
+        return _Counts(_VERSION, share * rounds, share * right)
 
 
-@dataclass
-class _Domain:
-    setup: _Counts = field(default_factory=_Counts)
-    recent: _Counts = field(default_factory=_Counts)
-
-    def add(self, counts: _Counts) -> None:
-        if self.setup.rounds < SETUP_ROUNDS:
-            self.setup.add(counts)
-            return
-        if self.recent.rounds >= 2 * _RECENT_ROUNDS:
-            self.recent = _Counts(self.recent.rounds / 2, self.recent.right / 2)
-        self.recent.add(counts)
-
-
-@dataclass
-class _File:
-    version: Literal[2]  # raise it when a history means something else
-    domains: dict[str, _Domain]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _forget_others(cls, values: Any) -> Any:
-        """Begins again where easy draft tokens were still the draft's: suffix lookup has them now,
-        so a draft would seem to have got worse."""
-        is_older = isinstance(values, dict) and values.get("version") == 1
-        return {"version": 2, "domains": {}} if is_older else values
-
-
-_FILE = TypeAdapter(_File)
+_FILE = TypeAdapter(_Counts)
 
 
 def history_path(target: Source, draft: Source) -> Path:
@@ -103,63 +79,26 @@ class PairHistory:
         self._clock = clock
         self._file = KeptFile(path, _FILE)
         self._lock = Lock()
-        kept = self._file.read() or _File(2, {})
-        self._seen = _FILE.dump_json(kept)  # of the file, when it was last read or written
-        self._domains = kept.domains
-        self._unsaved: dict[str, _Counts] = {}
+        self._saved = self._file.read() or _Counts()
+        self._unsaved = _Counts()
 
-    def observe(self, domain: str, drafted: DraftRounds) -> None:
+    def observe(self, drafted: DraftRounds) -> None:
         """Adds the rounds of a finished generation in which the draft's tokens were verified."""
-        if not drafted.rounds:
-            return
-        counts = _Counts(*map(float, drafted))
         with self._lock:
-            self._domains.setdefault(domain, _Domain()).add(counts)
-            self._unsaved.setdefault(domain, _Counts()).add(counts)
-
-    def staleness(self, domain: str) -> str | None:
-        """One line where draft tokens are accepted less often than when the pair was set up."""
-        with self._lock:
-            found = self._domains.get(domain)
-            if found is None or min(found.setup.rounds, found.recent.rounds) < _MIN_ROUNDS:
-                return None
-            setup, recent = replace(found.setup), replace(found.recent)
-        before, now = setup.right / setup.rounds, recent.right / recent.rounds
-        mean = (setup.right + recent.right) / (setup.rounds + recent.rounds)
-        deviation = math.sqrt(mean * (1 - mean) * (1 / setup.rounds + 1 / recent.rounds))
-        if before - now < max(_DROP, _DEVIATIONS * deviation):
-            return None
-        return (
-            f"the draft is right in {now:.0%} of rounds ({domain}), {before:.0%} when this pair "
-            "was set up: it may no longer belong to its target"
-        )
-
-    def findings(self) -> list[str]:
-        """Returns the findings of all domains."""
-        found = (self.staleness(domain) for domain in sorted(self._domains))
-        return [line for line in found if line is not None]
+            self._unsaved = self._unsaved.joined(_Counts(_VERSION, *map(float, drafted)))
 
     @property
     def first_draft_tokens(self) -> tuple[int, int]:
-        """Rounds that were counted, of all domains, and those whose first draft token was
-        accepted."""
+        """The rounds that count, and those whose first draft token was accepted."""
         with self._lock:
-            counts = [each for kept in self._domains.values() for each in (kept.setup, kept.recent)]
-        return round(sum(each.rounds for each in counts)), round(sum(each.right for each in counts))
+            counts = self._saved.joined(self._unsaved)
+        return round(counts.rounds), round(counts.right)
 
     def first_acceptance(self) -> float | None:
-        """Returns the share of rounds whose first draft token was accepted, of the recent ones of
-        all domains where there are enough; None before enough were counted, and where the last of
-        them is more than a day old."""
-        if self._is_old:
-            return None
-        with self._lock:
-            kept = list(self._domains.values())
-            for counts in ([each.recent for each in kept], [each.setup for each in kept]):
-                rounds = sum(each.rounds for each in counts)
-                if rounds >= _MIN_ROUNDS:
-                    return sum(each.right for each in counts) / rounds
-        return None
+        """Returns the share of rounds whose first draft token was accepted; None before enough were
+        counted, and where the last of them is more than a day old."""
+        rounds, right = self.first_draft_tokens
+        return None if rounds < _MIN_ROUNDS or self._is_old else right / rounds
 
     @property
     def _is_old(self) -> bool:
@@ -174,27 +113,16 @@ class PairHistory:
     def save(self) -> None:
         """Raises nothing: why it failed is logged."""
         with self._lock:
-            if not self._unsaved:
+            if not self._unsaved.rounds:
                 return
             try:
-                kept = self._file.update(self._joined)
+                self._saved = self._file.update(
+                    lambda old: (old or _Counts()).joined(self._unsaved)
+                )
             except OSError as error:
                 tell_unkept(self._file.path, error)
                 return
-            self._seen, self._domains = _FILE.dump_json(kept), kept.domains
-            self._unsaved.clear()
-
-    def _joined(self, old: _File | None) -> _File:
-        """These counts; where another process has saved its own meanwhile, those and what is new
-        here, which then weighs no more than what is recent."""
-        if old is None or _FILE.dump_json(old) == self._seen:
-            return _File(2, self._domains)
-        for domain, counts in self._unsaved.items():
-            share = min(1.0, 2 * _RECENT_ROUNDS / counts.rounds)
-            old.domains.setdefault(domain, _Domain()).add(
-                _Counts(share * counts.rounds, share * counts.right)
-            )
-        return old
+            self._unsaved = _Counts()
 
 
 def check_history(path: Path) -> None:

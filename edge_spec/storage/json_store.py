@@ -36,12 +36,14 @@ class DamagedError(ValueError):
     """The text says in one line what is wrong with a file."""
 
 
-def write_sealed(path: Path, kind: TypeAdapter[_Content], content: _Content) -> None:
-    """kind: of a JSON object with at least one field. Raises OSError, and then the old file is
-    as it was."""
+def write_sealed(
+    path: Path, kind: TypeAdapter[_Content], content: _Content, mode: int = 0o644
+) -> None:
+    """kind: of a JSON object with at least one field; mode: of the file. Raises OSError, and then
+    the old file is as it was."""
     body = kind.dump_json(content, indent=1)[1:].lstrip() + b"\n"
     digest = hashlib.sha256(b"{" + body).hexdigest().encode()
-    with atomic_file(path) as work:
+    with atomic_file(path, mode) as work:
         work.write_bytes(b'{"sha256": "' + digest + b'",\n' + body)
 
 

@@ -13,6 +13,7 @@ from edge_spec.errors import UnsupportedModelError, readable
 from edge_spec.exporters.alternatives import (
     architecture_problem,
     gguf_architecture,
+    other_export,
     other_runtime,
 )
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -67,7 +68,7 @@ def require_writable(checkpoint: StoredCheckpoint) -> None:
         raise UnsupportedModelError(
             f"llama.cpp does not run {checkpoint.path} as a {gguf_architecture(config)!r} model: "
             f"{problem}",
-            remedy=f"Run it with --runtime {other}.",
+            remedy=other_export(checkpoint, "llamacpp"),
         )
 
 

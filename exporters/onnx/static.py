@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.exporters.alternatives import other_runtime
+from edge_spec.exporters.alternatives import other_export
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.importance import input_importance, input_ranges
@@ -56,9 +56,7 @@ class StaticOnnxExporter:
     format = "onnx-static"
 
     def require_exportable(self, checkpoint: StoredCheckpoint) -> None:
-        other = other_runtime(checkpoint, "static")
-        remedy = "Export it with --format onnx." if other == "ort" else f"Use --runtime {other}."
-        require_plain(checkpoint, "static ONNX", remedy)
+        require_plain(checkpoint, "static ONNX", other_export(checkpoint, "static"))
 
     def export(
         self, checkpoint: StoredCheckpoint, out: Path, options: ExportOptions, progress: Progress

@@ -41,7 +41,7 @@ _MMAP, _NO_MMAP = 1, 0  # llama_load_mode
 # Turns of a waiting thread at a barrier before it sleeps, some 0.1 ms. GNU's OpenMP has 300,000, in
 # which it keeps a processor from the thread that it waits for where others want one, too. A step of
 # a 1.5B beside one busy process took 36 ms for 49, and as long as before with none (2 cores of a
-# Zen 5; benchmarks/results/2026-11-26-engines.md).
+# Zen 5; benchmarks/results/engines.json).
 _SPINS = "4000"
 # A single row is shared out among threads, which sums in another order. Two types of keys and
 # values keep it to the kernel of wider passes, but prompts, too, which are slower then.

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.exactness.lossless import Promise
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.model
 
@@ -40,7 +38,7 @@ def answer_files():
     """The demo model's answers, none when the test begins."""
 
     def files():
-        return list((cache_directory() / "answers").glob("smollm2-*.corpus"))
+        return list((cache_directory() / "answers").glob("smollm2-*.json"))
 
     for file in files():
         file.unlink()
@@ -105,27 +103,12 @@ def test_each_token_tells_who_drafted_it(edge_spec, names):
 def test_a_corpus_is_quoted(edge_spec, corpus):
     model = ["generate", "--runtime", "ort", "--raw", "The capital of France is", "--json"]
     command = [*model, "--drafter", "corpus"]
-    told = edge_spec(*command, "--corpus", str(corpus), *FAR).stderr
-    assert "corpus" in told  # the first use builds its index and says so
     done = edge_spec(*command, "--corpus", str(corpus), *FAR)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     document = json.loads(done.stdout)
     first = document["tokens"][0]
     assert (first["text"], first["drafter"]) == (" Paris", "corpus")
     assert document["text"] == json.loads(edge_spec(*model, *FAR).stdout)["text"]
-
-
-@pytest.mark.slow  # tests/unit has each refusal
-def test_a_corpus_of_another_tokenizer_and_a_damaged_one_are_refused_in_a_line(edge_spec, tmp_path):
-    index = tmp_path / "other.corpus"
-    build_index([[1, 2, 3]], Vocabulary.of({"a": 1, "b": 2, "c": 3}), index)
-    done = edge_spec("generate", "x", "--corpus", str(index))
-    assert done.returncode == 2 and "tokenizer of another model" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    index.write_bytes(index.read_bytes()[:-2])
-    done = edge_spec("generate", "x", "--corpus", str(index))
-    assert done.returncode == 1 and "other.corpus" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow  # on tiny models answers are drafted by default

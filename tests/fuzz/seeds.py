@@ -142,9 +142,9 @@ def described() -> Iterator[tuple[str, bytes]]:
     array = {"name": "tokens", "type": "<i4", "shape": [2]}
     header = json.dumps({"description": description, "arrays": [array]}).encode()
     yield "snapshot", header + b"\0" + bytes(8)
-    tokens = np.array([5, 6, 0xFFFFFFFF], ">u4").tobytes() + np.array([0, 1, 2], "<i4").tobytes()
-    fields = {"num_tokens": 3, "sha256": hashlib.sha256(tokens).hexdigest(), "vocabulary": "0" * 64}
-    yield "corpus_index", json.dumps(fields).encode() + b"\0" + tokens
+    kept = {"version": 1, "vocabulary": "0" * 64, "answers": [[1, 5, 6], [7]]}
+    yield "answers", json.dumps(kept).encode()
+    yield "answers", json.dumps(kept | {"answers": [[-1, 2**70], []]}).encode()
     yield "profile", json.dumps({"version": 1, "key": {"model": "m"}}).encode()
     yield "plan", json.dumps({"version": 1}).encode()
 

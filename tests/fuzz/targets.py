@@ -20,7 +20,6 @@ from types import MappingProxyType
 
 from edge_spec.apps.sidecar import messages
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import MAGIC, open_index
 from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.gguf_model_info import open_model_info
@@ -145,18 +144,14 @@ def snapshot(data: bytes) -> None:
     read_snapshot(_written("chat.snapshot", start + digest + header + arrays))
 
 
-def corpus_index(data: bytes) -> None:
-    """data: a header, a zero byte and the rest; its checksum is made right."""
-    header, _, rest = data.partition(b"\0")
-    start = struct.pack("<8sII32s", MAGIC, 1, len(header), hashlib.sha256(header).digest())
+def answers(data: bytes) -> None:
     logging.disable()  # it says of each that it is damaged
-    answers = KeptAnswers(_written("answers.corpus", start + header + rest), VOCABULARY)
-    answers.begin([1])
-    answers.extend([5, 6])
-    answers.close()
-    index = open_index(_written("texts.index", start + header + rest), VOCABULARY)
-    for _, found in index.following(index.match([5, 6])):
-        index.following(found)
+    kept = KeptAnswers(_written("answers.json", _sealed(data)), VOCABULARY)
+    kept.begin([1])
+    kept.extend([5, 6])
+    kept.close()
+    for index in kept.indexes:
+        index.following(index.match([5, 6]))
 
 
 def profile(data: bytes) -> None:
@@ -199,7 +194,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         target.__name__: target
         for target in (
             *(gguf, safetensors, directory, manifest, pair, tokenizer, template, prompts),
-            *(snapshot, corpus_index, profile, plan, sidecar, reference),
+            *(snapshot, answers, profile, plan, sidecar, reference),
         )
     }
 )

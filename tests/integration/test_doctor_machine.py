@@ -83,8 +83,8 @@ def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
 @pytest.mark.parametrize(
     "name",
     [
-        *("profiles/x.json", "plans/x.json", "pairs/x.json", "answers/x.corpus"),
-        *("tokenizers/x.tokenizer", "prompts/x.prompt", "corpora/x.corpus"),
+        *("profiles/x.json", "plans/x.json", "pairs/x.json", "answers/x.json"),
+        *("tokenizers/x.tokenizer", "prompts/x.prompt"),
         *("bundles/x.gguf", "bundles/x/manifest.json"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_pair_is_known_by_its_answers_to_other_sources(
     with opened(draft=str(draft), draft_runtime="reference") as first:
         history = first.parts.history
         assert history is not None
-        history.observe("any", DraftRounds(400, round(400 * share)))
+        history.observe(DraftRounds(400, round(400 * share)))
         (drafter,) = first.parts.speculation.drafters
         assert not drafter.reported_acceptance and first.parts.speculation.policy.wants(drafter)
     with opened(draft=str(draft), draft_runtime="reference") as second:

@@ -366,7 +366,7 @@ def test_a_head_that_onnxruntime_does_not_compute_names_a_runtime_that_does(
     ("format", "variant", "shape", "remedy"),
     [
         ("gguf", "qwen2", {"head_dim": 24}, "Run it with --runtime reference."),
-        ("gguf", "qwen2", {"head_dim": 32}, "Run it with --runtime ort."),
+        ("gguf", "qwen2", {"head_dim": 32}, "Export it with --format onnx."),
         ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--runtime ort."),
         ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.25}, "--runtime reference."),
         ("onnx-static", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--format onnx."),
@@ -374,7 +374,7 @@ def test_a_head_that_onnxruntime_does_not_compute_names_a_runtime_that_does(
             "onnx-static",
             "llama",
             {"head_dim": 32, "partial_rotary_factor": 0.25},
-            "Use --runtime reference.",
+            "Run it with --runtime reference.",
         ),
     ],
 )

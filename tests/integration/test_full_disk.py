@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.metrics import DraftRounds
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.errors import EdgeSpecError, StorageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
@@ -23,7 +21,6 @@ from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
@@ -71,14 +68,7 @@ def snapshot(folder: Path, version: int) -> None:
     write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
 
 
-def corpus(folder: Path, version: int) -> None:
-    vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    build_index([[version] * 5000], vocabulary, folder / "texts.corpus")
-
-
-WRITERS: dict[str, Write] = {
-    each.__name__: each for each in (plan, profile, learnt, snapshot, corpus)
-}
+WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, profile, learnt, snapshot)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -149,21 +139,16 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    answers = KeptAnswers(tmp_path / "cache" / "n.corpus", vocabulary)
-    history = PairHistory(tmp_path / "cache" / "pair.json")
+    answers = KeptAnswers(tmp_path / "cache" / "n.json", vocabulary)
     for turn in range(2):
-        for domain in range(20):
-            history.observe(f"{turn} {domain}", DraftRounds(rounds=3, right=3))
         before = contents(tmp_path)
         with limited():
             answers.begin([1])
             answers.extend(np.random.default_rng(turn).integers(0, 300, 2000).tolist())
             answers.close()
             assert not answers.save()
-            history.save()
         assert contents(tmp_path) == before
         assert answers.save()
-        history.save()
         assert contents(tmp_path) != before
     assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
 

@@ -20,19 +20,18 @@ from contextlib import contextmanager
 import kills
 from edge_spec.storage import json_store as kept_file
 from edge_spec.engine import snapshot_file
-from edge_spec.drafters.lookup import corpus_file
 from edge_spec.exporters.gguf import export
 
 @contextmanager
 def plain(final, mode=0o644):
     yield final
 
-for module in (kept_file, snapshot_file, corpus_file, export):
+for module in (kept_file, snapshot_file, export):
     module.atomic_file = plain
 choose = kills.operations
 def some(folder, hub):
     found = choose(folder, hub)
-    return {name: found[name] for name in ("snapshot", "corpus", "gguf")}
+    return {name: found[name] for name in ("snapshot", "gguf")}
 kills.operations = some
 kills.main()
 """
@@ -56,7 +55,7 @@ def killed(program: list[str], rounds: int, out: Path) -> Any:
 def test_what_a_killed_writer_leaves_never_misloads(tmp_path: Path) -> None:
     found, told = killed([str(BENCHMARKS / "kills.py")], ROUNDS, tmp_path / "kills.json")
     assert (found["kills"], found["misloads"]) == (ROUNDS, 0), told
-    assert len(found["by_operation"]) == 11
+    assert len(found["by_operation"]) == 10
     assert min(each["kills"] for each in found["by_operation"].values()) >= 9
 
 

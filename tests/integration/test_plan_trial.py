@@ -71,7 +71,7 @@ class _Scripted:
     def set_drafter(self, names: str) -> None:
         self._drafter = names
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, domain: str) -> SimpleNamespace:
+    def generate(self, prompt: Sequence[int], max_tokens: int) -> SimpleNamespace:
         taken_ms = self._ms[self._drafter].pop(0)
         return SimpleNamespace(stats=SimpleNamespace(predicted_n=max_tokens, predicted_ms=taken_ms))
 

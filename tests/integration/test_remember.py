@@ -64,7 +64,7 @@ def test_an_answer_drafts_the_same_one_of_any_conversation(load: Any) -> None:
 
 def test_conversations_draft_from_each_other_before_anything_is_saved(cache: Path) -> None:
     context = DrafterContext(
-        VOCAB, lambda: {chr(token): token for token in range(VOCAB)}, cache / "answers" / "a.corpus"
+        VOCAB, lambda: {chr(token): token for token in range(VOCAB)}, cache / "answers" / "a.json"
     )
     one, other = factory.answers(context), factory.answers(replace(context, drafts=()))
     text = list(b"a text that one of them writes")
@@ -103,7 +103,7 @@ def test_one_command_forgets_it_also_while_a_model_is_open(
         assert told["path"] in capsys.readouterr().out
         assert run(["learn", "forget", told["model"], "--json"]) == 0
         assert list(json.loads(capsys.readouterr().out)["freed_bytes"].values()) == [told["bytes"]]
-        assert not list((cache / "answers").glob("*.corpus"))
+        assert not list((cache / "answers").glob("*.json"))
         answer(engine, "a third one ")
         assert answer(engine)[1] == 0
     assert run(["learn", "forget", "nobody"]) == 2

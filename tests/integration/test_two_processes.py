@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import open_index
 from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures.corpora import documents_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,6 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.models.options import LoadOptions
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.models.pair_history import PairHistory
@@ -49,7 +48,7 @@ vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
 described = Description(model="tiny", fingerprint="", computing="", drafts=(), exact=False,
                         noise=0.0, plain_s=(), learnt={}, note=None)
 drafted = DraftRounds(rounds=4, right=3)
-answers = KeptAnswers(folder / "answers.corpus", vocabulary)
+answers = KeptAnswers(folder / "answers.json", vocabulary)
 history = PairHistory(folder / "pair.json")
 told = []
 
@@ -61,13 +60,12 @@ for time in range(times):
     answers.begin([299])
     answers.extend([number, time])
     answers.close()
-    history.observe("chat", drafted)
+    history.observe(drafted)
     history.save()
     save_profile(key, profile)
     save_learnt(key, {f"{number} {time}": [1.0]})
     tokens = np.full(5000, 10 * number + 1, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(described, tokens, {}, {}))
-    build_index([[number + 1] * 200], vocabulary, folder / "texts.corpus")
 while not answers.save():
     pass
 print(any("Converting" in what for what in told))
@@ -110,16 +108,14 @@ def test_nothing_is_lost_or_damaged(written: tuple[Path, list[tuple[str, str]]])
         assert "damaged" not in errors and "Error" not in errors, errors
     assert sorted(out.strip() for out, _ in told) == ["False", "True"]  # one has converted
     vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
-    [kept] = KeptAnswers(cache / "answers.corpus", vocabulary).indexes
+    [kept] = KeptAnswers(cache / "answers.json", vocabulary).indexes
     expected = [[299, number, time] for number in range(2) for time in range(TIMES)]
-    assert sorted(answer.tolist() for answer in kept.documents()) == expected
-    counts = json.loads((cache / "pair.json").read_text())["domains"]["chat"]["setup"]
-    assert counts == {"rounds": 8.0 * TIMES, "right": 6.0 * TIMES}
+    assert sorted(documents_of(kept)) == expected
+    counts = json.loads((cache / "pair.json").read_text())
+    assert (counts["rounds"], counts["right"]) == (8.0 * TIMES, 6.0 * TIMES)
     key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
     assert load_profile(key) is not None
     assert len(load_learnt(key)) == 2 * TIMES
     assert len(np.unique(read_snapshot(cache / "chat.snapshot").tokens)) == 1
-    index = open_index(cache / "texts.corpus", vocabulary)
-    assert max(index.match([token] * 16).length for token in (1, 2)) == 16
     hidden = [path for path in cache.rglob(".*") if path.is_file() or path.is_dir()]
     assert not hidden

@@ -130,10 +130,10 @@ def test_what_is_asked_is_not_remembered(
 ) -> None:
     told = ["--drafter", "answers", "--prompts", prompts, "--draws", "0"]
     run(["verify", tiny_gguf, *FAST, *told])  # refused where nothing was drafted
-    assert not list((tmp_path / "cache").rglob("answers/*.corpus"))
+    assert not list((tmp_path / "cache").rglob("answers/*.json"))
     generate = ["generate", tiny_gguf, "the end the end", "--raw", "--drafter", "answers"]
     assert run([*generate, "--runtime", "llamacpp", "--threads", "1", "--max-tokens", "48"]) == 0
-    assert list((tmp_path / "cache").rglob("answers/*.corpus"))
+    assert list((tmp_path / "cache").rglob("answers/*.json"))
 
 
 def test_no_prompts_is_one_line(tiny_gguf: str, tmp_path: Path, capsys: Any) -> None:

@@ -17,7 +17,6 @@ from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.text.prompt_files import Prompt
 
 DRAFTING, PLAIN = "drafting", "plain"  # our own sides
-_DOMAIN = "bench"  # keeps these answers out of what a pair's acceptance is known by
 _WARM_UP = "Count from one to ten."
 _WARM_UP_TOKENS = 8
 _DRAFT_TOKENS = 32
@@ -58,9 +57,7 @@ class EngineSide:
     def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
         engine = self.engine
         with engine.without_drafting() if self.name == PLAIN else nullcontext():
-            result = engine.generate(
-                prompt, max_tokens=max_tokens, sampling=self.sampling, domain=_DOMAIN
-            )
+            result = engine.generate(prompt, max_tokens=max_tokens, sampling=self.sampling)
         stats = result.stats
         tokens = tuple(token.id for token in result.tokens)
         return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_spec.diagnostics.doctor.finding import Finding, note, ok, warning
-from edge_spec.drafters.lookup.corpus_file import check_index
+from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.memory import format_bytes
@@ -50,8 +50,7 @@ KINDS = (
     Kind("digests", "*.json", check_digests),
     Kind("plans", "*.json", read_plan),
     Kind("pairs", "*.json", check_history),
-    Kind("answers", "*.corpus", check_index),
-    Kind("corpora", "*.corpus", check_index),
+    Kind("answers", "*.json", check_answers),
 )
 
 

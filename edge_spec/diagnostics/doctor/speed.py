@@ -184,11 +184,6 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             f"Free memory, or make it again: {chosen.plan_command}.",
         )
     history = _history(chosen)
-    if history is not None:
-        yield from (
-            warning("acceptance", line, "Choose a draft that was made for it.")
-            for line in history.findings()
-        )
     rounds, right = (0, 0) if history is None else history.first_draft_tokens
     if rounds >= _MIN_ROUNDS:
         acceptance = right / rounds

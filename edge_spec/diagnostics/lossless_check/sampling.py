@@ -188,7 +188,7 @@ def _reference(engine: Engine, prompt: Sequence[int], noise: float) -> Reference
 
 def _likeliest(engine: Engine, before: Sequence[int]) -> Sequence[Alternative]:
     with engine.without_drafting():
-        result = engine.generate(before, max_tokens=1, logprobs=MAX_ALTERNATIVES, domain=DOMAIN)
+        result = engine.generate(before, max_tokens=1, logprobs=MAX_ALTERNATIVES)
     return result.tokens[0].alternatives
 
 

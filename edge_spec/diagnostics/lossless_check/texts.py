@@ -16,7 +16,6 @@ from edge_spec.diagnostics.bench.measuring import Task
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import GenerationResult, Origin
 
-DOMAIN = "verify"  # keeps these answers out of what a pair's acceptance is known by
 # In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that
 # are wrong by themselves measure as much noise as they need for an excuse.
 MOST_NOISE = 1.0
@@ -155,9 +154,7 @@ class TextComparison:
         return num_guesses, differing
 
     def _answer(self, task: Task) -> GenerationResult:
-        return self.engine.generate(
-            task.tokens, max_tokens=self.max_tokens, sampling=self.params, domain=DOMAIN
-        )
+        return self.engine.generate(task.tokens, max_tokens=self.max_tokens, sampling=self.params)
 
     def _difference(
         self, task: Task, expected: Sequence[int], got: Sequence[int]
@@ -195,9 +192,7 @@ class TextComparison:
         """Scores the token as plain decoding does."""
         forced = SamplingParams(logit_bias={token: _FORCED})
         with self.engine.without_drafting():
-            result = self.engine.generate(
-                before, max_tokens=1, sampling=forced, logprobs=0, domain=DOMAIN
-            )
+            result = self.engine.generate(before, max_tokens=1, sampling=forced, logprobs=0)
         logprob = result.tokens[0].logprob
         assert logprob is not None  # it was asked for
         return logprob

@@ -23,7 +23,8 @@ SIBLINGS = 4  # most children of a row
 # since what was sampled must not decide. Acceptance before anything was seen: of others the share
 # itself, of a first choice its root, since two models agree on what is likeliest more often than
 # either is sure of it. Shares of about 0.25, 0.55 and 0.85 were right in 0.55, 0.86 and 0.99 of
-# cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one (benchmarks/recorded_hits.json).
+# cases with a good draft, in 0.29, 0.62 and 0.80 with a poor one
+# (tests/fixtures/recorded_hits.json).
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 _MIDDLES = [(a + b) / 2 for a, b in zip((0.0, *_SHARES), (*_SHARES, 1.0), strict=True)]
 FIRST, OTHER, SAMPLED, _SIBLING = range(4)

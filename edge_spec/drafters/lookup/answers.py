@@ -1,8 +1,7 @@
 """Keeps earlier answers, which the model may write again, in one file a model.
 
 Opt-in, for privacy: the file holds the tokens of answers, each after the last tokens of its prompt;
-the rest of a prompt is never kept. It is laid out as any index, see corpus_file.py, but read into
-memory: Windows cannot replace a file that is mapped elsewhere.
+the rest of a prompt is never kept.
 """
 
 from __future__ import annotations
@@ -12,30 +11,45 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from os import SEEK_END
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
+from typing import Annotated, Literal
 
-import numpy as np
+from pydantic import Field, TypeAdapter
 
-from edge_spec.drafters.lookup.corpus_file import build_index, index_of, open_index
-from edge_spec.drafters.lookup.corpus_index import TOKEN_BYTES, CorpusIndex
-from edge_spec.errors import EdgeSpecError, ModelFileError
+from edge_spec.drafters.lookup.corpus_index import CorpusIndex, index_of
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.storage.json_store import (
+    DamagedError,
+    read_sealed,
+    require_sealed,
+    tell_unkept,
+    write_sealed,
+)
 from edge_spec.storage.locks import locked
 from edge_spec.text.vocabulary import Vocabulary
 
-MAX_TOKENS = 250_000  # of all answers: 2 MB; the oldest go
+MAX_TOKENS = 250_000  # of all answers: below 2 MB; the oldest go
 MAX_UNSAVED_TOKENS = 32_768  # likewise, of those that cannot be saved
 CONTEXT_TOKENS = 3  # of a prompt, before its answer
 SAVE_AFTER_S = 60.0  # between two saves; what is newer than that is lost to a kill
 LOCK_TIMEOUT_S = 1.0  # a save holds the lock for some tenths of a second at most
 
-_MAX_BYTES = 2 * TOKEN_BYTES * MAX_TOKENS + (1 << 17)  # of a file; its header is shorter
 _PRIVATE = 0o600  # it tells what was written
+_SUFFIXES = (".json", ".corpus")  # the second of versions before this one, which is not read
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class _File:
+    version: Literal[1]  # raise it when answers mean something else
+    vocabulary: str  # its sha256
+    answers: list[list[Annotated[int, Field(ge=0)]]]
+
+
+_FILE = TypeAdapter(_File)
 
 
 class KeptAnswers:
@@ -114,13 +128,13 @@ class _Store:
         self._lock = RLock()  # of all below
         self._last_save_s = clock()
         self._warned: set[str] = set()
-        self._new: list[np.ndarray] = []  # answers that are not saved, the oldest first
+        self._new: list[list[int]] = []  # answers that are not saved, the oldest first
         # Replaced as a whole: rounds look at it without the lock, which a save holds for long.
         self._indexes: Mapping[str, CorpusIndex] = {}
-        with suppress(OSError):  # the counts of tokens that versions before this one kept of them
-            (path.parent.parent / "ngrams" / path.name).with_suffix(".ngrams").unlink()
+        with suppress(OSError):  # what versions before this one kept
+            path.with_suffix(".corpus").unlink()
         try:
-            self._indexes = _named("saved", self._read())
+            self._indexes = self._indexed("saved", self._read())
         except OSError as error:
             self._warn(f"earlier answers are not used: cannot read {path}: {error.strerror}")
 
@@ -134,10 +148,8 @@ class _Store:
             self._look_for_file()
             if begun_after < self.num_forgotten:
                 return
-            answers = _once([*self._new, np.array(answer, np.uint32)])
-            self._new = _newest(answers, MAX_UNSAVED_TOKENS)
-            new = _named("new", index_of(self._new, self._vocabulary))
-            self._indexes = {**self._indexes, **new}
+            self._new = _newest(_once([*self._new, list(answer)]), MAX_UNSAVED_TOKENS)
+            self._indexes = {**self._indexes, **self._indexed("new", self._new)}
 
     def save_in_time(self) -> None:
         """Saves where the last save is SAVE_AFTER_S ago."""
@@ -164,11 +176,10 @@ class _Store:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._path, LOCK_TIMEOUT_S):
-                saved = self._read()
-                answers = _once([*(saved.documents() if saved else ()), *self._new])
-                answers = _newest(answers, MAX_TOKENS)
-                build_index(answers, self._vocabulary, self._path, _PRIVATE)
-                self._indexes = _named("saved", self._read())
+                answers = _newest(_once([*self._read(), *self._new]), MAX_TOKENS)
+                kept = _File(1, self._vocabulary.sha256, answers)
+                write_sealed(self._path, _FILE, kept, _PRIVATE)
+                self._indexes = self._indexed("saved", answers)
         except TimeoutError:
             self._warn(f"another process saves {self._path}; the new answers wait")
         except OSError as error:
@@ -179,18 +190,22 @@ class _Store:
             return True
         return False
 
-    def _read(self) -> CorpusIndex | None:
+    def _read(self) -> list[list[int]]:
         """Raises OSError where the file is there but cannot be read."""
         try:
-            with self._path.open("rb") as file:
-                if file.seek(0, SEEK_END) > _MAX_BYTES:
-                    raise ModelFileError(f"{self._path} is too large", remedy="Delete it.")
-                return open_index(self._path, self._vocabulary, in_memory=True)
+            kept = read_sealed(self._path, _FILE)
         except (FileNotFoundError, NotADirectoryError):
-            pass
-        except EdgeSpecError as error:
-            self._warn(f"earlier answers start again: {error.message}")
-        return None
+            return []
+        except DamagedError as error:
+            self._warn(f"earlier answers start again: {self._path} is damaged: {error}")
+            return []
+        if kept.vocabulary != self._vocabulary.sha256:
+            self._warn(f"earlier answers start again: {self._path} is of another tokenizer")
+            return []
+        return [each for each in kept.answers if each and max(each) < self._vocabulary.size]
+
+    def _indexed(self, name: str, answers: Sequence[list[int]]) -> dict[str, CorpusIndex]:
+        return {name: index_of(answers, self._vocabulary.size)} if answers else {}
 
     def _warn(self, line: str) -> None:
         """Logs each line once, until a save succeeds."""
@@ -199,23 +214,19 @@ class _Store:
             _log.warning("%s", line)
 
 
-def _named(name: str, index: CorpusIndex | None) -> dict[str, CorpusIndex]:
-    return {} if index is None else {name: index}
-
-
-def _once(answers: Iterable[np.ndarray]) -> list[np.ndarray]:
+def _once(answers: Iterable[list[int]]) -> list[list[int]]:
     """Keeps the latest of equal answers, so that a question asked often takes no more room."""
-    found: dict[bytes, np.ndarray] = {}
+    found: dict[tuple[int, ...], list[int]] = {}
     for answer in answers:
-        key = answer.tobytes()
+        key = tuple(answer)
         found.pop(key, None)
         found[key] = answer
     return list(found.values())
 
 
-def _newest(answers: Sequence[np.ndarray], max_tokens: int) -> list[np.ndarray]:
+def _newest(answers: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
     """The last ones of `max_tokens` in all, separators included; the end of one that is longer."""
-    found: list[np.ndarray] = []
+    found: list[list[int]] = []
     left = max_tokens
     for answer in reversed(answers):
         if len(answer) + 1 > left:
@@ -228,8 +239,14 @@ def _newest(answers: Sequence[np.ndarray], max_tokens: int) -> list[np.ndarray]:
 def kept_files() -> list[Path]:
     """Returns those of all models: each is named by its model, and an identity after a hyphen."""
     with suppress(OSError):
-        return sorted((cache_directory() / "answers").glob("*.corpus"))
+        found = (cache_directory() / "answers").iterdir()
+        return sorted(path for path in found if path.suffix in _SUFFIXES)
     return []
+
+
+def check_answers(path: Path) -> None:
+    """Raises ModelFileError for a file that is not as `KeptAnswers` writes it, OSError."""
+    require_sealed(path, _FILE, "answers")
 
 
 def forget(path: Path) -> int:

@@ -3,7 +3,7 @@ the text that occurs in one.
 
 SuffixDecoding (Oliaro et al. 2024) drafts by how often each token followed a match, and SAM
 decoding (Hu et al. 2024) looks the text up in a corpus beside the text itself. Here the corpus is
-a mapped suffix array, see corpus_index.py. The share of a match's occurrences that a token
+a suffix array, see corpus_index.py. The share of a match's occurrences that a token
 follows is no calibrated chance: one occurrence of two tokens is always unanimous and mostly
 wrong. So confidence is learnt for kinds of draft tokens that differ in the length of the match, its
 occurrences and that share.

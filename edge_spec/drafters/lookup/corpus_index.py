@@ -3,17 +3,16 @@
 All suffixes of the corpus in sorted order: those that begin with one token sequence are
 neighbours, so a sequence's occurrences are an interval, found by bisection, and each token that
 follows them has an interval inside it. SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro
-et al. 2024) keep automata and trees for this; an array takes eight bytes a token, with the token,
-and is used as it lies in a file.
+et al. 2024) keep automata and trees for this; an array takes eight bytes a token, with the token.
+After each document comes a separator, which no text holds, so that matches never span documents.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from mmap import mmap
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,9 @@ SEPARATOR = 0xFFFFFFFF  # after each document: no token, and sorted after all of
 TOKEN_BYTES = 4
 MAX_FOLLOWING = 8  # tokens after a match; a tree has no use for the less likely ones
 _SAMPLE = 64  # occurrences that are looked at where there are more
+
+
+Tokens = Sequence[int] | np.ndarray  # [num_tokens]
 
 
 class CorpusMatch(NamedTuple):
@@ -38,28 +40,15 @@ class CorpusMatch(NamedTuple):
 
 
 class CorpusIndex:
-    """A mapped corpus; nothing is copied, and pages are read when a look-up touches them.
+    """A corpus in memory. Build it with `index_of`."""
 
-    Whatever the bytes are, no look-up fails and no token outside the vocabulary is returned:
-    damage costs right draft tokens only.
-    """
-
-    def __init__(self, data: mmap | bytes, offset: int, num_tokens: int, vocab_size: int) -> None:
-        """data, from `offset` on: the tokens, 4 bytes each, the highest first, so that they
-        compare like the numbers do; then [num_tokens] int32, the suffix array."""
-        end = offset + TOKEN_BYTES * num_tokens
-        self.num_tokens = num_tokens  # separators included
-        self._data = data
-        self._offset = offset
+    def __init__(self, tokens: bytes, suffixes: np.ndarray, vocab_size: int) -> None:
+        """tokens: 4 bytes each, the highest first, so that they compare like the numbers do;
+        suffixes: [num_tokens] int32, the suffix array."""
+        self.num_tokens = len(suffixes)  # separators included
+        self._tokens = tokens
+        self._suffixes = suffixes.data  # whose numbers cost less than numpy's
         self._vocab_size = vocab_size
-        self._suffixes = _int32_view(data, end, num_tokens)
-
-    def documents(self) -> list[np.ndarray]:
-        """Returns the texts [tokens] uint32, but for those with a token that there is not."""
-        tokens = np.frombuffer(self._data, ">u4", self.num_tokens, self._offset).astype(np.uint32)
-        parts = np.split(tokens, np.flatnonzero(tokens == SEPARATOR))
-        found = [part[part != SEPARATOR] for part in parts]
-        return [each for each in found if len(each) and each.max() < self._vocab_size]
 
     def match(self, text: Sequence[int]) -> CorpusMatch:
         """The longest end of `text` that occurs, of MAX_MATCH tokens at most."""
@@ -98,7 +87,7 @@ class CorpusIndex:
         for raw, first, end in _runs([read(self._suffixes[place]) for place in places[:-1]]):
             token = int.from_bytes(raw, "big")
             if token >= self._vocab_size:
-                continue  # a separator, or damage
+                continue  # a separator
             # The run begins after the sampled place before it, and ends before the next one.
             begins_after = places[first - 1] if first else low - 1
             start = bisect_left(self._suffixes, raw, begins_after + 1, places[first], key=read)
@@ -122,7 +111,7 @@ class CorpusIndex:
         Where that ends beyond the corpus it reads whatever lies there: no look-up depends on
         what comes after a separator, and the last token is one.
         """
-        data, offset = self._data, self._offset + TOKEN_BYTES * skipped
+        data, offset = self._tokens, TOKEN_BYTES * skipped
         width = TOKEN_BYTES * count
 
         def read(suffix: int) -> bytes:
@@ -144,9 +133,58 @@ def _runs(values: list[bytes]) -> list[tuple[bytes, int, int]]:
     return runs
 
 
-def _int32_view(data: mmap | bytes, offset: int, count: int) -> memoryview:
-    """Little-endian numbers; a memoryview's are Python's own and cost less than numpy's."""
-    numbers = np.frombuffer(data, "<i4", count, offset)
-    # Copied where a header of another length than ours puts them between their places: Python's
-    # numbers cannot be read there.
-    return np.require(numbers, np.int32, "A").data
+def index_of(documents: Iterable[Tokens], vocab_size: int) -> CorpusIndex:
+    """Build the index of these token sequences.
+
+    Raises ValueError where there is no token, or one that the vocabulary does not have.
+    """
+    tokens = _joined(documents, vocab_size)
+    return CorpusIndex(tokens.astype(">u4").tobytes(), sorted_suffixes(tokens), vocab_size)
+
+
+def sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
+    """Returns the suffix array of `tokens` [num_tokens] uint32: [num_tokens] int32, the places
+    where suffixes begin, in the order of the suffixes.
+
+    Prefix doubling (Manber & Myers 1990): once suffixes are sorted by their first `width` tokens,
+    the order of the suffixes that begin `width` further on sorts them by twice as many. Only
+    those that still equal a neighbour are sorted again (Larsson & Sadakane 2007), each time with
+    one sort of integers, so repetitive text costs a pass for each doubling and no more.
+    """
+    num_tokens = len(tokens)
+    suffixes = np.arange(num_tokens, dtype=np.int32)
+    # Of each suffix, the first place of those that are equal to it so far; the end is before all.
+    group = np.full(num_tokens + 1, -1, np.int32)
+    unsorted = suffixes.copy()  # places
+    keys = tokens.astype(np.int64)
+    width = 1
+    while len(unsorted):
+        order = np.argsort(keys)
+        keys = keys[order]
+        members = suffixes[unsorted][order]
+        suffixes[unsorted] = members
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        sizes = np.diff(first, append=len(keys))
+        group[members] = np.repeat(unsorted[first], sizes)
+        unsorted = unsorted[np.repeat(sizes > 1, sizes)]
+        members = suffixes[unsorted]
+        # A suffix that ends before `width` equals no other: members + width is the end or less.
+        keys = group[members].astype(np.int64) << 32 | (group[members + width] + 1)
+        width *= 2
+    return suffixes
+
+
+def _joined(documents: Iterable[Tokens], vocab_size: int) -> np.ndarray:
+    """[num_tokens] uint32; a separator after each document."""
+    parts: list[np.ndarray] = []
+    separator = np.array([SEPARATOR], np.uint32)
+    for document in documents:
+        ids = np.asarray(document, np.int64)
+        if not len(ids):
+            continue
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise ValueError("a document has a token that is not in the vocabulary")
+        parts += [ids.astype(np.uint32), separator]
+    if not parts:
+        raise ValueError("there is no token to index")
+    return np.concatenate(parts)

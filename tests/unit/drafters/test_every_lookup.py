@@ -19,7 +19,7 @@ from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.jacobi.jacobi import JacobiDrafter, SpareRowDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
-from edge_spec.drafters.lookup.corpus_file import index_of
+from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
@@ -40,7 +40,7 @@ MAKERS: dict[str, Callable[[], Drafter]] = {
     "lookahead": lambda: LookaheadDrafter(WindowSize(3, 3, 2), seed=4),
     "lookahead-deep": lambda: LookaheadDrafter(WindowSize(1, 5, 4)),
     "jacobi": lambda: JacobiDrafter(block=5, seed=3),
-    "corpus": lambda: CorpusDrafter([index_of(TEXTS, SMALL)]),
+    "corpus": lambda: CorpusDrafter([index_of(TEXTS, SMALL.size)]),
     "prediction": lambda: PredictionDrafter([*TEXTS[0], *TEXTS[1]]),
     "spare-row": SpareRowDrafter,
     "composite": lambda: CompositeDrafter([SuffixDrafter(), RecyclingDrafter()]),

@@ -301,7 +301,7 @@ def test_only_a_pairs_own_draft_tokens_say_how_good_the_pair_is(
     engine.parts = replace(engine.parts, history=history)
     result = engine.generate("hello", max_tokens=60)
     assert result.stats.draft_n_accepted > 0
-    assert bool(history._domains) == counted
+    assert bool(history.first_draft_tokens[0]) == counted
 
 
 def test_drafters_and_policy_survive_a_block_without_drafting(

@@ -116,7 +116,7 @@ def test_an_answers_option_of_another_type_is_refused(name: str, value: Any) -> 
         ("threads", "edge_spec.load takes threads."),
         (
             "zzz",
-            "There are max_tokens, stop, stop_token_ids, sampling, grammar, logprobs, domain, "
+            "There are max_tokens, stop, stop_token_ids, sampling, grammar, logprobs, "
             "prediction, form.",
         ),
     ],

@@ -91,6 +91,6 @@ def test_a_cache_that_cannot_be_written_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    for name in ("profiles/a.json", "pairs/b.json", "answers/c.corpus"):
+    for name in ("profiles/a.json", "pairs/b.json", "answers/c.json"):
         tell_unkept(tmp_path / name, OSError(30, "Read-only file system", name))
     assert len(caplog.messages) == 1 and str(tmp_path) in caplog.text

@@ -30,7 +30,7 @@ from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
 from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
-from edge_spec.drafters.lookup.corpus_file import build_index, open_index
+from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -97,8 +97,7 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
     """Every drafter, knowing what the opposed text taught it."""
     vocab_size = model.config.vocab_size
     vocabulary = Vocabulary.of({str(token): token for token in range(vocab_size)})
-    build_index([opposed], vocabulary, folder / "opposed.corpus")
-    kept = KeptAnswers(folder / "answers.corpus", vocabulary, keeps=False)
+    kept = KeptAnswers(folder / "answers.json", vocabulary, keeps=False)
     kept.begin(opposed[:1])
     kept.extend(opposed)
     # A draft whose favourites are the target's least likely tokens.
@@ -110,7 +109,7 @@ def drafters(model: ScriptedModel, opposed: list[int], folder: Path) -> dict[str
         "recycling": RecyclingDrafter(),
         "jacobi": JacobiDrafter(),
         "lookahead": LookaheadDrafter(WindowSize(2, 3, 3)),
-        "corpus": CorpusDrafter([open_index(folder / "opposed.corpus", vocabulary)]),
+        "corpus": CorpusDrafter([index_of([opposed], vocab_size)]),
         "answers": CorpusDrafter(answers=kept, name="answers"),
         "draft-model": DraftModelDrafter(draft, draft.open_session(), vocab_size),
         "composite": CompositeDrafter([SuffixDrafter(), RecyclingDrafter(), LookaheadDrafter()]),

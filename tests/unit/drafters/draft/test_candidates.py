@@ -10,7 +10,7 @@ import pytest
 
 from edge_spec.drafters.draft.candidates import FIRST, PRIORS, kind_of
 
-RECORDED = Path(__file__).parents[4] / "benchmarks" / "recorded_hits.json"
+RECORDED = Path(__file__).parents[4] / "tests" / "fixtures" / "recorded_hits.json"
 
 
 @pytest.mark.parametrize("draft", ["good", "fair"])

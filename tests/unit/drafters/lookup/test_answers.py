@@ -14,16 +14,18 @@ import pytest
 from filelock import FileLock
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from edge_spec.drafters.lookup import answers as kept_answers
-from edge_spec.drafters.lookup import corpus_file
 from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, KeptAnswers
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
-from edge_spec.drafters.lookup.corpus_file import build_index
+from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.protocol import Budget
 from edge_spec.storage import json_store
 from edge_spec.storage.atomic import atomic_file
+from edge_spec.storage.json_store import write_sealed
 from edge_spec.text.vocabulary import Vocabulary
+from fixtures.corpora import documents_of
 
 VOCABULARY = Vocabulary("a" * 64, 50)
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -47,7 +49,7 @@ class Clock:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "answers" / "tiny-abc.corpus"
+    return tmp_path / "answers" / "tiny-abc.json"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +65,7 @@ def opened(path: Path, **options: Any) -> KeptAnswers:
 
 
 def texts(answers: KeptAnswers) -> list[list[int]]:
-    return [text.tolist() for index in answers.indexes for text in index.documents()]
+    return [text for index in answers.indexes for text in documents_of(index)]
 
 
 def answer(answers: KeptAnswers, prompt: list[int], *tokens: int) -> None:
@@ -107,7 +109,7 @@ def test_answers_are_a_list_of_bounded_length(steps: list[Any], room: int, keeps
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_answers, "MAX_TOKENS", room)
         patch.setattr(kept_answers, "MAX_UNSAVED_TOKENS", 8)
-        path = Path(folder) / "answers" / "tiny.corpus"
+        path = Path(folder) / "answers" / "tiny.json"
         answers, kept, new = opened(path, keeps=keeps), [], []  # type: ignore[var-annotated]
         for step in [*steps, "close", "reopen"]:
             if step == "reopen":
@@ -136,10 +138,10 @@ def test_an_answer_is_found_with_the_end_of_its_prompt_and_nothing_of_the_rest(p
     assert texts(opened(path)) == [[1, 2, 3, 4, 5], [9, 6]]
 
 
-def test_the_file_is_private_and_counts_of_before_are_removed(path: Path, tmp_path: Path) -> None:
-    before = tmp_path / "ngrams" / "tiny-abc.ngrams"
-    before.parent.mkdir()
-    before.write_bytes(b"ESNGRAM\n")
+def test_the_file_is_private_and_that_of_before_is_removed(path: Path) -> None:
+    before = path.with_suffix(".corpus")
+    before.parent.mkdir(mode=0o700)
+    before.write_bytes(b"\x93ECORPUS")
     saved(path, 4)
     assert not before.exists()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -152,7 +154,7 @@ def test_it_saves_when_an_answer_begins_a_minute_after_the_last_save(
     clock, tries = Clock(), []
     answers = opened(path, clock=clock)
     monkeypatch.setattr(
-        kept_answers, "build_index", lambda *given: tries.append(clock.now) or build_index(*given)
+        kept_answers, "write_sealed", lambda *given: tries.append(clock.now) or write_sealed(*given)
     )
     for token, now in enumerate((SAVE_AFTER_S, 61.0, 121.0, 122.0)):
         clock.now = now
@@ -164,7 +166,7 @@ def test_it_saves_when_an_answer_begins_a_minute_after_the_last_save(
     assert tries == [61.0, 122.0, 1000.0]
 
     (tmp_path / "file").write_text("not a directory")
-    answers, failed = opened(tmp_path / "file" / "x.corpus", clock=clock), []
+    answers, failed = opened(tmp_path / "file" / "x.json", clock=clock), []
     monkeypatch.setattr(kept_answers, "tell_unkept", lambda *_: failed.append(clock.now))
     for second in range(0, 200, 20):
         clock.now = 2000.0 + second
@@ -176,21 +178,20 @@ def test_it_saves_when_an_answer_begins_a_minute_after_the_last_save(
 # Damage
 
 
-def lying(path: Path) -> bytes:
-    """A sound index of a vocabulary that is larger."""
-    build_index([[60, 1, 2]], Vocabulary(VOCABULARY.sha256, 100), path)
-    return path.read_bytes()
+def written(path: Path, digest: str, *kept: list[int]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    content = {"version": 1, "vocabulary": digest, "answers": kept}
+    write_sealed(path, TypeAdapter(Any), content)
 
 
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda raw: raw[: len(raw) // 2], "damaged"),
-        (lambda raw: raw[:-1] + b"\1", "damaged"),
-        (lambda raw: b"", "not a corpus index"),
-        (lambda raw: b"ESNGRAM\n" + raw, "not a corpus index"),
-        (lambda raw: raw.replace(b"a" * 64, b"b" * 64), "damaged"),
-        (lambda raw: raw + bytes(3_000_000), "too large"),
+        (lambda raw: raw[: len(raw) // 2], "sha256 differs"),
+        (lambda raw: raw[:-1] + b"\1", "sha256 differs"),
+        (lambda raw: b"", "no sha256"),
+        (lambda raw: raw.replace(b"a" * 64, b"b" * 64), "sha256 differs"),
+        (lambda raw: raw + bytes(4_000_000), "more than"),
     ],
 )
 def test_a_damaged_file_starts_again_with_one_line(
@@ -210,17 +211,15 @@ def test_a_damaged_file_starts_again_with_one_line(
 def test_a_file_of_another_vocabulary_starts_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path.parent.mkdir()
-    build_index([[1, 2]], Vocabulary("b" * 64, 50), path)
+    written(path, "b" * 64, [1, 2])
     saved(path, 4)
     assert texts(opened(path)) == [[1, 2, 3, 4]]
     [line] = caplog.messages
-    assert "tokenizer of another model" in line
+    assert "another tokenizer" in line
 
 
 def test_tokens_outside_the_vocabulary_are_left_out(path: Path) -> None:
-    path.parent.mkdir()
-    lying(path)
+    written(path, VOCABULARY.sha256, [60, 1, 2], [])
     assert texts(opened(path)) == []
     saved(path, 4)
     assert texts(opened(path)) == [[1, 2, 3, 4]]
@@ -270,7 +269,7 @@ def test_a_failed_write_leaves_the_old_file_and_loses_nothing(
 
     answers = opened(path)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus_file, "atomic_file", full_disk)
+        patch.setattr(json_store, "atomic_file", full_disk)
         for token in (5, 6):
             answer(answers, [1], token)
             assert not answers.save()
@@ -353,7 +352,7 @@ def test_a_second_session_has_more_draft_tokens_right(
 
 
 def test_the_longest_match_decides_among_files_and_answers(path: Path) -> None:
-    texts = corpus_file.index_of([[1, 2, 3, 4], [7, 8, 9]], VOCABULARY)
+    texts = index_of([[1, 2, 3, 4], [7, 8, 9]], VOCABULARY.size)
     drafter = CorpusDrafter([texts], opened(path), "answers")
     answer(drafter._answers, [0, 1, 2], 3, 5)  # type: ignore[arg-type]
     budget = Budget(1, 64)

@@ -15,12 +15,10 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.lookup.corpus import CorpusDrafter, _kind, _priors
-from edge_spec.drafters.lookup.corpus_file import index_of
-from edge_spec.drafters.lookup.corpus_index import MAX_MATCH
+from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, index_of
 from edge_spec.drafters.protocol import Budget
-from edge_spec.text.vocabulary import Vocabulary
 
-VOCABULARY = Vocabulary("a" * 64, 100)
+VOCAB_SIZE = 100
 BUDGET = Budget(num_draft_tokens=4, num_rows=64)
 CHAIN = Budget(num_draft_tokens=4, num_rows=64, branches=False)
 OUT = Forward(np.zeros((1, 1), np.float32))
@@ -32,7 +30,7 @@ document_lists = st.lists(
 
 
 def drafter_of(*documents: Sequence[int]) -> CorpusDrafter:
-    return CorpusDrafter([index_of(documents, VOCABULARY)])
+    return CorpusDrafter([index_of(documents, VOCAB_SIZE)])
 
 
 def proposed(drafter: CorpusDrafter, text: Sequence[int], budget: Budget = BUDGET) -> TokenTree:
@@ -85,7 +83,7 @@ def test_several_corpora_are_as_one_of_all_their_documents(
     documents: list[list[int]], text: list[int]
 ) -> None:
     together = drafter_of(*documents)
-    apart = CorpusDrafter([index_of([document], VOCABULARY) for document in documents])
+    apart = CorpusDrafter([index_of([document], VOCAB_SIZE) for document in documents])
     assert paths(proposed(apart, text)) == paths(proposed(together, text))
 
 

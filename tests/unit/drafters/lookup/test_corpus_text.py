@@ -1,9 +1,7 @@
-"""Corpora as users name them: tokenized once, found again, left out or refused."""
+"""Corpora as users name them: tokenized, left out or refused."""
 
 from __future__ import annotations
 
-import logging
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import corpus_text
-from edge_spec.drafters.lookup.corpus_file import build_index
 from edge_spec.drafters.lookup.corpus_index import CorpusIndex
 from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.vocabulary import Vocabulary
+from fixtures.corpora import documents_of
 
 BOS = 259
 
@@ -41,11 +38,11 @@ def tokenizer(byte_tokenizer_json: str) -> CountedTokenizer:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, tokenizer: CountedTokenizer) -> Any:
-    """Opens a corpus with the cache below tmp_path."""
+def opened(tokenizer: CountedTokenizer) -> Any:
+    """Opens a corpus."""
 
     def open_(path: Path, using: Tokenizer = tokenizer) -> CorpusIndex:
-        return open_corpus(path, using, tmp_path / "cache", lambda what, fraction: None)
+        return open_corpus(path, using, lambda what, fraction: None)
 
     return open_
 
@@ -59,13 +56,9 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def cached(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache" / "corpora").iterdir())
-
-
 def texts_of(index: CorpusIndex, tokenizer: Tokenizer) -> list[str]:
     """Returns its documents, in order."""
-    return [tokenizer.decode(document.tolist()) for document in index.documents()]
+    return [tokenizer.decode(document) for document in documents_of(index)]
 
 
 def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
@@ -77,20 +70,15 @@ def refusal(error: type[EdgeSpecError], call: Any, *arguments: Any) -> str:
     return line
 
 
-def test_a_text_is_tokenized_once_and_then_mapped(
-    tmp_path: Path, opened: Any, tokenizer: CountedTokenizer
+def test_an_index_of_a_version_before_is_removed_and_refused_as_a_corpus(
+    tmp_path: Path, folder: Path, opened: Any, monkeypatch: Any
 ) -> None:
-    text = tmp_path / ("ü" * 100)  # a long name is cut
-    text.write_text("the theory of these things\n")
-    index = opened(text)
-    [file] = cached(tmp_path)
-    assert file.name.startswith("ü" * 40 + "-") and file.suffix == ".corpus"
-    before = file.stat()
-    tokenizer.encoded.clear()
-    assert texts_of(opened(text), tokenizer) == texts_of(index, tokenizer)
-    assert texts_of(index, tokenizer) == ["the theory of these things\n"]
-    assert tokenizer.encoded == []
-    assert file.stat().st_mtime_ns == before.st_mtime_ns and file.stat().st_ino == before.st_ino
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    old = tmp_path / "cache" / "corpora" / "docs-1-2.corpus"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"\x93ECORPUS" + bytes(100))
+    assert "no UTF-8 text" in refusal(UsageError, opened, old.rename(tmp_path / "docs.corpus"))
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_hidden_files_and_links_are_left_out(
@@ -142,74 +130,6 @@ def test_bos_is_in_no_document(folder: Path, opened: Any, byte_tokenizer_json: s
     assert texts_of(index, with_bos) == ["hello world", "good day"]
 
 
-@pytest.mark.parametrize("change", ["text", "new file", "removed file", "touched"])
-def test_a_changed_corpus_is_read_again_and_its_old_index_removed(
-    tmp_path: Path, folder: Path, opened: Any, tokenizer: CountedTokenizer, change: str
-) -> None:
-    opened(folder)
-    [before] = cached(tmp_path)
-    expected = ["hello world", "good day"]
-    if change == "text":
-        (folder / "b.txt").write_text("hello again")
-        expected[0] = "hello again"
-    elif change == "new file":
-        (folder / "c.txt").write_text("more")
-        expected.insert(1, "more")
-    elif change == "removed file":
-        (folder / "b.txt").unlink()
-        del expected[0]
-    else:
-        os.utime(folder / "b.txt", ns=(1, 1))
-    assert texts_of(opened(folder), tokenizer) == expected
-    [after] = cached(tmp_path)
-    assert after != before
-
-
-def test_other_corpora_and_other_tokenizers_have_their_own_index(
-    tmp_path: Path, folder: Path, opened: Any, byte_tokenizer_json: str
-) -> None:
-    (tmp_path / "other" / "docs").mkdir(parents=True)
-    (tmp_path / "other" / "docs" / "b.txt").write_text("hello world")
-    respelt = Tokenizer(byte_tokenizer_json.replace("<eos>", "<end>"))
-    opened(folder)
-    opened(folder, respelt)
-    opened(tmp_path / "other" / "docs")
-    assert len(cached(tmp_path)) == 3
-    assert opened(folder, respelt).match([ord("h")]).length == 1
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed", "another file"])
-def test_a_damaged_index_in_the_cache_is_built_again(
-    tmp_path: Path, folder: Path, opened: Any, tokenizer: Any, caplog: Any, damage: str
-) -> None:
-    opened(folder)
-    [file] = cached(tmp_path)
-    whole = file.read_bytes()
-    other = {"cut": whole[:-1], "changed": whole[:-1] + b"\x01", "another file": b"text"}
-    file.write_bytes(other[damage])
-    assert texts_of(opened(folder), tokenizer) == ["hello world", "good day"]
-    assert file.read_bytes() == whole
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING and str(file) in record.getMessage()
-    caplog.clear()
-    opened(folder)
-    assert caplog.messages == []
-
-
-def test_an_index_is_a_corpus_itself(tmp_path: Path, opened: Any, tokenizer: Any) -> None:
-    path = tmp_path / "shared.corpus"
-    build_index([tokenizer.encode("hello")], Vocabulary.of(tokenizer.vocabulary()), path)
-    tokenizer.encoded.clear()
-    assert opened(path).match(tokenizer.encode("hell")).length == 4
-    assert not (tmp_path / "cache").exists()
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "damaged" in refusal(ModelFileError, opened, path)
-    path.write_bytes(path.read_bytes()[:20])
-    assert "damaged" in refusal(ModelFileError, opened, path)
-    build_index([[1]], Vocabulary("0" * 64, 260), path)
-    assert "another model" in refusal(UsageError, opened, path)
-
-
 def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path, opened: Any) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
@@ -220,7 +140,6 @@ def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path, opened: Any) -> None
     for name in ("empty.txt", "image.png", "none"):
         line = refusal(UsageError, opened, tmp_path / name)
         assert f"no UTF-8 text in {tmp_path / name}" in line
-    assert not (tmp_path / "cache").exists()
 
 
 def test_more_text_than_can_be_sorted_is_refused(
@@ -248,12 +167,6 @@ def test_files_that_cannot_be_read_are_named(folder: Path, opened: Any, monkeypa
     assert str(folder / "b.txt") in refusal(ModelFileError, opened, folder / "b.txt")
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, folder: Path, opened: Any) -> None:
-    (tmp_path / "cache").write_text("a file")
-    line = refusal(ModelFileError, opened, folder)
-    assert "cannot keep the corpus index" in line and "EDGE_SPEC_CACHE" in line
-
-
 @given(text=st.text(alphabet="ab\nü", max_size=60), size=st.integers(1, 12))
 def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -267,7 +180,7 @@ def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> Non
 
 
 def test_progress_runs_from_0_to_1(
-    tmp_path: Path, folder: Path, tokenizer: CountedTokenizer, monkeypatch: Any
+    folder: Path, tokenizer: CountedTokenizer, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 4)
     (folder / "b.txt").write_text("one line\nanother one\nthe last")
@@ -276,24 +189,10 @@ def test_progress_runs_from_0_to_1(
     def progress(what: str, fraction: float) -> None:
         reports.setdefault(what, []).append(fraction)
 
-    index = open_corpus(folder, tokenizer, tmp_path / "cache", progress)
+    index = open_corpus(folder, tokenizer, progress)
     assert texts_of(index, tokenizer) == ["one line\nanother one\nthe last", "good day"]
     assert max(map(len, tokenizer.encoded)) <= 4
     assert list(reports) == ["Reading the corpus", "Sorting the corpus"]
     for fractions in reports.values():
         assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
     assert len(set(reports["Reading the corpus"])) >= 5
-    reports.clear()
-    open_corpus(folder, tokenizer, tmp_path / "cache", progress)
-    assert reports == {}
-
-
-def test_an_interrupt_leaves_no_index(
-    tmp_path: Path, folder: Path, tokenizer: CountedTokenizer
-) -> None:
-    def interrupted(what: str, fraction: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        open_corpus(folder, tokenizer, tmp_path / "cache", interrupted)
-    assert not (tmp_path / "cache").exists()
