@@ -43,6 +43,7 @@ app = typer.Typer(
 _ENERGY = "what the machine draws is not measured any more"
 _INSTEAD = {
     "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
+    "--from": "--from is gone: give --domain DIR, or questions about your code as --prompts FILE",
     "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
     "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",
 }

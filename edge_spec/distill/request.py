@@ -43,15 +43,6 @@ class DistillRequest:
         Path | None,
         Option("A text, or a directory of texts, which the model is asked about.", None),
     ] = None
-    source_folder: Annotated[
-        Path | None,
-        Option(
-            "Source files, below a directory, whose functions the model is asked to explain, "
-            "change, test, document, complete and fix.",
-            None,
-            flag="--from",
-        ),
-    ] = None
     num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
     max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
     vocabulary: Annotated[
@@ -89,15 +80,9 @@ class DistillRequest:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
             )
-        asked_by = {
-            "--prompts": self.prompts,
-            "--domain": self.domain,
-            "--from": self.source_folder,
-        }
-        given = [flag for flag, path in asked_by.items() if path is not None]
-        if len(given) > 1:
+        if self.prompts is not None and self.domain is not None:
             raise UsageError(
-                f"{' and '.join(given)} both say what is asked", remedy="Leave one out."
+                "--prompts and --domain both say what is asked", remedy="Leave one out."
             )
         if self.layers is not None and self.kind != "draft":
             raise UsageError("--layers is for --kind draft", remedy="Leave it out.")

@@ -40,7 +40,6 @@ from edge_spec.distill.prompts import (
     require_own_prompts,
 )
 from edge_spec.distill.request import DistillRequest, default_scored
-from edge_spec.distill.source_folder import folder_functions
 from edge_spec.distill.training_device import training_device
 from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.work_folder import forget_training, work_folder
@@ -123,16 +122,12 @@ def _weights(source: Source, kind: str) -> TensorRows:
 
 
 def _tasks(request: DistillRequest, source: Source) -> Tasks:
-    """Raises UsageError for prompts, a domain or source files that cannot be read, or have nothing
-    in them."""
+    """Raises UsageError for prompts or a domain that cannot be read, or have nothing in them."""
     if request.prompts is not None:
         prompts = [each.text for each in read_prompts(request.prompts)]
         return GivenPrompts(prompts, request.max_tokens)
     if request.domain is not None:
         return GivenPrompts(domain_prompts(request.domain), request.max_tokens)
-    if request.source_folder is not None:
-        functions = folder_functions(request.source_folder)
-        return PackagedTasks(request.max_tokens, request.seed, functions)
     if _OF_CODE in source.name.lower():
         return PackagedTasks(request.max_tokens, request.seed)
     return OwnPrompts(request.max_tokens, request.seed)
