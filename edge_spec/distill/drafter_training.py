@@ -17,12 +17,12 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
+from edge_spec.distill.arrays import write_safetensors
 from edge_spec.distill.conversations import coverage
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.tensor_file import write_tensors
 from edge_spec.distill.training_state import Evaluation
 from edge_spec.loader.head import StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
@@ -97,7 +97,7 @@ class Drafter:
 
     def write(self, directory: Path) -> None:
         """Raises StorageError where there is no space, OSError."""
-        write_tensors(directory / "model.safetensors", self.tensors)
+        write_safetensors(directory / "model.safetensors", self.tensors)
         texts = {"config.json": json.dumps(self.config, indent=2), **self.texts}
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
@@ -218,7 +218,7 @@ class _PhasedTraining:
     ) -> list[Evaluation]:
         from edge_spec.distill.training import Training
 
-        path = self.folder / f"{name}-{self.digest}.safetensors"
+        path = self.folder / f"{name}-{self.digest}.npz"
         training = Training(self.trainee, self.teacher, options, path, self._forecast)
         return list(training.run(examples, progress).history)
 
