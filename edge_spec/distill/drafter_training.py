@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -59,6 +60,17 @@ _ON_POLICY_EPOCHS = 1
 if TYPE_CHECKING:
     from edge_spec.distill.trainee import Teacher, Trainee
     from edge_spec.distill.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Says where an unfinished training is kept. name: of it; "": made of all that decides it.
+    every_s: how often, beside each evaluation."""
+
+    folder: Path
+    name: str = ""
+    every_s: float = math.inf
+
 
 OwnExamples = Callable[[Path], Sequence[Example]]
 
@@ -125,12 +137,12 @@ def learn(
     examples: Sequence[Example],
     target: Target,
     request: DistillRequest,
-    folder: Path,
+    keeping: Keeping,
     progress: Progress,
     trials: Trials,
 ) -> Learnt:
-    """folder: keeps the training, which is gone on with where it is the same. Raises an
-    EdgeSpecError, OSError."""
+    """Goes on with the training that is kept, where it is the same. Raises an EdgeSpecError,
+    OSError."""
     import torch
 
     from edge_spec.distill.products import fastest_products
@@ -142,8 +154,8 @@ def learn(
     output = StoredTables(target.weights).output_rows(target.token_ids)
     teacher = Teacher(target.config, output, target.token_ids, fastest_products())
     trainee = kind.make(teacher, target.weights, request)
-    options = _options(kind, request, examples)
-    digest = _digest(options, request, target, examples)
+    options = replace(_options(kind, request, examples), kept_every_s=keeping.every_s)
+    folder, digest = keeping.folder, keeping.name or _digest(options, request, target, examples)
     # Measured once: a training that is gone on with judges by the same costs.
     costs = kept_costs(
         folder / f"costs-{digest}.json",

@@ -100,16 +100,21 @@ class DistillRequest:
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {until}.")
         if self.out is not None:
             _require_free(self.out)
-        if find_spec("torch") is None:
-            raise MissingDependencyError(
-                "a drafter is trained with PyTorch, which is not installed",
-                remedy='Run: pip install "edge-spec[distill]".',
-            )
+        require_torch()
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
                 "--ray needs Ray, which is not installed",
                 remedy='Run: pip install "edge-spec[ray]".',
             )
+
+
+def require_torch() -> None:
+    """Raises MissingDependencyError without PyTorch."""
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "a drafter is trained with PyTorch, which is not installed",
+            remedy='Run: pip install "edge-spec[distill]".',
+        )
 
 
 def default_scored(config: ModelConfig) -> int:

@@ -27,7 +27,7 @@ from edge_spec.distill.conversations import (
     with_others,
 )
 from edge_spec.distill.draft_runs import DraftRuns, converted_aside, draft_token_s
-from edge_spec.distill.drafter_training import Target, Trials, learn
+from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
 from edge_spec.distill.features import (
     Example,
     FeatureRequest,
@@ -101,7 +101,7 @@ def distill(
         name, target, examples = work.material(weights)
         trials = work.trials(target, examples)
         with training_device():
-            learnt = learn(examples, target, request, folder, progress, trials)
+            learnt = learn(examples, target, request, Keeping(folder), progress, trials)
         with atomic_directory(out) as made:
             learnt.drafter.write(made)
             report = document(request.kind, name, learnt) | {"verify": _verified(work.proof(made))}
