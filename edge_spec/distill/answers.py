@@ -100,7 +100,7 @@ class _Writing:
                     worker.join()
         if self._errors:
             raise self._errors[0]
-        if self._given_back:
+        if self._given_back and not self._is_enough():
             raise DeviceError(
                 "all machines that wrote answers are gone",
                 remedy="Start them again: the same command goes on with what is written.",

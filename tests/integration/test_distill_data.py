@@ -6,11 +6,12 @@ import importlib.util
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread, get_ident
+from threading import Event, get_ident
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +30,7 @@ from edge_spec.distill.answers import (
     local_writers,
     write_answers,
 )
-from edge_spec.distill.cluster import content_of, require_answer
+from edge_spec.distill.cluster import content_of
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.draft_runs import draft_token_s
 from edge_spec.distill.features import (
@@ -336,48 +337,6 @@ def test_an_address_at_which_nobody_answers_is_one_line(
     assert not out.exists()
 
 
-def _told(answer: bytes, listening: socket.socket) -> None:
-    """Answers one connection, and hangs up, but for one who says nothing."""
-    connection, _ = listening.accept()
-    connection.sendall(answer)
-    if not answer:
-        connection.recv(1 << 16)  # what is asked; then nothing comes of it
-        connection.recv(1)  # until the other one hangs up
-    connection.close()
-
-
-def test_a_cluster_that_is_encrypted_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_USE_TLS", "1")
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # says nothing before it is greeted
-        require_answer(f"127.0.0.1:{listening.getsockname()[1]}")
-
-
-@pytest.mark.parametrize(
-    ("answer", "is_ray"),
-    [
-        (b"\0\0\6\4\0\0\0\0\0\0\5\0\0\x40\0", True),  # settings, as gRPC's servers send them
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
-        (b"SSH-2.0-server\r\n", False),
-        (b"\0\0", False),  # hangs up
-        (b"", False),
-    ],
-)
-def test_who_answers_at_the_address_has_to_be_ray(
-    answer: bytes, is_ray: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_spec.distill.cluster._CONNECT_S", 2.0 if answer else 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        thread = Thread(target=_told, args=(answer, listening))
-        thread.start()
-        if is_ray:
-            require_answer(address)
-        else:
-            with pytest.raises(DeviceError, match=f"what answers at {address} is no Ray cluster"):
-                require_answer(address)
-        thread.join()
-
-
 @pytest.mark.usefixtures("trains")
 @pytest.mark.parametrize("kind", ["eagle3", "draft"])
 @pytest.mark.parametrize(
@@ -431,6 +390,28 @@ def test_a_lost_writer_leaves_its_task_to_the_others(engine: Engine, tmp_path: P
     found = write_answers(writers, tasks, tmp_path / "lost", 200, quiet)
     whole = _answers(engine, tmp_path / "whole")
     assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in whole]
+
+
+def test_a_writer_that_is_lost_beside_enough_answers_changes_nothing(tmp_path: Path) -> None:
+    """The fifth task is lost while four are enough."""
+    begun = Event()
+
+    def write(task: int, stop: Event) -> Conversation:
+        if task == 4:
+            begun.set()
+            while (tmp_path / "answers.jsonl").read_bytes().count(b"\n") < 4:
+                time.sleep(0.01)
+            raise WriterLostError
+        if task == 3:
+            assert begun.wait(60)
+        return Conversation(np.arange(6, dtype=np.int32), 2, task == 1)
+
+    @contextmanager
+    def writers() -> Iterator[list[Any]]:
+        yield [write, write]
+
+    tasks = OwnPrompts(16)
+    assert len(write_answers(writers, tasks, tmp_path, 4 * 4, quiet)) == 4
 
 
 def test_without_any_writer_left_it_ends_in_one_line(tmp_path: Path) -> None:
