@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,75 +73,51 @@ def start_learning(
 ) -> Learner:
     """Raises UnsupportedModelError, UsageError for a model or a runtime that nothing can be learnt
     of, StorageError where nothing can be kept."""
-    source, target = placed.source, placed.target
-    _require_states(placed, models)
-    open_tables(source, _SHARES)
-    path = folder_of(source.name, source.identity, stored_weights(target), target.runtime.name)
-
-    def assignment() -> dict[str, Any]:
-        passes_s = dict(models.costs().measured)
-        return {"model": source.model, "passes_s": passes_s, "eos_ids": list(target.text.eos_ids)}
-
-    def opens(head: Path) -> MedusaNetwork:
-        network = open_trained_head(head, source, target, placed.options.threads, keeps=False)
-        assert isinstance(network, MedusaNetwork)
-        return network
-
-    learner = Learner(path, LearnerParts(source.name, assignment, opens, is_free))
-    learner.start()
-    return learner
-
-
-def _require_states(placed: PlacedModels, models: OpenModels) -> None:
-    name, runtime = placed.target.name, placed.target.runtime.name
-    if models.target.config.encoder is not None:
+    target, name, runtime = models.target, placed.target.name, placed.target.runtime.name
+    if target.config.encoder is not None:
         raise UnsupportedModelError(
             f"{name} has an encoder, and nothing is learnt for such a model",
             remedy="Leave --learn out.",
         )
-    if not models.target.capabilities.hidden_states:
+    if not target.capabilities.hidden_states:
         raise UnsupportedModelError(
             f"--learn needs what the last layer of {name} computes, which {runtime} does not give",
             remedy="Use --runtime ort, llamacpp or reference, or leave --learn out.",
         )
-
-
-@dataclass(frozen=True)
-class LearnerParts:
-    """model: its name. assignment: what `learn_while_idle` is told. opens: a head that was learnt.
-    is_free: whether other idle work is done. is_idle: whether nobody else uses the machine."""
-
-    model: str
-    assignment: Callable[[], dict[str, Any]]
-    opens: Callable[[Path], MedusaNetwork]
-    is_free: Callable[[], bool] = lambda: True
-    is_idle: Callable[[], bool] = is_idle
-    quiet_s: float = QUIET_S
+    open_tables(placed.source, _SHARES)
+    learner = Learner(placed, models, is_free)
+    learner.start()
+    return learner
 
 
 class Learner:
     """Keeps answers and takes up heads; where another process learns from the same model's answers,
     this one only drafts with what is learnt."""
 
-    def __init__(self, path: Path, parts: LearnerParts) -> None:
-        """path: the model's folder. Raises StorageError where nothing can be kept."""
-        self._path, self._parts = path, parts
-        self._release = try_hold(path)
-        self._folder = open_folder(path)
+    def __init__(
+        self, placed: PlacedModels, models: OpenModels, is_free: Callable[[], bool]
+    ) -> None:
+        """is_free: whether other idle work is done. Raises StorageError where nothing can be
+        kept."""
+        source, target = placed.source, placed.target
+        self._placed, self._models, self._is_free = placed, models, is_free
+        self._name = source.name
+        weights, runtime = stored_weights(target), target.runtime.name
+        self._path = folder_of(source.name, source.identity, weights, runtime)
+        self._release = try_hold(self._path)
+        self._folder = open_folder(self._path)
         self._report: dict[str, Any] = {}
         self._head: MedusaNetwork | None = None
         self._is_taking = self._release is not None
         self._spent = ("", 0.0)  # a day, and seconds of learning on it
         self._writer = ThreadPoolExecutor(1, "edge-spec-learn")
-        self._process = IdleProcess(
-            self._learn, self._may_begin, quiet_s=parts.quiet_s, repeats=True
-        )
+        self._process = IdleProcess(self._learn, self._may_begin, quiet_s=QUIET_S, repeats=True)
         self._take_head()
         if self._release is None:
             _log.warning(
                 "another process learns from %s: this one keeps no answers, and drafts with what "
                 "was learnt",
-                parts.model,
+                self._name,
             )
 
     def start(self) -> None:
@@ -184,7 +159,7 @@ class Learner:
 
     def _give_up(self, error: Exception) -> None:
         self._is_taking = False
-        _log.warning("nothing more is learnt from answers of %s: %s", self._parts.model, error)
+        _log.warning("nothing more is learnt from answers of %s: %s", self._name, error)
 
     def _spent_s(self) -> float:
         """Returns the seconds of learning today."""
@@ -192,13 +167,16 @@ class Learner:
         return spent_s if day == _today() else 0.0
 
     def _may_begin(self) -> bool:
-        may = self._is_taking and self._parts.is_free() and self._spent_s() < MOST_S_A_DAY
-        return may and self._folder.has_work() and not _is_hot() and self._parts.is_idle()
+        may = self._is_taking and self._is_free() and self._spent_s() < MOST_S_A_DAY
+        return may and self._folder.has_work() and not _is_hot() and is_idle()
 
     def _learn(self, lifeline: Lifeline) -> None:
         began_s, spent_s = time.monotonic(), self._spent_s()
-        told = self._parts.assignment() | {
+        told = {
             "folder": str(self._folder.path),
+            "model": self._placed.source.model,
+            "passes_s": dict(self._models.costs().measured),
+            "eos_ids": list(self._placed.target.text.eos_ids),
             "most_s": MOST_S_A_DAY - spent_s,
         }
         try:
@@ -217,11 +195,15 @@ class Learner:
         if report == self._report:
             return
         self._report, self._head = report, None
+        placed, path = self._placed, self._folder.head
         try:
             if report["pays"]:
-                self._head = self._parts.opens(self._folder.head)
+                threads = placed.options.threads
+                head = open_trained_head(path, placed.source, placed.target, threads, keeps=False)
+                assert isinstance(head, MedusaNetwork)
+                self._head = head
         except (EdgeSpecError, KeyError, ValueError, OSError) as error:
-            _log.warning("what was learnt for %s cannot be used: %s", self._parts.model, error)
+            _log.warning("what was learnt for %s cannot be used: %s", self._name, error)
 
 
 def learn_while_idle(assignment: str) -> None:
@@ -255,7 +237,8 @@ def train_head(
     until = answers[-1].number + 1 if until is None else until
     examples = list(folder.examples([each for each in answers if each.number < until], config))
     if {each.conversation.is_held_out for each in examples} != {True, False}:
-        return  # others were damaged
+        shutil.rmtree(folder.training, ignore_errors=True)  # of answers that are gone
+        return
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
     request = DistillRequest(kind="medusa", epochs=max(_EPOCHS, _LEAST_STEPS // len(learnt)))
     count = default_scored(config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 import sys
 import threading
@@ -26,7 +27,6 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.distill import idle_learning, learnt_folder
 from edge_spec.distill.idle_learning import (
     Learner,
-    LearnerParts,
     require_learnable,
     start_learning,
     train_head,
@@ -253,19 +253,18 @@ def place(
 
 @contextmanager
 def learning_engine(
-    target: Path, asked: AskedOptions = ASKED, **parts: Any
+    target: Path, asked: AskedOptions = ASKED, is_idle: bool = False
 ) -> Iterator[tuple[Engine, Learner]]:
-    """Whose machine is never idle, unless it is said."""
     learners: list[Learner] = []
 
     def start(*given: Any) -> Learner:
-        learner = start_learning(*given)
-        learner._parts = replace(learner._parts, **({"is_idle": lambda: False} | parts))
-        learners.append(learner)
-        return learner
+        learners.append(start_learning(*given))
+        return learners[0]
 
-    with load_asked(str(target), asked, quiet, learning=start) as engine:
-        yield engine, learners[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(idle_learning, "is_idle", lambda: is_idle)
+        with load_asked(str(target), asked, quiet, learning=start) as engine:
+            yield engine, learners[0]
 
 
 def written(learner: Learner) -> None:
@@ -395,12 +394,7 @@ def test_what_an_earlier_version_kept_is_dropped(target: Path) -> None:
         assert learnt_folder.document(path)["bytes"] == 0
 
 
-def fake_learner(folder: LearntFolder, **parts: Any) -> Learner:
-    given: dict[str, Any] = {"assignment": dict, "opens": lambda path: None, "quiet_s": 0.0}
-    return Learner(folder.path.parent, LearnerParts("hf", **(given | parts)))
-
-
-def test_an_answer_ends_the_process_that_learns(folder: LearntFolder) -> None:
+def test_an_answer_ends_the_process_that_learns(target: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def waits(lifeline: Lifeline) -> None:
@@ -409,23 +403,21 @@ def test_an_answer_ends_the_process_that_learns(folder: LearntFolder) -> None:
             process.wait(PATIENCE_S)
         ended.set()
 
-    learner = fake_learner(folder)
-    learner._process._work = waits
-    learner._process._may_begin = lambda: not begun.is_set()
-    learner.start()
-    learner.pause()
-    learner.resume()
-    assert begun.wait(PATIENCE_S)
-    learner.pause()
-    assert ended.wait(PATIENCE_S)
-    learner.resume()
-    learner.close()
+    with learning_engine(target) as (engine, learner):
+        process = learner._process
+        process._work, process._quiet_s = waits, 0.0
+        process._may_begin = lambda: not begun.is_set()
+        engine.chat("tell me", max_tokens=3)
+        assert begun.wait(PATIENCE_S)
+        engine.chat("tell me", max_tokens=3)
+        assert ended.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule: Rule) -> None:
     """All of it, but for the wait."""
-    with learning_engine(target, is_idle=lambda: True) as (_, learner):
+    with learning_engine(target, is_idle=True) as (_, learner):
         rule.fill(learner._folder)
         assert learner._may_begin()
         with Lifeline() as lifeline:
@@ -442,15 +434,16 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
 
 @pytest.mark.usefixtures("torch")
 def test_a_process_that_fails_is_told_in_one_line(
-    folder: LearntFolder, rule: Rule, caplog: pytest.LogCaptureFixture
+    target: Path, rule: Rule, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rule.fill(folder)
-    learner = fake_learner(folder, assignment=lambda: told(Path("/no/such.gguf"), CHEAP))
-    with pytest.raises(IsolatedError, match="no such file"), Lifeline() as lifeline:
-        learner._learn(lifeline)
-    assert caplog.text.count("nothing more is learnt from answers of hf: ") == 1
-    assert not learner._may_begin()
-    learner.close()
+    copy = shutil.copytree(target, tmp_path / "hf")
+    with learning_engine(copy, is_idle=True) as (_, learner):
+        rule.fill(learner._folder)
+        shutil.rmtree(copy)
+        with pytest.raises(IsolatedError, match="no such file"), Lifeline() as lifeline:
+            learner._learn(lifeline)
+        assert caplog.text.count("nothing more is learnt from answers of hf: ") == 1
+        assert not learner._may_begin()
 
 
 # What is refused.
