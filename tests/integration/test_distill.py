@@ -191,28 +191,6 @@ def test_passes_are_timed_when_a_training_begins(
     assert report["costs_ms"]["passes"] == {1: 3000.0, 2: 3300.0, 4: 3900.0}
 
 
-def test_an_interrupted_training_goes_on_and_says_so(
-    distilled: Callable[..., Distilled], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def stop(what: str, fraction: float) -> None:
-        if what.startswith("Training") and fraction > 0.4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        distilled(progress=stop)
-    assert "the same command goes on with it" in caplog.text
-    assert not (tmp_path / "out").exists()
-    fractions: list[float] = []
-
-    def tell(what: str, fraction: float) -> None:
-        if what.startswith("Training"):
-            fractions.append(fraction)
-
-    distilled(progress=tell)
-    assert fractions[0] > 0.4
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-
-
 def test_a_drafter_with_which_texts_differ_is_not_written(
     distilled: Callable[..., Distilled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,23 +416,6 @@ def test_a_resumed_training_is_the_same_training(
     assert found.history[1:] == whole.history[1:]  # the first has no loss: not a number
     for name, values in trainee.stored().items():
         np.testing.assert_array_equal(values, again.stored()[name])
-
-
-def test_a_damaged_training_begins_again(
-    target: Path,
-    teacher: Teacher,
-    examples: list[Example],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    path = tmp_path / "state"
-    _training("medusa", target, teacher, path)[1].run(examples, quiet)
-    path.write_bytes(path.read_bytes()[:-2000])
-    begun: list[float] = []
-    _training("medusa", target, teacher, path)[1].run(
-        examples, lambda what, fraction: begun.append(fraction)
-    )
-    assert begun[0] == 0 and "is damaged" in caplog.text
 
 
 def test_a_target_of_another_form_has_no_eagle_head(

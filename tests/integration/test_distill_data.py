@@ -268,6 +268,7 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--tokens", "0"], "tokens is 0"),
         (["--max-cache", "0"], "max-cache is 0"),
         (["--drafter", "suffix"], "the drafter is what is trained"),
+        (["--out", "EMPTY"], "EMPTY.txt exists already"),
     ],
 )
 def test_bad_usage_is_one_line(
@@ -288,52 +289,32 @@ def test_bad_usage_is_one_line(
     assert not out.exists()
 
 
-@pytest.mark.usefixtures("trains")
-def test_what_is_there_is_not_replaced(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "out").mkdir()
-    assert run(["distill", str(target), "--out", str(tmp_path / "out")]) == 2
-    assert "exists already" in capsys.readouterr().err
-
-
-def test_without_pytorch_the_command_that_installs_it_is_told(
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (["torch"], 'pip install "edge-spec[distill]"'),
+        (["ray"], 'pip install "edge-spec[ray]"'),
+        ([], "nobody answers at 127.0.0.1:"),
+    ],
+)
+def test_without_a_library_or_a_cluster_one_line_says_what_to_do(
+    missing: list[str],
+    told: str,
     target: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: None)
-    assert run(["distill", str(target), "--out", str(tmp_path / "out")]) == 1
-    assert 'pip install "edge-spec[distill]"' in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_ray_the_command_that_installs_it_is_told(
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: name != "ray" or None)
+    monkeypatch.setattr(
+        "edge_spec.distill.request.find_spec", lambda name: None if name in missing else "there"
+    )
     out = tmp_path / "out"
-    assert run(["distill", str(target), "--out", str(out), "--ray", "127.0.0.1:1"]) == 1
-    error = capsys.readouterr().err
-    assert 'pip install "edge-spec[ray]"' in error and error.count("\n") == 1
-    assert not out.exists()
-
-
-@pytest.mark.usefixtures("trains")
-def test_an_address_at_which_nobody_answers_is_one_line(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     with socket.socket() as taken:  # bound and not listening: nobody else answers there
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        out = tmp_path / "out"
         assert run(["distill", str(target), "--out", str(out), "--ray", address]) == 1
     error = capsys.readouterr().err
-    assert f"nobody answers at {address}" in error and error.count("\n") == 1
+    assert told in error and error.count("\n") == 1
     assert not out.exists()
 
 
@@ -421,8 +402,3 @@ def test_without_any_writer_left_it_ends_in_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(DeviceError, match="all machines that wrote answers are gone"):
         write_answers(writers, GivenPrompts(PROMPTS, 16), tmp_path, 200, quiet)
-
-
-def test_the_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["distill", "--help"]) == 0
-    assert "--max-cache" in capsys.readouterr().out
