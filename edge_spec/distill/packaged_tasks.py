@@ -3,13 +3,17 @@ given code, to explain what programmers talk about, and some of everything else.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from textwrap import dedent
 from threading import Event
 from typing import TypeVar
 
@@ -18,13 +22,28 @@ import numpy as np
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.prompts import HELD_OUT, answered
-from edge_spec.distill.source_functions import library_functions
 from edge_spec.engine.engine import Engine
 
 VERSION = 1  # raise it where a task gives another prompt
 _KINDS = {"write": 0.4, "change": 0.22, "ask": 0.1, "explain": 0.13, "general": 0.15}
 _Item = TypeVar("_Item")
 _TEMPERATURE = 0.8  # of what is asked again in other words: every fourth
+_LEAST_LINES, _MOST_LINES = 5, 36
+_MOST_CHARACTERS = 1600
+# Of every Python's library: code of many hands and kinds, which nobody has to fetch.
+_MODULES = (
+    *("argparse", "ast", "base64", "bisect", "calendar", "cmd", "configparser", "csv"),
+    *("datetime", "difflib", "email/message", "email/utils", "enum", "fnmatch", "fractions"),
+    *("functools", "getpass", "glob", "gzip", "heapq", "html/parser", "http/client"),
+    *("http/cookiejar", "http/server", "imaplib", "inspect", "ipaddress", "json/decoder"),
+    *("json/encoder", "locale", "logging/__init__", "logging/handlers", "mailbox", "mimetypes"),
+    *("netrc", "optparse", "os", "pathlib", "pdb", "pickletools", "platform", "plistlib"),
+    *("poplib", "posixpath", "pprint", "profile", "queue", "random", "sched", "selectors"),
+    *("shelve", "shlex", "shutil", "smtplib", "socketserver", "statistics", "string"),
+    *("subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize"),
+    *("traceback", "turtle", "unittest/case", "urllib/parse", "urllib/request", "uuid"),
+    *("venv/__init__", "wave", "webbrowser", "xml/dom/minidom", "zipfile"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,3 +93,29 @@ def _parts() -> dict[str, list[str]]:
     text = files("edge_spec.distill").joinpath("packaged_tasks.json").read_text("utf-8")
     found: dict[str, list[str]] = json.loads(text)
     return found
+
+
+@cache
+def library_functions() -> tuple[str, ...]:
+    """Returns functions of the standard library of the Python that runs."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    found: dict[str, None] = {}
+    for module in _MODULES:
+        path = folder / f"{module}.py"
+        if path.is_file():  # another version may have a package in its place, or nothing
+            found.update(dict.fromkeys(functions_of(path.read_text("utf-8"))))
+    return tuple(found)
+
+
+def functions_of(source: str) -> Iterator[str]:
+    """Yields the functions and methods of a Python file that are neither tiny nor long, as they are
+    written, without their indentation."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            first = node.lineno - 1
+            code = dedent("\n".join(lines[first : node.end_lineno])).strip()
+            is_short = _LEAST_LINES <= node.end_lineno - first <= _MOST_LINES
+            if is_short and len(code) <= _MOST_CHARACTERS:
+                yield code

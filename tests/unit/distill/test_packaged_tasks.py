@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edge_spec.distill.packaged_tasks import PackagedTasks
-from edge_spec.distill.source_functions import functions_of
+from edge_spec.distill.packaged_tasks import PackagedTasks, functions_of
 
 METHOD = '''
 class Adder:
