@@ -28,7 +28,7 @@ def status(model: _Model = None, json: options.Json = False) -> None:
 
     learnt, remembered = _kept(model)
     found = [document(path) for path in learnt]
-    files = [
+    files: list[dict[str, Any]] = [
         {"model": _model_of(path), "path": str(path), "bytes": path.stat().st_size}
         for path in remembered
     ]

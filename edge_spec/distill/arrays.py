@@ -20,8 +20,9 @@ def save_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], note: object = None, mode: int = 0o644
 ) -> None:
     """note: what JSON can hold. Raises StorageError where there is no space, OSError."""
+    stored: dict[str, Any] = {**arrays, "note": np.array(json.dumps(note))}
     with atomic_file(path, mode) as work, work.open("wb") as file:
-        np.savez(file, **arrays, note=np.array(json.dumps(note)))
+        np.savez(file, **stored)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], Any]:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
 from edge_spec.distill.arrays import write_safetensors
-from edge_spec.distill.conversations import coverage
+from edge_spec.distill.conversations import count_answered, coverage
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS, Kind
@@ -27,6 +27,7 @@ from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.training_state import Evaluation
 from edge_spec.loader.head import StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
+from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 
@@ -115,24 +116,6 @@ class Drafter:
             (directory / name).write_text(text, encoding="utf-8")
 
 
-@dataclass(frozen=True, eq=False)
-class Learnt:
-    """The drafter, and how it came to it. num_scored: tokens that it may draft; coverage: the share
-    of held-out tokens that these are. num_own: tokens of texts of its own, learnt from after the
-    step on_policy_from of the history."""
-
-    drafter: Drafter
-    history: Sequence[Evaluation]
-    best: Evaluation
-    num_scored: int
-    coverage: float
-    costs: Costs
-    num_learnt: int  # tokens of answers,
-    num_held_out: int
-    num_own: int = 0
-    on_policy_from: int | None = None
-
-
 def learn(
     examples: Sequence[Example],
     target: Target,
@@ -140,9 +123,9 @@ def learn(
     keeping: Keeping,
     progress: Progress,
     trials: Trials,
-) -> Learnt:
-    """Goes on with the training that is kept, where it is the same. Raises an EdgeSpecError,
-    OSError."""
+) -> tuple[Drafter, dict[str, Any]]:
+    """Returns the drafter and what was measured of it. Goes on with the training that is kept,
+    where it is the same. Raises an EdgeSpecError, OSError."""
     import torch
 
     from edge_spec.distill.products import fastest_products
@@ -163,20 +146,43 @@ def learn(
     )
     training = _PhasedTraining(trainee, teacher, costs, folder, digest)
     history, own = training.run(examples, options, progress, trials.own_examples)
+    report = _report(history, costs, examples, target, kind)
+    report["tokens"]["own"] = sum(each.conversation.num_answered for each in own)
+    report["on_policy_from"] = training.on_policy_from
+    return _for_target(_drafter(trainee), kind, target), report
+
+
+def _report(
+    history: Sequence[Evaluation],
+    costs: Costs,
+    examples: Sequence[Example],
+    target: Target,
+    kind: Kind,
+) -> dict[str, Any]:
+    """docs/distill.md lists the fields."""
+    best = max(history, key=lambda each: each.speedup)
     held_out = [each.conversation for each in examples if each.conversation.is_held_out]
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
-    return Learnt(
-        drafter=_for_target(_drafter(trainee), kind, target),
-        history=tuple(history),
-        best=max(history, key=lambda each: each.speedup),
-        num_scored=target.config.vocab_size if kind.scores_all else len(target.token_ids),
-        coverage=1.0 if kind.scores_all else coverage(held_out, target.token_ids),
-        costs=costs,
-        num_learnt=sum(each.num_answered for each in learnt),
-        num_held_out=sum(each.num_answered for each in held_out),
-        num_own=sum(each.conversation.num_answered for each in own),
-        on_policy_from=training.on_policy_from,
-    )
+    return {
+        "acceptance": list(best.of_position),
+        "forecast": {"num_draft_tokens": best.num_draft_tokens, "speedup": best.speedup},
+        "pays": best.speedup > 1,
+        "tokens": {"learnt": count_answered(learnt), "held_out": count_answered(held_out)},
+        "vocabulary": {
+            "scored": target.config.vocab_size if kind.scores_all else len(target.token_ids),
+            "coverage": 1.0 if kind.scores_all else coverage(held_out, target.token_ids),
+        },
+        "costs_ms": {
+            "passes": {rows: 1e3 * seconds for rows, seconds in costs.passes_s.items()},
+            "draft_token": 1e3 * costs.draft_token_s,
+        },
+        # JSON has no number for what was not measured.
+        "history": [
+            asdict(each) | {"loss": None if math.isnan(each.loss) else each.loss}
+            for each in history
+        ],
+        "machine": describe_machine(),
+    }
 
 
 @dataclass(eq=False)

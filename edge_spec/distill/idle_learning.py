@@ -22,12 +22,12 @@ import numpy as np
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.model import Progress
 from edge_spec.distill.conversations import filled_up, most_written
 from edge_spec.distill.draft_runs import draft_token_s
 from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
 from edge_spec.distill.learnt_folder import LearntFolder, folder_of, open_folder
 from edge_spec.distill.request import DistillRequest, default_scored, require_torch
-from edge_spec.distill.training_report import document
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
@@ -224,13 +224,10 @@ def learn_while_idle(assignment: str) -> None:
             shutil.rmtree(folder.path, ignore_errors=True)  # what was written meanwhile
 
 
-def train_head(
-    folder: LearntFolder, told: dict[str, Any], progress: Callable[[str, float], None]
-) -> None:
+def train_head(folder: LearntFolder, told: dict[str, Any], progress: Progress) -> None:
     """told: `model`, whose output matrix the head shares, `passes_s`, the times of its passes by
     rows, and `eos_ids`. Raises an EdgeSpecError, OSError, and what `progress` raises."""
-    source = Source(told["model"], lambda what, fraction: None)
-    weights = open_tables(source, _SHARES)
+    weights = open_tables(Source(told["model"], lambda what, fraction: None), _SHARES)
     config = weights.config
     answers = folder.answers()
     until = folder.unfinished()
@@ -249,11 +246,10 @@ def train_head(
     trials = Trials(lambda path: draft_token_s(path, config, weights))
     # By its number alone: an answer that was removed meanwhile does not begin it anew.
     keeping = Keeping(folder.training, f"{until:08}", _KEPT_EVERY_S)
-    found = learn(examples, target, request, keeping, progress, trials)
-    report = document(request.kind, source.name, found) | {"until": until}
+    drafter, report = learn(examples, target, request, keeping, progress, trials)
     with atomic_directory(folder.head) as work:
-        found.drafter.write(work)
-        (work / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        drafter.write(work)
+        (work / "report.json").write_text(json.dumps(report | {"until": until}), encoding="utf-8")
     shutil.rmtree(folder.training, ignore_errors=True)
 
 

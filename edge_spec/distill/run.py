@@ -47,7 +47,6 @@ from edge_spec.distill.prompts import (
 )
 from edge_spec.distill.request import DistillRequest, default_scored
 from edge_spec.distill.training_device import training_device
-from edge_spec.distill.training_report import document
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -101,10 +100,11 @@ def distill(
         name, target, examples = work.material(weights)
         trials = work.trials(target, examples)
         with training_device():
-            learnt = learn(examples, target, request, Keeping(folder), progress, trials)
+            drafter, report = learn(examples, target, request, Keeping(folder), progress, trials)
         with atomic_directory(out) as made:
-            learnt.drafter.write(made)
-            report = document(request.kind, name, learnt) | {"verify": _verified(work.proof(made))}
+            drafter.write(made)
+            report = {"model": name, "kind": request.kind, **report}
+            report["verify"] = _verified(work.proof(made))
             (made / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
         forget_training(folder)
     return Distilled(out, report)
