@@ -449,14 +449,6 @@ def test_a_process_that_fails_is_told_in_one_line(
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    "asked", [{"drafter": "suffix"}, {"drafter": "none"}, {"draft": "smollm2"}]
-)
-def test_other_drafters_are_refused(asked: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="--learn trains who drafts"):
-        require_learnable(AskedOptions(**asked))  # type: ignore[arg-type]
-
-
 def test_pytorch_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[distill\]"'):
@@ -521,6 +513,7 @@ def test_a_model_that_nothing_can_be_learnt_of_is_refused(
     ("arguments", "told"),
     [
         (["chat", "--learn", "--drafter", "suffix"], "--learn trains who drafts"),
+        (["serve", "--learn", "--drafter", "none"], "--learn trains who drafts"),
         (["serve", "--learn", "--draft", "smollm2"], "--learn trains who drafts"),
         (["serve", "a.gguf", "b.gguf", "--learn"], "--learn is for one model"),
         (["learn", "forget", "nobody"], "nothing was learnt from answers of nobody"),
