@@ -26,7 +26,7 @@ from edge_spec.core.model import Progress
 from edge_spec.distill.conversations import filled_up, most_written
 from edge_spec.distill.draft_runs import draft_token_s
 from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
-from edge_spec.distill.learnt_folder import LearntFolder, folder_of, open_folder
+from edge_spec.distill.learnt_folder import HeadReport, LearntFolder, folder_of, open_folder
 from edge_spec.distill.request import DistillRequest, default_scored, require_torch
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.engine.speculation import SpeculationFactory
@@ -106,7 +106,7 @@ class Learner:
         self._path = folder_of(source.name, source.identity, weights, runtime)
         self._release = try_hold(self._path)
         self._folder = open_folder(self._path)
-        self._report: dict[str, Any] = {}
+        self._report: HeadReport | None = None
         self._head: MedusaNetwork | None = None
         self._is_taking = self._release is not None
         self._spent = ("", 0.0)  # a day, and seconds of learning on it
@@ -148,7 +148,7 @@ class Learner:
         """Keeps an answer, but none that was forgotten while it was on its way."""
         try:
             if self._folder.is_forgotten:
-                self._report, self._head = {}, None
+                self._report, self._head = None, None
                 self._folder = open_folder(self._path)
             else:
                 self._folder.add(prompt, tokens, states)
@@ -197,12 +197,12 @@ class Learner:
         self._report, self._head = report, None
         placed, path = self._placed, self._folder.head
         try:
-            if report["pays"]:
+            if report is not None and report.pays:
                 threads = placed.options.threads
                 head = open_trained_head(path, placed.source, placed.target, threads, keeps=False)
                 assert isinstance(head, MedusaNetwork)
                 self._head = head
-        except (EdgeSpecError, KeyError, ValueError, OSError) as error:
+        except (EdgeSpecError, ValueError, OSError) as error:
             _log.warning("what was learnt for %s cannot be used: %s", self._name, error)
 
 

@@ -50,6 +50,20 @@ class KeptAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
+class HeadReport:
+    """until: the number of the first answer that the head has not seen. learnt_tokens: that it has
+    learnt from. speedup: over plain decoding, as it is forecast."""
+
+    until: int
+    learnt_tokens: int
+    speedup: float
+
+    @property
+    def pays(self) -> bool:
+        return self.speedup > 1
+
+
+@dataclass(frozen=True)
 class LearntFolder:
     """The answers of one model and the head that has learnt from them. path: of the drawn name."""
 
@@ -109,13 +123,13 @@ class LearntFolder:
                 _log.warning("%s is damaged and is left out: %s", path, error)
                 path.unlink(missing_ok=True)
 
-    def report(self) -> dict[str, Any]:
-        """Returns what was measured of the head; nothing where there is none that can be read."""
-        with suppress(OSError, ValueError, RecursionError):
+    def report(self) -> HeadReport | None:
+        """Returns what was measured of the head; None where there is none that can be read."""
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             found = json.loads((self.head / "report.json").read_bytes())
-            if isinstance(found, dict) and isinstance(found.get("until"), int):
-                return found
-        return {}
+            learnt, speedup = found["tokens"]["learnt"], found["forecast"]["speedup"]
+            return HeadReport(int(found["until"]), int(learnt), float(speedup))
+        return None
 
     def unfinished(self) -> int | None:
         """Returns the number of the first answer that an unfinished training does not see."""
@@ -129,8 +143,8 @@ class LearntFolder:
             return False
         if self.unfinished() is not None:
             return True
-        new = [each.num_tokens for each in answers if each.number >= report.get("until", 0)]
-        learnt = report["tokens"]["learnt"] if report else 0
+        until, learnt = (report.until, report.learnt_tokens) if report else (0, 0)
+        new = [each.num_tokens for each in answers if each.number >= until]
         return len(new) >= LEAST_ANSWERS and sum(new) >= max(LEAST_TOKENS, _MORE * learnt)
 
     def _file(self, answer: KeptAnswer) -> Path:
@@ -193,9 +207,9 @@ def document(path: Path) -> dict[str, Any]:
         "answers": len(answers),
         "answer_tokens": sum(each.num_tokens for each in answers),
         "bytes": num_bytes(path),
-        "learnt_tokens": report["tokens"]["learnt"] if report else 0,
-        "drafts": report.get("pays", False),
-        "gain": report["forecast"]["speedup"] if report else None,
+        "learnt_tokens": report.learnt_tokens if report else 0,
+        "drafts": report is not None and report.pays,
+        "gain": report.speedup if report else None,
     }
 
 

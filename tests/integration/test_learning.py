@@ -49,6 +49,7 @@ VOCAB, PATIENCE_S = 265, 60.0
 ASKED = AskedOptions(runtime="reference", threads=1)
 # Rows that cost next to nothing, and rows that cost a step each, which no draft token is worth.
 CHEAP = {1: 0.05, 2: 0.0501, 4: 0.0502, 8: 0.0504, 16: 0.0508}
+REPORT = {"until": 4, "tokens": {"learnt": 450}, "forecast": {"speedup": 1.25}}
 DEAR = {1: 0.05, 2: 0.1, 4: 0.2, 8: 0.4, 16: 0.8}
 
 
@@ -155,7 +156,8 @@ def test_a_head_learns_what_answers_say_and_another_one_waits_for_new_ones(
     rule.fill(folder, 7)
     assert folder.has_work()
     train_head(folder, told(target, CHEAP), quiet)
-    report = folder.report()
+    assert folder.report() is not None
+    report = json.loads((folder.head / "report.json").read_bytes())
     assert report["history"][0]["of_position"][0] < 0.05 < 0.1 < report["acceptance"][0]
     assert report["pays"] and report["until"] == 10
     assert report["tokens"] == {"learnt": 9 * 150, "held_out": 150, "own": 0}
@@ -163,7 +165,8 @@ def test_a_head_learns_what_answers_say_and_another_one_waits_for_new_ones(
     rule.fill(folder, 7)
     assert folder.has_work()
     train_head(folder, told(target, DEAR), quiet)
-    assert not folder.report()["pays"] and folder.report()["until"] == 17
+    found = folder.report()
+    assert found is not None and not found.pays and found.until == 17
 
 
 @pytest.mark.usefixtures("torch")
@@ -186,7 +189,8 @@ def test_an_interrupted_training_goes_on_although_more_was_answered(
     rule.fill(folder, 1)
     fractions: list[float] = []
     train_head(folder, told(target, CHEAP), lambda what, fraction: fractions.append(fraction))
-    assert fractions[0] > 0.04 and folder.report()["until"] == 10
+    found = folder.report()
+    assert fractions[0] > 0.04 and found is not None and found.until == 10
 
 
 @pytest.mark.usefixtures("torch")
@@ -375,7 +379,7 @@ def test_a_damaged_head_does_not_draft_and_is_told(
     with learning_engine(target) as (_, learner):
         head = learner._folder.head
     head.mkdir()
-    (head / "report.json").write_text('{"until": 3, "pays": true}')
+    (head / "report.json").write_text(json.dumps(REPORT))
     with learning_engine(target) as (engine, learner):
         assert "what was learnt for hf cannot be used" in caplog.text
         assert learner.head() is None
@@ -422,7 +426,8 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
         assert learner._may_begin()
         with Lifeline() as lifeline:
             learner._learn(lifeline)
-        assert learner._folder.report()["until"] == 10
+        found = learner._folder.report()
+        assert found is not None and found.until == 10 and learner._report == found
         assert not learner._may_begin()  # there is nothing new
         rule.fill(learner._folder)
         assert learner._may_begin() and learner._spent_s() > 0
@@ -536,8 +541,7 @@ def test_status_and_forget_say_what_there_is(
     out = capsys.readouterr().out
     assert "hf: 4 answers, 600 tokens" in out and "no head has been trained yet" in out
     folder.head.mkdir()
-    report = {"until": 4, "pays": True, "tokens": {"learnt": 450}, "forecast": {"speedup": 1.25}}
-    (folder.head / "report.json").write_text(json.dumps(report))
+    (folder.head / "report.json").write_text(json.dumps(REPORT))
     assert run(["learn", "status", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["models"]
     assert (told["model"], told["answers"], told["drafts"]) == ("hf", 4, True)
