@@ -49,8 +49,8 @@ VOCAB, PATIENCE_S = 265, 60.0
 ASKED = AskedOptions(runtime="reference", threads=1)
 # Rows that cost next to nothing, and rows that cost a step each, which no draft token is worth.
 CHEAP = {1: 0.05, 2: 0.0501, 4: 0.0502, 8: 0.0504, 16: 0.0508}
-REPORT = {"until": 4, "tokens": {"learnt": 450}, "forecast": {"speedup": 1.25}}
 DEAR = {1: 0.05, 2: 0.1, 4: 0.2, 8: 0.4, 16: 0.8}
+REPORT = {"until": 4, "tokens": {"learnt": 450}, "forecast": {"speedup": 1.25}}
 
 
 def quiet(what: str, fraction: float) -> None:
