@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import may_replace, require_readable
 

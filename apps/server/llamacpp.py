@@ -32,8 +32,8 @@ from edge_spec.apps.server.timings import timings
 from edge_spec.apps.server.work import Desk
 from edge_spec.apps.validation import by_kind
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
-from edge_spec.text.infill import InfillPrompt
 from edge_spec.text.control_tokens import PlainText
+from edge_spec.text.infill import InfillPrompt
 
 MAX_FILES = 1024
 

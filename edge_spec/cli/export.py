@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
-_CONVERTED = "safetensors"  # of a head's pickled weights
 _COMPILED = "qnn"  # the one that is for one processor alone
 
 
@@ -33,8 +32,7 @@ class AskedExport:
         Option(
             "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
             "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle; {_CONVERTED}: of a trained head whose weights "
-            f"are pickled.  [default: {_SINGLE}]",
+            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
             None,
         ),
     ] = None
@@ -115,11 +113,11 @@ def export(
     export_options = _export_options(asked, choices)
     if choices is not None:
         _export_pair(model, out, choices, export_options, (asked.draft, asked.draft_layers), json)
-    elif asked == AskedExport(format=_CONVERTED, check=asked.check):
-        _convert_pickled(Path(model), out, json)
-    elif asked.format == _CONVERTED:
+    elif asked.format == "safetensors":
         raise UsageError(
-            f"--format {_CONVERTED} keeps tensors as they are", remedy="Leave other options out."
+            "--format safetensors is gone: pickled weights are not converted",
+            remedy='Use PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "'
+            'model.safetensors").',
         )
     elif asked.draft is None and asked.draft_layers is None:
         _export_one(model, out, asked.format or _SINGLE, export_options, json)
@@ -203,17 +201,6 @@ def _export_one(
             "KL divergence {kl_divergence:.4f}, largest logit difference "
             "{max_logit_difference:.3g}".format(**report.parity)
         )
-
-
-def _convert_pickled(head: Path, out: Path, as_json: bool) -> None:
-    from edge_spec.distill.pickled import convert_pickled
-    from edge_spec.storage.atomic import expanded
-
-    count = convert_pickled(expanded(head), out)
-    if as_json:
-        print_json({"path": str(out), "num_tensors": count})
-        return
-    print(f"{out}: {count} tensors; use it with --draft {out}")
 
 
 def _export_pair(

@@ -45,6 +45,7 @@ _INSTEAD = {
     "accept": "accept is gone: edge-spec doctor MODEL --run tries a device",
     "--peer-model": "--peer-model is gone: all libraries read the one GGUF file. Leave it out",
     "--peer-python": "--peer-python is gone: --peers finds llama-server on the PATH",
+    "--from": "--from is gone: give --domain DIR, or questions about your code as --prompts FILE",
     "--power-log": f"--power-log is gone: {_ENERGY}. Leave it out",
     "--html": "--html is gone: --json prints the same report",
     "--prefer": f"--prefer is gone: {_ENERGY}, and a plan is the fastest. Leave it out",

@@ -24,7 +24,7 @@ def open_engine(
     Raises an EdgeSpecError, and what `screen` raises."""
     learning = None
     if learns:
-        from edge_spec.learning.learner import require_learnable, start_learning
+        from edge_spec.distill.idle_learning import require_learnable, start_learning
 
         require_learnable(options)
         learning = start_learning

@@ -111,7 +111,7 @@ Learn = Annotated[
     bool,
     typer.Option(
         "--learn",
-        help="Keep answers on this machine, and train a head on them while idle: learn.md.",
+        help="Keep answers on this machine, and train a head on them while idle: distill.md.",
         rich_help_panel="Model and drafting",
     ),
 ]

@@ -22,12 +22,10 @@ from edge_spec.control.cost import RowCosts
 @dataclass(frozen=True)
 class Acceptance:
     """of_position: by position, given that all before it were accepted; from every place.
-    tokens_a_round: with 1, 2, ... draft tokens a round, the target's own token included.
-    num_drafts: of which the first position was measured."""
+    tokens_a_round: with 1, 2, ... draft tokens a round, the target's own token included."""
 
     of_position: tuple[float, ...]
     tokens_a_round: tuple[float, ...]
-    num_drafts: int
 
 
 def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acceptance:
@@ -43,7 +41,7 @@ def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acce
         found.append(float(reached.sum() / tried.sum()) if tried.any() else 0.0)
     counts = range(1, right.shape[1] + 1)
     of_rounds = tuple(_tokens_a_round(drafts, count) for count in counts)
-    return Acceptance(tuple(found), of_rounds, int(there[:, 0].sum()))
+    return Acceptance(tuple(found), of_rounds)
 
 
 def _tokens_a_round(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> float:
@@ -75,13 +73,6 @@ class Forecast:
 
     num_draft_tokens: int
     speedup: float
-
-    @property
-    def pays(self) -> bool:
-        return self.speedup > 1
-
-    def __str__(self) -> str:
-        return f"{self.speedup:.2f} times plain decoding with {self.num_draft_tokens} draft tokens"
 
 
 def best_chain(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Condition, Event, Thread
+from threading import Event, Lock
 
 from edge_spec.core.model import Progress
 from edge_spec.core.shared_pass import SharesPasses
@@ -16,8 +17,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UsageError
 
 CONVERSATIONS = 8  # at a time
-_TOLD_EVERY_S = 0.5
-
+_TICK_S = 0.5  # within which an interrupt is noticed on every system
 
 # Answers as `Tasks.conversation` does. Raises WriterLostError where another one has to do it.
 Writer = Callable[[int, Event], Conversation | None]
@@ -70,97 +70,80 @@ class _Writing:
         self._file = file
         self._num_tokens = num_tokens
         self._progress = progress
-        self._changed = Condition()
+        self._lock = Lock()
         self._stop = Event()
         self._next = 0
-        self._given_back: list[int] = []
-        self._num_at_work = 0
-        self._errors: list[BaseException] = []
+        self._given_back: list[int] = []  # of lost writers
 
     def run(self, writers: Writers) -> None:
         if self._is_enough():
             return
         self._tell()
         with writers() as opened:
-            workers = [Thread(target=self._work, args=(each,)) for each in opened]
-            for worker in workers:
-                worker.start()
-            try:
-                while any(worker.is_alive() for worker in workers):
-                    workers[0].join(_TOLD_EVERY_S)
-                    if not workers[0].is_alive():
-                        for worker in workers:
-                            worker.join(_TOLD_EVERY_S)
-                    self._tell()
-            finally:
-                self._stop.set()
-                with self._changed:
-                    self._changed.notify_all()
-                for worker in workers:
-                    worker.join()
-        if self._errors:
-            raise self._errors[0]
-        if self._given_back:
+            left = self._work_all(opened)
+            while left and self._has_left_over():
+                left = self._work_all(left)
+        if self._has_left_over():
             raise DeviceError(
                 "all machines that wrote answers are gone",
                 remedy="Start them again: the same command goes on with what is written.",
             )
 
-    def _work(self, writer: Writer) -> None:
+    def _work_all(self, writers: Sequence[Writer]) -> list[Writer]:
+        """Returns those that were not lost."""
+        with ThreadPoolExecutor(len(writers)) as pool:
+            working = [pool.submit(self._work, each) for each in writers]
+            try:
+                while wait(working, _TICK_S).not_done:
+                    pass
+            except BaseException:
+                self._stop.set()
+                raise
+        found = [each.result() for each in working]
+        return [each for each in found if each is not None]
+
+    def _work(self, writer: Writer) -> Writer | None:
         try:
-            while (task := self._taken()) is not None:
+            while (task := self._take()) is not None:
                 try:
                     found = writer(task, self._stop)
                 except WriterLostError:
-                    self._ended(task)
-                    return
+                    self._given_back.append(task)
+                    return None
                 if self._stop.is_set():
-                    return
-                with self._changed:
-                    self._file.add(task, found)
-                self._ended()
-        except BaseException as error:  # is raised where the run was begun
-            self._errors.append(error)
-            self._stop.set()
-            self._ended()
-
-    def _taken(self) -> int | None:
-        """Waits while others are at the last tasks, one of which may be given back."""
-        with self._changed:
-            while not self._stop.is_set() and not self._is_enough():
-                task = self._free_task()
-                if task is not None:
-                    self._num_at_work += 1
-                    return task
-                if not self._num_at_work:
                     break
-                self._changed.wait()
-            return None
+                with self._lock:
+                    self._file.add(task, found)
+                    self._tell()
+            return writer
+        except BaseException:
+            self._stop.set()
+            raise
 
-    def _free_task(self) -> int | None:
-        if self._given_back:
-            return self._given_back.pop()
-        while self._file.has(self._next):
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._stop.is_set() or self._is_enough():
+                return None
+            if self._given_back:
+                return self._given_back.pop()
+            while self._file.has(self._next):
+                self._next += 1
+            if self._tasks.count is not None and self._next >= self._tasks.count:
+                return None
             self._next += 1
-        if self._tasks.count is not None and self._next >= self._tasks.count:
-            return None
-        self._next += 1
-        return self._next - 1
+            return self._next - 1
 
-    def _ended(self, given_back: int | None = None) -> None:
-        with self._changed:
-            self._num_at_work -= 1
-            if given_back is not None:
-                self._given_back.append(given_back)
-            self._changed.notify_all()
+    def _has_left_over(self) -> bool:
+        return bool(self._given_back) and not self._is_enough()
 
     def _is_enough(self) -> bool:
-        return count_answered(self._file.until(self._num_tokens)) >= self._num_tokens
+        return self._num_written() >= self._num_tokens
+
+    def _num_written(self) -> int:
+        return count_answered(self._file.until(self._num_tokens))
 
     def _tell(self) -> None:
-        with self._changed:
-            written = count_answered(self._file.until(self._num_tokens))
-        self._progress("Writing answers", min(1.0, written / self._num_tokens))
+        self._progress("Writing answers", min(1.0, self._num_written() / self._num_tokens))
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import hashlib
 import logging
 import os
 import socket
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Queue
@@ -32,20 +31,16 @@ from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageErro
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.digests import known_sha256
 
 _CONNECT_S = 5.0
 _POLL_S = 0.5
-_START = "Start the cluster with ray start --head, and give the address that it shows."
-# A frame of HTTP/2 with none of them; its kind is the fourth byte.
-_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-_HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
+_COMPARED_BYTES = 1 << 16  # of the end of each file
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """Carries an error of another machine."""
+    """Carries an error of another machine: Ray cannot send it as it is."""
 
     message: str
     remedy: str
@@ -57,39 +52,34 @@ class _Machine:
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
         self._free: Queue[Engine] = Queue()
-        self._engine: Engine | None = None
-        self._opened = ExitStack()
 
-    def open(self) -> str | _Refused:
-        """Returns the digest of the model's files."""
+    def run(self, work: str, *given: Any) -> Any:
+        """Returns what the method `work` does, or its refusal."""
         try:
-            engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
-            self._engine = self._opened.enter_context(engine)
-            shares = isinstance(engine.parts.model, SharesPasses)
-            self._free.put(engine)
-            for _ in range(CONVERSATIONS - 1 if shares else 0):
-                self._free.put(self._opened.enter_context(engine.fork()))
-            return content_of(self._model)
+            return getattr(self, work)(*given)
         except EdgeSpecError as error:
             return _Refused(error.message, error.remedy)
 
-    def written(self, task: int) -> Conversation | _Refused | None:
+    def open(self) -> str:
+        """Returns what `content_of` says of the model."""
+        self._engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
+        shares = isinstance(self._engine.parts.model, SharesPasses)
+        self._free.put(self._engine)
+        for _ in range(CONVERSATIONS - 1 if shares else 0):
+            self._free.put(self._engine.fork())
+        return content_of(self._model)
+
+    def write(self, task: int) -> Conversation | None:
         engine = self._free.get()
         try:
             return self._tasks.conversation(engine, task, Event())
-        except EdgeSpecError as error:
-            return _Refused(error.message, error.remedy)
         finally:
             self._free.put(engine)
 
     def features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
-    ) -> list[np.ndarray] | _Refused:
-        assert self._engine is not None
-        try:
-            return list(feature_rows(self._engine.parts.model, conversations, request))
-        except EdgeSpecError as error:
-            return _Refused(error.message, error.remedy)
+    ) -> list[np.ndarray]:
+        return list(feature_rows(self._engine.parts.model, conversations, request))
 
 
 @dataclass(eq=False)
@@ -136,33 +126,28 @@ class Cluster:
 
     @contextmanager
     def writers(self) -> Iterator[Sequence[Writer]]:
-        yield [
-            partial(self._written, each) for each in self._machines for _ in range(CONVERSATIONS)
-        ]
+        yield [partial(self._write, each) for each in self._machines for _ in range(CONVERSATIONS)]
 
     def feature_rows(
         self, conversations: Sequence[Conversation], request: FeatureRequest
     ) -> Generator[np.ndarray]:
         """Reads as `features.feature_rows` does."""
         size = _CONVERSATIONS_A_TASK
-        parts = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+        parts = [list(conversations[at : at + size]) for at in range(0, len(conversations), size)]
         begun: list[tuple[Any, Any]] = []
         for index, part in enumerate(parts):
-            ahead = index + 2 * len(self._machines)
-            while len(begun) < min(ahead, len(parts)):
-                begun.append(self._begun(parts[len(begun)], request, len(begun)))
-            machine, found = begun[index]
+            while len(begun) < min(index + max(1, 2 * len(self._machines)), len(parts)):
+                begun.append(self._begin(len(begun), parts[len(begun)], request))
             while True:
+                machine, found = begun[index]
                 try:
-                    yield from _got(found, Event())
+                    yield from self._got(machine, found, Event())
                     break
                 except WriterLostError:
-                    self._lose(machine)
-                    machine, found = self._begun(part, request, index)
+                    begun[index] = self._begin(index, part, request)
+            begun[index] = (None, None)  # Ray may forget what was read
 
-    def _begun(
-        self, part: Sequence[Conversation], request: FeatureRequest, index: int
-    ) -> tuple[Any, Any]:
+    def _begin(self, index: int, part: list[Conversation], request: FeatureRequest) -> Any:
         """Returns the machine that was given the part, and what Ray will have its features as."""
         if not self._machines:
             raise DeviceError(
@@ -170,19 +155,11 @@ class Cluster:
                 remedy="Start them again: the same command goes on with what is read.",
             )
         machine = self._machines[index % len(self._machines)]
-        return machine, machine.features.remote(list(part), request)
+        return machine, machine.run.remote("features", part, request)
 
-    def _written(self, machine: Any, task: int, stop: Event) -> Conversation | None:
-        try:
-            found: Conversation | None = _got(machine.written.remote(task), stop)
-            return found
-        except WriterLostError:
-            self._lose(machine)
-            raise
-
-    def _lose(self, machine: Any) -> None:
-        with suppress(ValueError):  # another of its tasks was first
-            self._machines.remove(machine)
+    def _write(self, machine: Any, task: int, stop: Event) -> Conversation | None:
+        found: Conversation | None = self._got(machine, machine.run.remote("write", task), stop)
+        return found
 
     def _open(self) -> None:
         import ray
@@ -199,92 +176,77 @@ class Cluster:
             )
             self._machines.append(options.remote(self.model, self.asked, self.tasks))
         content = content_of(self.model)
-        opening = [machine.open.remote() for machine in self._machines]
-        for node, machine, found in zip(nodes, list(self._machines), opening, strict=True):
-            try:
-                there = _got(found, Event(), where=f"{node['NodeManagerAddress']}: ")
-            except WriterLostError:
-                self._lose(machine)
-                continue
-            if there != content:
-                raise DeviceError(
-                    f"{self.model} on {node['NodeManagerAddress']} is another model than here",
-                    remedy="Copy the model to the same path on all machines.",
-                )
+        opening = [(machine, machine.run.remote("open")) for machine in self._machines]
+        for node, (machine, found) in zip(nodes, opening, strict=True):
+            with suppress(WriterLostError):
+                where = node["NodeManagerAddress"]
+                if self._got(machine, found, Event(), where=f"{where}: ") != content:
+                    raise DeviceError(
+                        f"{self.model} on {where} is another model than here",
+                        remedy="Copy the model to the same path on all machines.",
+                    )
         if not self._machines:
             raise DeviceError(
                 f"no machine of the Ray cluster at {self.address} can be used",
                 remedy="Look at them with: ray status.",
             )
 
+    def _got(self, machine: Any, found: Any, stop: Event, where: str = "") -> Any:
+        """Returns what a task has given; None after a stop. Raises WriterLostError where its
+        machine is lost, and DeviceError for what it refused."""
+        import ray
+        from ray.exceptions import ObjectLostError, RayActorError, RayError
+
+        try:
+            while not ray.wait([found], timeout=_POLL_S)[0]:
+                if stop.is_set():
+                    return None
+            value = ray.get(found)
+        except (ObjectLostError, RayActorError) as error:
+            with suppress(ValueError):  # another of its tasks was first
+                self._machines.remove(machine)
+            raise WriterLostError from error
+        except RayError as error:
+            raise SessionError(
+                f"a task on the cluster failed: {str(error).strip().splitlines()[-1]}",
+                remedy="Leave --ray out, or repair that machine.",
+            ) from None
+        if isinstance(value, _Refused):
+            raise DeviceError(where + value.message, remedy=value.remedy)
+        return value
+
 
 def require_answer(address: str) -> None:
-    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers, or somebody
-    else than Ray: Ray itself would wait for minutes."""
+    """Raises UsageError for what is no HOST:PORT, DeviceError where nobody answers: Ray would wait
+    for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host or int(port) > 65535:
         raise UsageError(
             f"--ray {address} is no address", remedy="Give HOST:PORT, as ray start has shown it."
         )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
-            # Within TLS nothing can be seen from outside.
-            is_encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-            is_ray = is_encrypted or _speaks_http2(connection, time.monotonic() + _CONNECT_S)
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
-        raise DeviceError(f"nobody answers at {address}: {error}", remedy=_START) from None
-    if not is_ray:
-        raise DeviceError(f"what answers at {address} is no Ray cluster", remedy=_START)
-
-
-def _speaks_http2(connection: socket.socket, end: float) -> bool:
-    """Says whether the first frame that comes back are settings (RFC 9113, section 3.4), as from
-    the gRPC server of a cluster's head."""
-    with suppress(OSError):  # what else there is may hang up, or say nothing
-        connection.sendall(_HTTP2_BEGINS)
-        found = b""
-        while len(found) < len(_SETTINGS) and (left := end - time.monotonic()) > 0:
-            connection.settimeout(left)
-            part = connection.recv(len(_SETTINGS) - len(found))
-            if not part:
-                break
-            found += part
-        return len(found) == len(_SETTINGS) and found[3] == _SETTINGS[3]
-    return False
+        raise DeviceError(
+            f"nobody answers at {address}: {error}",
+            remedy="Start the cluster with ray start --head, and give the address that it shows.",
+        ) from None
 
 
 def content_of(model: str) -> str:
-    """A digest of the model's files, wherever they are."""
+    """Changes with the model's files, wherever they are: of each the name, the size and the end."""
     source = Source(model, _quiet)
     if source.is_demo or source.on_hub is not None:
         return source.identity
     path = source.path
     files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
-    digests = [(file.name, known_sha256(file)) for file in files]
-    return hashlib.sha256(repr(digests).encode()).hexdigest()
-
-
-def _got(found: Any, stop: Event, where: str = "") -> Any:
-    """Returns what a task has given; None after a stop. Raises WriterLostError with its machine,
-    and DeviceError for what it refused."""
-    import ray
-    from ray.exceptions import ObjectLostError, RayActorError, RayError
-
-    try:
-        while not ray.wait([found], timeout=_POLL_S)[0]:
-            if stop.is_set():
-                return None
-        value = ray.get(found)
-    except (ObjectLostError, RayActorError) as error:
-        raise WriterLostError from error
-    except RayError as error:
-        raise SessionError(
-            f"a task on the cluster failed: {str(error).strip().splitlines()[-1]}",
-            remedy="Leave --ray out, or repair that machine.",
-        ) from None
-    if isinstance(value, _Refused):
-        raise DeviceError(where + value.message, remedy=value.remedy)
-    return value
+    content = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _COMPARED_BYTES))
+            content.update(f"{each.name} {size} ".encode() + file.read())
+    return content.hexdigest()
 
 
 def _quiet(what: str, fraction: float) -> None:

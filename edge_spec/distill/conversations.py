@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from edge_spec.storage.resumable import StepFile
-
-_TOKEN = np.dtype("<i4")
+ANSWERS_FILE = "answers.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,8 @@ class Conversation:
 
 
 class ConversationFile:
-    """The conversations of tasks 0, 1, ... of one run, in the order in which they were done.
+    """The conversations of tasks 0, 1, ... of one run, a line of JSON each, in the order in which
+    they were done.
 
     A task may have none: what was written was not worth answering, say. A kill loses the ones that
     were being written, and damage those after it. Raises OSError.
@@ -38,19 +39,25 @@ class ConversationFile:
 
     def __init__(self, folder: Path) -> None:
         self._done: dict[int, Conversation | None] = {}
-        self._file = StepFile(folder / "answers.bin", folder / "answers.log")
-        stored = np.fromfile(folder / "answers.bin", _TOKEN)
-        at = 0
-        for task, start, is_held_out, count in self._file.steps:
-            tokens = stored[at : at + count]
-            at += count
-            self._done[task] = Conversation(tokens, start, is_held_out) if count else None
+        path = folder / ANSWERS_FILE
+        path.touch()
+        self._file = path.open("r+b")
+        end = 0
+        for line in self._file:
+            found = _parsed(line)
+            if found is None:
+                break
+            self._done[found[0]] = found[1]
+            end += len(line)
+        self._file.seek(end)
+        self._file.truncate()
 
     def add(self, task: int, found: Conversation | None) -> None:
-        tokens = np.empty(0, _TOKEN) if found is None else found.tokens.astype(_TOKEN)
-        self._file.write(tokens.tobytes())
-        start, held_out = (0, False) if found is None else (found.start, found.is_held_out)
-        self._file.finish([task, start, held_out, len(tokens)])
+        told: list[object] = [task, 0, False, []]
+        if found is not None:
+            told = [task, found.start, found.is_held_out, found.tokens.tolist()]
+        self._file.write(json.dumps(told).encode() + b"\n")
+        self._file.flush()
         self._done[task] = found
 
     def has(self, task: int) -> bool:
@@ -71,7 +78,17 @@ class ConversationFile:
                 yield found
 
     def close(self) -> None:
-        self._file.__exit__(None)
+        self._file.close()
+
+
+def _parsed(line: bytes) -> tuple[int, Conversation | None] | None:
+    """Returns a task and its conversation; None for a line that is damaged or was not finished."""
+    with suppress(OverflowError, TypeError, ValueError):
+        task, start, is_held_out, tokens = json.loads(line)
+        found = Conversation(np.array(tokens, np.int32), int(start), bool(is_held_out))
+        if line.endswith(b"\n"):
+            return int(task), found if tokens else None
+    return None
 
 
 def count_answered(conversations: Sequence[Conversation]) -> int:

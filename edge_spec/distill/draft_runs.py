@@ -24,6 +24,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.distill.answers import local_writers, write_conversations
 from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.prompts import answered
+from edge_spec.distill.work_folder import KEPT_DAYS
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
@@ -35,7 +36,6 @@ from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.resumable import KEPT_DAYS
 
 _REPETITIONS = 9
 # More than a processor's caches hold: what a step finds there after the target's pass.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,16 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
-from edge_spec.distill.conversations import coverage
+from edge_spec.distill.arrays import write_safetensors
+from edge_spec.distill.conversations import count_answered, coverage
 from edge_spec.distill.draft_runs import TRIED, UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.tensor_file import write_tensors
 from edge_spec.distill.training_state import Evaluation
 from edge_spec.loader.head import StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
+from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 
@@ -59,6 +61,17 @@ _ON_POLICY_EPOCHS = 1
 if TYPE_CHECKING:
     from edge_spec.distill.trainee import Teacher, Trainee
     from edge_spec.distill.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Says where an unfinished training is kept. name: of it; "": made of all that decides it.
+    every_s: how often, beside each evaluation."""
+
+    folder: Path
+    name: str = ""
+    every_s: float = math.inf
+
 
 OwnExamples = Callable[[Path], Sequence[Example]]
 
@@ -97,40 +110,22 @@ class Drafter:
 
     def write(self, directory: Path) -> None:
         """Raises StorageError where there is no space, OSError."""
-        write_tensors(directory / "model.safetensors", self.tensors)
+        write_safetensors(directory / "model.safetensors", self.tensors)
         texts = {"config.json": json.dumps(self.config, indent=2), **self.texts}
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
-
-
-@dataclass(frozen=True, eq=False)
-class Learnt:
-    """The drafter, and how it came to it. num_scored: tokens that it may draft; coverage: the share
-    of held-out tokens that these are. num_own: tokens of texts of its own, learnt from after the
-    step on_policy_from of the history."""
-
-    drafter: Drafter
-    history: Sequence[Evaluation]
-    best: Evaluation
-    num_scored: int
-    coverage: float
-    costs: Costs
-    num_learnt: int  # tokens of answers,
-    num_held_out: int
-    num_own: int = 0
-    on_policy_from: int | None = None
 
 
 def learn(
     examples: Sequence[Example],
     target: Target,
     request: DistillRequest,
-    folder: Path,
+    keeping: Keeping,
     progress: Progress,
     trials: Trials,
-) -> Learnt:
-    """folder: keeps the training, which is gone on with where it is the same. Raises an
-    EdgeSpecError, OSError."""
+) -> tuple[Drafter, dict[str, Any]]:
+    """Returns the drafter and what was measured of it. Goes on with the training that is kept,
+    where it is the same. Raises an EdgeSpecError, OSError."""
     import torch
 
     from edge_spec.distill.products import fastest_products
@@ -142,8 +137,8 @@ def learn(
     output = StoredTables(target.weights).output_rows(target.token_ids)
     teacher = Teacher(target.config, output, target.token_ids, fastest_products())
     trainee = kind.make(teacher, target.weights, request)
-    options = _options(kind, request, examples)
-    digest = _digest(options, request, target, examples)
+    options = replace(_options(kind, request, examples), kept_every_s=keeping.every_s)
+    folder, digest = keeping.folder, keeping.name or _digest(options, request, target, examples)
     # Measured once: a training that is gone on with judges by the same costs.
     costs = kept_costs(
         folder / f"costs-{digest}.json",
@@ -151,20 +146,43 @@ def learn(
     )
     training = _PhasedTraining(trainee, teacher, costs, folder, digest)
     history, own = training.run(examples, options, progress, trials.own_examples)
+    report = _report(history, costs, examples, target, kind)
+    report["tokens"]["own"] = sum(each.conversation.num_answered for each in own)
+    report["on_policy_from"] = training.on_policy_from
+    return _for_target(_drafter(trainee), kind, target), report
+
+
+def _report(
+    history: Sequence[Evaluation],
+    costs: Costs,
+    examples: Sequence[Example],
+    target: Target,
+    kind: Kind,
+) -> dict[str, Any]:
+    """docs/distill.md lists the fields."""
+    best = max(history, key=lambda each: each.speedup)
     held_out = [each.conversation for each in examples if each.conversation.is_held_out]
     learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
-    return Learnt(
-        drafter=_for_target(_drafter(trainee), kind, target),
-        history=tuple(history),
-        best=max(history, key=lambda each: each.speedup),
-        num_scored=target.config.vocab_size if kind.scores_all else len(target.token_ids),
-        coverage=1.0 if kind.scores_all else coverage(held_out, target.token_ids),
-        costs=costs,
-        num_learnt=sum(each.num_answered for each in learnt),
-        num_held_out=sum(each.num_answered for each in held_out),
-        num_own=sum(each.conversation.num_answered for each in own),
-        on_policy_from=training.on_policy_from,
-    )
+    return {
+        "acceptance": list(best.of_position),
+        "forecast": {"num_draft_tokens": best.num_draft_tokens, "speedup": best.speedup},
+        "pays": best.speedup > 1,
+        "tokens": {"learnt": count_answered(learnt), "held_out": count_answered(held_out)},
+        "vocabulary": {
+            "scored": target.config.vocab_size if kind.scores_all else len(target.token_ids),
+            "coverage": 1.0 if kind.scores_all else coverage(held_out, target.token_ids),
+        },
+        "costs_ms": {
+            "passes": {rows: 1e3 * seconds for rows, seconds in costs.passes_s.items()},
+            "draft_token": 1e3 * costs.draft_token_s,
+        },
+        # JSON has no number for what was not measured.
+        "history": [
+            asdict(each) | {"loss": None if math.isnan(each.loss) else each.loss}
+            for each in history
+        ],
+        "machine": describe_machine(),
+    }
 
 
 @dataclass(eq=False)
@@ -218,7 +236,7 @@ class _PhasedTraining:
     ) -> list[Evaluation]:
         from edge_spec.distill.training import Training
 
-        path = self.folder / f"{name}-{self.digest}.safetensors"
+        path = self.folder / f"{name}-{self.digest}.npz"
         training = Training(self.trainee, self.teacher, options, path, self._forecast)
         return list(training.run(examples, progress).history)
 

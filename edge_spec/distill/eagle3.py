@@ -19,11 +19,11 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.products import Tensor
 from edge_spec.distill.small_draft_files import stated_scaling
 from edge_spec.distill.trainee import (
+    DecoderLayers,
     Rotation,
     Teacher,
     as_arrays,
     likeliest,
-    normed,
     parameter,
 )
 from edge_spec.distill.windows import Batch
@@ -31,6 +31,7 @@ from edge_spec.loader.head import StoredTables
 
 _SPREAD = 0.02  # of what begins at random
 _FEATURES = 3
+_LAYER = "midlayer"
 
 
 class Eagle3Trainee:
@@ -43,7 +44,6 @@ class Eagle3Trainee:
         self.parameters = _beginning(teacher, source, np.random.default_rng(seed))
         self._teacher = teacher
         self._tables = StoredTables(source)
-        self._matrices: dict[str, Tensor] = {}  # of this step, as they are multiplied
         # Trained as it will be read: what config.json cannot state is not there for either.
         scaled = stated_scaling(teacher.config) is not None
         plain = replace(teacher.config, rope_scaling=None)
@@ -52,26 +52,21 @@ class Eagle3Trainee:
     def scores(self, batch: Batch) -> list[Tensor]:
         """Scores rows; of those before the first anchor, later ones see the keys and values alone:
         nothing else is made of them."""
-        products = self._teacher.products
-        self._matrices = {
-            name: products.rounded(each)
-            for name, each in self.parameters.items()
-            if each.dim() == 2
-        }
+        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         block = _AnchorBlock(batch)
-        features = self._joined(torch.as_tensor(batch.features))
-        read = self._read(self._embedded(batch.next_tokens), features)
-        attention = _Attention(batch, block, self._heads, read)
+        features = _joined(layers, torch.as_tensor(batch.features))
+        read = _read(layers, self._embedded(batch.next_tokens), features)
+        attention = _Attention(batch, block, layers, read)
         stream, read = block.of(features), block.of(read)
         normed = []
         for position in range(self.num_positions):
             if position:
                 written = batch.written[:, :, position - 1]
                 tokens = np.take_along_axis(written, block.rows.cpu().numpy(), axis=1)
-                read = self._read(self._embedded(tokens), stream)
-            stream = self._layer(stream, attention.mixed(read, position))
-            normed.append(self._normed(stream[block.is_anchor], "norm"))
-        scores: list[Tensor] = list(self._linear(torch.stack(normed), "lm_head").unbind())
+                read = _read(layers, self._embedded(tokens), stream)
+            stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
+            normed.append(layers.normed(stream[block.is_anchor], "norm"))
+        scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
         return scores
 
     def drafts(self, batch: Batch) -> np.ndarray:
@@ -109,12 +104,6 @@ class Eagle3Trainee:
         scaling = stated_scaling(config)
         return told if scaling is None else {**told, "rope_scaling": scaling}
 
-    def _joined(self, features: Tensor) -> Tensor:
-        """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have
-        larger features than early ones, and a text's first token a hundred times larger ones."""
-        each = [self._normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
-        return self._linear(torch.cat(each, dim=-1), "fc")
-
     def _embedded(self, tokens: np.ndarray) -> Tensor:
         """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
         ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
@@ -122,39 +111,18 @@ class Eagle3Trainee:
             torch.as_tensor(places.reshape(tokens.shape))
         ]
 
-    def _read(self, embedded: Tensor, stream: Tensor) -> Tensor:
-        """Returns what the attention reads: tokens beside features, or states in their place."""
-        return torch.cat(
-            [
-                self._normed(embedded, "midlayer.input_layernorm"),
-                self._normed(stream, "midlayer.hidden_norm"),
-            ],
-            dim=-1,
-        )
 
-    def _layer(self, stream: Tensor, mixed: Tensor) -> Tensor:
-        stream = stream + self._linear(mixed, "midlayer.self_attn.o_proj")
-        inner = self._normed(stream, "midlayer.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self._linear(inner, "midlayer.mlp.gate_proj"))
-        up = self._linear(inner, "midlayer.mlp.up_proj")
-        return stream + self._linear(gate * up, "midlayer.mlp.down_proj")
+def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
+    """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have larger
+    features than early ones, and a text's first token a hundred times larger ones."""
+    each = [layers.normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
+    return layers.linear(torch.cat(each, dim=-1), "fc")
 
-    def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
-        """[windows, heads, rows, head_dim], every query head with its own keys and values.
-        positions: [windows, rows]."""
-        config = self._teacher.config
-        made = self._linear(read, f"midlayer.self_attn.{name}_proj")
-        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        if name != "v":
-            made = self._rotation.turned(made, positions[:, None])
-        made = self._teacher.products.rounded(made)
-        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return self._teacher.products.of(x, self._matrices[name + ".weight"])
-
-    def _normed(self, x: Tensor, name: str) -> Tensor:
-        return normed(x, self.parameters[name + ".weight"], self._teacher.config.norm_epsilon)
+def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
+    """Returns what the attention reads: tokens beside features, or states in their place."""
+    token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
+    return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
 
 
 class _AnchorBlock:
@@ -183,11 +151,13 @@ class _Attention:
     theirs, and what the positions between made of their own row. read: of all rows in the first
     position."""
 
-    def __init__(self, batch: Batch, block: _AnchorBlock, heads: Any, read: Tensor) -> None:
-        self._heads = heads
+    def __init__(
+        self, batch: Batch, block: _AnchorBlock, layers: DecoderLayers, read: Tensor
+    ) -> None:
+        self._layers = layers
         self._rows = block.rows
         rows = torch.arange(read.shape[1]).expand(len(read), -1)
-        self._keys, self._values = heads(read, "k", rows), heads(read, "v", rows)
+        self._keys, self._values = (self._heads(read, name, rows) for name in "kv")
         is_before = rows[:, None, :] <= block.rows[:, :, None]
         self._sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
         self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
@@ -208,6 +178,10 @@ class _Attention:
         for beside, (_, each) in enumerate(self._later):
             mixed = mixed + weights[..., width + beside, None] * each
         return mixed.transpose(1, 2).flatten(start_dim=2)
+
+    def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
+        """positions: [windows, rows]."""
+        return self._layers.heads(read, _LAYER, name, positions[:, None])
 
 
 def _beginning(

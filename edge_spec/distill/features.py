@@ -3,12 +3,14 @@ bound."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import Model, Progress
 from edge_spec.distill.conversations import Conversation
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.storage.resumable import StepFile
 
 _KEPT = np.dtype("<f2")
 _LARGEST = float(np.finfo(_KEPT).max)
@@ -85,9 +86,6 @@ def read_features(
     the bound leaves out all of the held-out ones or all of the others, an EdgeSpecError, OSError.
     """
     conversations = by_prompt(conversations)
-    layers = "-".join(map(str, request.layers))
-    name = f"features-by-prompt-{layers}" + ("-a" if request.of_answers else "")
-    path = folder / f"{name}.bin"
     row_bytes = len(request.layers) * model.config.hidden_size * _KEPT.itemsize
     sizes = [_num_rows(each, request) for each in conversations]
     ends = np.cumsum(sizes) * row_bytes
@@ -106,10 +104,16 @@ def read_features(
             count,
             len(conversations),
         )
-    with StepFile(path, folder / f"{name}.log") as file:
-        _require_same(file, sizes[:count])
-        if len(file.steps) < count:
-            _collect(reader or partial(feature_rows, model), kept, request, file, progress)
+    path = folder / f"features-{_digest(kept, request)}.bin"
+    for other in folder.glob("features-*.bin"):
+        if other != path:  # of other conversations
+            other.unlink()
+    with path.open("ab") as file:
+        begun = int(np.searchsorted(ends[:count], file.tell(), side="right"))
+        file.truncate(int(ends[begun - 1]) if begun else 0)
+        if begun < count:
+            rows = (reader or partial(feature_rows, model))(kept[begun:], request)
+            _collect(rows, begun, count, file, progress)
     shape = (-1, len(request.layers), model.config.hidden_size)
     stored = np.memmap(path, _KEPT, "r").reshape(shape)
     starts = np.cumsum([0, *sizes[:count]])
@@ -168,30 +172,21 @@ def _prompt_of(conversation: Conversation) -> bytes:
 
 
 def _collect(
-    reader: Reader,
-    conversations: Sequence[Conversation],
-    request: FeatureRequest,
-    file: StepFile,
-    progress: Progress,
+    found: Generator[np.ndarray], begun: int, count: int, file: BinaryIO, progress: Progress
 ) -> None:
-    begun = len(file.steps)
-    progress("Reading what the model computes", begun / len(conversations))
-    with closing(reader(conversations[begun:], request)) as found:
-        for index, rows in enumerate(found, begun):
+    progress("Reading what the model computes", begun / count)
+    with closing(found):
+        for index, rows in enumerate(found, begun + 1):
             file.write(rows.tobytes())
-            file.finish([index, len(rows)])
-            progress("Reading what the model computes", (index + 1) / len(conversations))
+            progress("Reading what the model computes", index / count)
 
 
-def _require_same(file: StepFile, sizes: Sequence[int]) -> None:
-    """A log of other conversations cannot be: the folder's name tells them apart. Raises
-    UsageError where it is one all the same."""
-    for index, (at, rows) in enumerate(file.steps[: len(sizes)]):
-        if at != index or rows != sizes[index]:
-            raise UsageError(
-                f"{file.path} holds features of other conversations",
-                remedy="Remove it.",
-            )
+def _digest(conversations: Sequence[Conversation], request: FeatureRequest) -> str:
+    """Changes with what the file holds."""
+    content = hashlib.sha256(repr((request.layers, request.of_answers)).encode())
+    for each in conversations:
+        content.update(f"{each.start} {len(each.tokens)} ".encode() + each.tokens.tobytes())
+    return content.hexdigest()[:16]
 
 
 def _first(conversation: Conversation, request: FeatureRequest) -> int:

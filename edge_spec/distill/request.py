@@ -43,15 +43,6 @@ class DistillRequest:
         Path | None,
         Option("A text, or a directory of texts, which the model is asked about.", None),
     ] = None
-    source_folder: Annotated[
-        Path | None,
-        Option(
-            "Source files, below a directory, whose functions the model is asked to explain, "
-            "change, test, document, complete and fix.",
-            None,
-            flag="--from",
-        ),
-    ] = None
     num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
     max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
     vocabulary: Annotated[
@@ -89,15 +80,9 @@ class DistillRequest:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
             )
-        asked_by = {
-            "--prompts": self.prompts,
-            "--domain": self.domain,
-            "--from": self.source_folder,
-        }
-        given = [flag for flag, path in asked_by.items() if path is not None]
-        if len(given) > 1:
+        if self.prompts is not None and self.domain is not None:
             raise UsageError(
-                f"{' and '.join(given)} both say what is asked", remedy="Leave one out."
+                "--prompts and --domain both say what is asked", remedy="Leave one out."
             )
         if self.layers is not None and self.kind != "draft":
             raise UsageError("--layers is for --kind draft", remedy="Leave it out.")
@@ -115,16 +100,21 @@ class DistillRequest:
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {until}.")
         if self.out is not None:
             _require_free(self.out)
-        if find_spec("torch") is None:
-            raise MissingDependencyError(
-                "a drafter is trained with PyTorch, which is not installed",
-                remedy='Run: pip install "edge-spec[distill]".',
-            )
+        require_torch()
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
                 "--ray needs Ray, which is not installed",
                 remedy='Run: pip install "edge-spec[ray]".',
             )
+
+
+def require_torch() -> None:
+    """Raises MissingDependencyError without PyTorch."""
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            "a drafter is trained with PyTorch, which is not installed",
+            remedy='Run: pip install "edge-spec[distill]".',
+        )
 
 
 def default_scored(config: ModelConfig) -> int:

@@ -19,9 +19,15 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
 from edge_spec.distill.answers import Writers, local_writers, write_answers
 from edge_spec.distill.cluster import Cluster, require_answer
-from edge_spec.distill.conversations import Conversation, filled_up, most_written, with_others
+from edge_spec.distill.conversations import (
+    ANSWERS_FILE,
+    Conversation,
+    filled_up,
+    most_written,
+    with_others,
+)
 from edge_spec.distill.draft_runs import DraftRuns, converted_aside, draft_token_s
-from edge_spec.distill.drafter_training import Target, Trials, learn
+from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
 from edge_spec.distill.features import (
     Example,
     FeatureRequest,
@@ -40,9 +46,7 @@ from edge_spec.distill.prompts import (
     require_own_prompts,
 )
 from edge_spec.distill.request import DistillRequest, default_scored
-from edge_spec.distill.source_folder import folder_functions
 from edge_spec.distill.training_device import training_device
-from edge_spec.distill.training_report import document, html_page
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -90,18 +94,18 @@ def distill(
     KINDS[request.kind].require(weights.config, request)
     with (
         work_folder(source, tasks.identity) as folder,
-        as_storage_error(folder / "answers.bin"),
+        as_storage_error(folder / ANSWERS_FILE),
     ):
         work = _Work(model, asked, request, tasks, folder, progress)
         name, target, examples = work.material(weights)
         trials = work.trials(target, examples)
         with training_device():
-            learnt = learn(examples, target, request, folder, progress, trials)
+            drafter, report = learn(examples, target, request, Keeping(folder), progress, trials)
         with atomic_directory(out) as made:
-            learnt.drafter.write(made)
-            report = document(request, name, learnt, work.proof(made))
+            drafter.write(made)
+            report = {"model": name, "kind": request.kind, **report}
+            report["verify"] = _verified(work.proof(made))
             (made / "report.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
-            (made / "report.html").write_text(html_page(report), encoding="utf-8")
         forget_training(folder)
     return Distilled(out, report)
 
@@ -123,16 +127,12 @@ def _weights(source: Source, kind: str) -> TensorRows:
 
 
 def _tasks(request: DistillRequest, source: Source) -> Tasks:
-    """Raises UsageError for prompts, a domain or source files that cannot be read, or have nothing
-    in them."""
+    """Raises UsageError for prompts or a domain that cannot be read, or have nothing in them."""
     if request.prompts is not None:
         prompts = [each.text for each in read_prompts(request.prompts)]
         return GivenPrompts(prompts, request.max_tokens)
     if request.domain is not None:
         return GivenPrompts(domain_prompts(request.domain), request.max_tokens)
-    if request.source_folder is not None:
-        functions = folder_functions(request.source_folder)
-        return PackagedTasks(request.max_tokens, request.seed, functions)
     if _OF_CODE in source.name.lower():
         return PackagedTasks(request.max_tokens, request.seed)
     return OwnPrompts(request.max_tokens, request.seed)
@@ -236,6 +236,16 @@ class _Work:
             return
         with Cluster(self.request.ray, self.model, self.asked, self.tasks) as cluster:
             yield cluster.writers, cluster.feature_rows
+
+
+def _verified(proof: Proof) -> dict[str, Any]:
+    return {
+        "passed": proof.passed,
+        "promise": str(proof.lossless.promise),
+        "num_tokens": proof.greedy.num_tokens,
+        "draft_tokens": proof.greedy.num_guesses,
+        "draft_tokens_accepted": proof.greedy.num_accepted,
+    }
 
 
 def _require_trainable(engine: Engine, tasks: Tasks) -> None:

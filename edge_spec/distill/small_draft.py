@@ -12,16 +12,16 @@ from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.distill.products import Tensor
 from edge_spec.distill.small_draft_files import description, kept_layers, text_files
 from edge_spec.distill.trainee import (
+    DecoderLayers,
     Rotation,
     Teacher,
     as_arrays,
-    normed,
     parameter,
     scored_rows,
 )
 from edge_spec.distill.windows import Batch
 
-_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
 _ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
 
 
@@ -74,47 +74,22 @@ class SmallDraftTrainee:
 
     def _states(self, batch: Batch) -> Tensor:
         """[windows, rows + positions, hidden_size], after the final norm."""
+        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
         stream = self._embedding[torch.as_tensor(batch.tokens)]
         positions = torch.arange(stream.shape[1])
-        for layer in range(self.num_layers):
-            prefix = f"model.layers.{layer}."
-            stream = stream + self._attended(stream, prefix, positions)
-            inner = self._normed(stream, prefix + "post_attention_layernorm.weight")
-            gate = torch.nn.functional.silu(self._linear(inner, prefix + "mlp.gate_proj"))
-            up = self._linear(inner, prefix + "mlp.up_proj")
-            stream = stream + self._linear(gate * up, prefix + "mlp.down_proj")
-        return self._normed(stream, _NORM)
-
-    def _attended(self, stream: Tensor, prefix: str, positions: Tensor) -> Tensor:
-        read = self._normed(stream, prefix + "input_layernorm.weight")
-        q, k, v = (self._heads(read, prefix + "self_attn.", name, positions) for name in "qkv")
-        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self._linear(mixed.transpose(1, 2).flatten(start_dim=2), prefix + "self_attn.o_proj")
-
-    def _heads(self, read: Tensor, prefix: str, name: str, positions: Tensor) -> Tensor:
-        """[windows, heads, rows, head_dim], every query head with its own keys and values."""
-        config = self._teacher.config
-        made = self._linear(read, f"{prefix}{name}_proj")
-        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        if config.qk_norm and name != "v":
-            made = self._normed(made, f"{prefix}{name}_norm.weight")
-        if name != "v":
-            made = self._rotation.turned(made, positions)
-        made = self._teacher.products.rounded(made)
-        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        products, bias = self._teacher.products, self.parameters.get(name + ".bias")
-        made = products.of(x, products.rounded(self.parameters[name + ".weight"]))
-        return made if bias is None else made + bias
-
-    def _normed(self, x: Tensor, name: str) -> Tensor:
-        return normed(x, self.parameters[name], self._teacher.config.norm_epsilon)
+        for layer in (f"model.layers.{number}" for number in range(self.num_layers)):
+            read = layers.normed(stream, f"{layer}.input_layernorm")
+            q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = mixed.transpose(1, 2).flatten(start_dim=2)
+            stream = layers.after_attention(stream, mixed, layer)
+        return layers.normed(stream, _NORM)
 
 
 def _beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
     """The target's own tensors, under the numbers that its layers have in the draft."""
-    found = {_NORM: parameter(source.float32(_NORM))}
+    norm = _NORM + ".weight"
+    found = {norm: parameter(source.float32(norm))}
     for name in source.names():
         parts = name.split(".", 3)
         if parts[:2] == ["model", "layers"] and int(parts[2]) in layers:

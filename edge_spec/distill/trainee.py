@@ -156,6 +156,46 @@ class Rotation:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Divides the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
-    return x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + epsilon) * weight
+class DecoderLayers:
+    """Layers like Llama's for one batch: each matrix is rounded once, whatever it multiplies."""
+
+    def __init__(
+        self, teacher: Teacher, parameters: Mapping[str, Tensor], rotation: Rotation
+    ) -> None:
+        self._config, self._products = teacher.config, teacher.products
+        self._parameters, self._rotation = parameters, rotation
+        self._matrices = {
+            name: self._products.rounded(each)
+            for name, each in parameters.items()
+            if each.dim() == 2
+        }
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        made, bias = self._products.of(x, self._matrices[name + ".weight"]), name + ".bias"
+        return made + self._parameters[bias] if bias in self._parameters else made
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        """Divides the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
+        return x * scale * self._parameters[name + ".weight"]
+
+    def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
+        """[windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
+        k or v. positions: [windows, 1, rows] or [rows]."""
+        config = self._config
+        made = self.linear(read, f"{layer}.self_attn.{name}_proj")
+        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        if config.qk_norm and name != "v":
+            made = self.normed(made, f"{layer}.self_attn.{name}_norm")
+        if name != "v":
+            made = self._rotation.turned(made, positions)
+        made = self._products.rounded(made)
+        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
+
+    def after_attention(self, stream: Tensor, mixed: Tensor, layer: str) -> Tensor:
+        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
+        stream = stream + self.linear(mixed, f"{layer}.self_attn.o_proj")
+        inner = self.normed(stream, f"{layer}.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
+        up = self.linear(inner, f"{layer}.mlp.up_proj")
+        return stream + self.linear(gate * up, f"{layer}.mlp.down_proj")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class TrainingOptions:
     evaluations: int = 8
     patience: int = 4
     seed: int = 0
+    kept_every_s: float = math.inf  # beside each evaluation
     name: str = "Training"  # of the step, as it is told
 
 
@@ -57,6 +59,7 @@ class Training:
             self._parameters, lr=options.rate, betas=_BETAS, fused=True
         )
         self._state = self._restored()
+        self._kept_s = time.monotonic()
 
     def run(self, examples: Sequence[Example], progress: Progress) -> TrainingState:
         """Leaves the best parameters in the trainee. An interrupt keeps the steps until then.
@@ -84,6 +87,8 @@ class Training:
                     return_freed()
                 if state.step % every == 0 or state.step == total:
                     self._evaluate(held_out)
+                    self._save()
+                elif time.monotonic() - self._kept_s > options.kept_every_s:
                     self._save()
         except KeyboardInterrupt:
             self._save()
@@ -143,6 +148,7 @@ class Training:
                 {key: value.cpu().numpy().copy() for key, value in kept.items()},
             )
         save_state(self._path, state)
+        self._kept_s = time.monotonic()
 
     def _restored(self) -> TrainingState:
         state = load_state(self._path) or TrainingState()

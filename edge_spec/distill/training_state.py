@@ -1,17 +1,17 @@
-"""All that a training needs to go on exactly where it stopped: arrays in a file without code."""
+"""All that a training needs to go on exactly where it stopped."""
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edge_spec.distill.tensor_file import group_of, read_unfinished, write_tensors
-from edge_spec.storage.atomic import atomic_file
+from edge_spec.distill.arrays import load_arrays, save_arrays
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,12 @@ class TrainingState:
 
     def group(self, name: str) -> dict[str, np.ndarray]:
         """Returns the arrays "name/...", without that."""
-        return group_of(self.arrays, name)
+        prefix = name + "/"
+        return {
+            key.removeprefix(prefix): each
+            for key, each in self.arrays.items()
+            if key.startswith(prefix)
+        }
 
     def set_group(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays |= {f"{name}/{key}": values for key, values in arrays.items()}
@@ -51,19 +56,21 @@ class TrainingState:
 def save_state(path: Path, state: TrainingState) -> None:
     """Raises StorageError where there is no space, OSError."""
     history = [asdict(each) for each in state.history]
-    note = json.dumps({"step": state.step, "history": history, "losses": state.losses})
-    with atomic_file(path) as work:
-        write_tensors(work, state.arrays, note)
+    note = {"step": state.step, "history": history, "losses": state.losses}
+    save_arrays(path, state.arrays, note)
 
 
 def load_state(path: Path) -> TrainingState | None:
     """Returns None where there is none, or a damaged one, which a warning says."""
-    return read_unfinished(path, _state)
-
-
-def _state(arrays: dict[str, np.ndarray], told: Any) -> TrainingState:
-    history = [
-        Evaluation(**{**each, "of_position": tuple(each["of_position"])})
-        for each in told["history"]
-    ]
-    return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
+    try:
+        arrays, told = load_arrays(path)
+        history = [
+            Evaluation(**{**each, "of_position": tuple(each["of_position"])})
+            for each in told["history"]
+        ]
+        return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("training begins again: %s is damaged (%s)", path, error)
+        return None

@@ -41,10 +41,6 @@ class Batch:
     anchors: np.ndarray
     is_row: np.ndarray
 
-    @property
-    def num_anchors(self) -> int:
-        return int(self.anchors.sum())
-
 
 def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
     """Returns the windows, without those that hold no anchor."""

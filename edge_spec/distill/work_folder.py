@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edge_spec.distill.conversations import ANSWERS_FILE
 from edge_spec.errors import UsageError
 from edge_spec.models.source import Source
-from edge_spec.storage.abandoned import try_lock, unlock
 from edge_spec.storage.atomic import as_storage_error, cache_directory
-from edge_spec.storage.resumable import KEPT_DAYS
+from edge_spec.storage.locks import try_hold
 
 DIRECTORY = "distill"  # in the cache
+KEPT_DAYS = 7
 _log = logging.getLogger(__name__)
 
 
@@ -33,17 +34,17 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
     parent = cache_directory() / DIRECTORY
     key = hashlib.sha256(f"{source.identity} {tasks}".encode()).hexdigest()[:16]
     folder = parent / f"{source.name}-{key}"
-    with as_storage_error(folder, refusals=True):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(folder)
-    if lock is None and os.name != "nt":
+    release = try_hold(folder)
+    if release is None:
         raise UsageError(f"another process trains from {folder}", remedy="Wait until it has ended.")
-    os.utime(folder)
-    _remove_old(parent, folder)
     try:
+        with as_storage_error(folder, refusals=True):
+            folder.mkdir(exist_ok=True)
+            os.utime(folder)
+        _remove_old(parent)
         yield folder
     except (KeyboardInterrupt, OSError):
-        if _has_something(folder):
+        if _has_answers(folder):
             _log.warning(
                 "what is finished is kept in %s for %d days: the same command goes on with it",
                 folder,
@@ -51,32 +52,31 @@ def work_folder(source: Source, tasks: str) -> Iterator[Path]:
             )
         raise
     finally:
-        if not _has_something(folder):
+        if not _has_answers(folder):
             shutil.rmtree(folder, ignore_errors=True)
-        unlock(lock)
+        release()
 
 
 def forget_training(folder: Path) -> None:
     """Keeps the answers alone, which a drafter of another kind can be trained on."""
     for path in folder.iterdir():
-        if not path.name.startswith("answers"):
+        if path.name != ANSWERS_FILE:
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _has_something(folder: Path) -> bool:
+def _has_answers(folder: Path) -> bool:
     with suppress(OSError):
-        return (folder / "answers.log").stat().st_size > 0
+        return (folder / ANSWERS_FILE).stat().st_size > 0
     return False
 
 
-def _remove_old(parent: Path, own: Path) -> None:
+def _remove_old(parent: Path) -> None:
     """Leaves those alone that a process works in."""
     for folder in parent.iterdir():
         with suppress(OSError):  # another process may be removing it
-            if folder == own or time.time() - folder.stat().st_mtime < KEPT_DAYS * 86400:
-                continue
-            lock = try_lock(folder)
-            if lock is not None:
+            is_old = time.time() - folder.stat().st_mtime > KEPT_DAYS * 86400
+            release = try_hold(folder) if is_old and folder.is_dir() else None
+            if release is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-                unlock(lock)
+                release()

@@ -13,10 +13,11 @@ from edge_spec.core.metrics import DraftRounds, Stats
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
 from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.learner_hooks import AnswerRecorder, LearntHead
+from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import EdgeSpecError
 
@@ -35,7 +36,7 @@ class DrafterSwitch:
         self._parts = parts
         self._session = session
         self._names = parts.drafter
-        self._head: LearntHead | None = None  # beside what the parts have
+        self._head: MedusaNetwork | None = None  # beside what the parts have
         self._recorder = recorder
         self._offered: tuple[str, Speculation] | None = None
         self._off = False
@@ -57,9 +58,9 @@ class DrafterSwitch:
         """Returns the factory with the head that was learnt, where there is one."""
         if self._head is None:
             return factory
-        return replace(factory, setting=replace(factory.setting, head=self._head.network))
+        return replace(factory, setting=replace(factory.setting, head=self._head))
 
-    def use_head(self, head: LearntHead | None) -> None:
+    def use_head(self, head: MedusaNetwork | None) -> None:
         """Has drafters be made of a head that was learnt, or no more of it, from the next `take`
         on. Where no other drafters can be made, all stays as it was."""
         if head is self._head:
@@ -68,8 +69,6 @@ class DrafterSwitch:
         changed = self._parts.speculation_factory
         changed = replace(changed, setting=replace(changed.setting, head=None))
         self._parts = replace(self._parts, speculation_factory=self.with_head(changed))
-        if head is not None:
-            self.remember(head.stats)
         try:
             self.offer(self.names)
         except EdgeSpecError as error:

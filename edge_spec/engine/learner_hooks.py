@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,14 +13,6 @@ from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.engine.results import FinishReason, GenerationResult
 
 
-@dataclass(frozen=True, eq=False)
-class LearntHead:
-    """stats: how often its draft tokens were right, as `DrafterSwitch.remember` takes it."""
-
-    network: MedusaNetwork
-    stats: Mapping[str, list[float]] = field(default_factory=dict)
-
-
 class TakesAnswers(Protocol):
     """Learns from answers. Any thread may call."""
 
@@ -30,7 +21,7 @@ class TakesAnswers(Protocol):
         [tokens, hidden_size] float32 after the target's final norm, where each was chosen. Returns
         at once, and raises nothing."""
 
-    def head(self) -> LearntHead | None:
+    def head(self) -> MedusaNetwork | None:
         """Returns a head that drafts from the next answer on, beside those that do anyway."""
 
 
@@ -45,7 +36,7 @@ class AnswerRecorder:
         self._tokens: list[int] = []
         self._states: list[np.ndarray] = []
 
-    def head(self) -> LearntHead | None:
+    def head(self) -> MedusaNetwork | None:
         """Returns what the learner has for the next answer."""
         return self._learner.head()
 

@@ -81,14 +81,19 @@ class StoredTables:
 
 
 def open_trained_head(
-    path: Path, source: Source, target: ResolvedModel, threads: int | None = None
+    path: Path,
+    source: Source,
+    target: ResolvedModel,
+    threads: int | None = None,
+    *,
+    keeps: bool = True,
 ) -> HeadNetwork:
-    """threads: of the target. Raises as `runtimes.open_head` does, and UsageError for a target
-    without the weights that a head shares."""
+    """threads: of the target. keeps: what is made of the head, in the cache. Raises as
+    `runtimes.open_head` does, and UsageError for a target without weights that a head shares."""
     head = runtimes.open_head(path, target.config)
     opened = cache(lambda: open_tables(source, f"the head {path} shares"))
     require_own_target(path, head, opened)
-    backend = head_backend(path, source.identity, target.config.hidden_size, threads)
+    backend = head_backend(path, source.identity, target.config.hidden_size, threads, keeps)
     network: HeadNetwork
     if isinstance(head, MedusaHead):
         network = MedusaNetwork(head, backend)

@@ -38,9 +38,6 @@ class Recording:
     tokens: tuple[int, ...]  # that were recorded; perhaps with the stop token
     top: np.ndarray  # [tokens, TOP_TOKENS] int32; row i: the likeliest after tokens[:i], best first
     gaps: np.ndarray  # [tokens, TOP_TOKENS] float32; how far each one's logit is below the best
-    # [tokens, hidden_size]; row i: after the final norm, where tokens[i] was chosen. None: no
-    # drafter is given hidden states.
-    states: np.ndarray | None = None
 
 
 class VirtualClock:
@@ -156,9 +153,6 @@ class RecordedSession:
         self._wipe()
         recording = self._recording
         start = self.length + 1 - len(recording.prompt)  # of the token after row 0
-        hidden = None
-        if recording.states is not None:
-            hidden = np.zeros((len(tree), recording.states.shape[1]), np.float32)
         on_text = [True]
         for row, (token, parent) in enumerate(
             zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)
@@ -172,10 +166,8 @@ class RecordedSession:
             which = start + depth if on_text[row] else self._after.get(token)
             if which is not None and which < len(recording.tokens):
                 self._write(row, which)
-                if hidden is not None and recording.states is not None and on_text[row]:
-                    hidden[row] = recording.states[which]
         self._clock.advance(self._pass_s(len(tree), self.length))
-        return Forward(self._logits[: len(tree)], hidden)
+        return Forward(self._logits[: len(tree)])
 
     def commit(self, rows: Sequence[int]) -> None:
         self.length += len(rows)

@@ -247,9 +247,7 @@ def _is_given_up(error: BaseException) -> bool:
 def _is_of_file(error: BaseException) -> bool:
     """Return False for what a damaged file does not raise, such as a library of another version."""
     of_code = (AttributeError, ImportError, TypeError)
-    return _is_given_up(error) or (
-        isinstance(error, Exception) and not isinstance(error, of_code)
-    )
+    return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 
 
 def _unusable(error: BaseException) -> ModelFileError:

@@ -172,8 +172,8 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     if not files and _only_pickled(path):
         raise UnsupportedModelError(
             f"the weights in {path} are pickled, which may run any code when it is opened",
-            remedy=f"Convert them, which runs none: edge-spec export {path} OUT --format "
-            "safetensors.",
+            remedy="Convert them to safetensors, with PyTorch: safetensors.torch.save_file("
+            'torch.load(FILE, weights_only=True), "model.safetensors").',
         )
     if not files:
         raise ModelFileError(

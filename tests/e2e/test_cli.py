@@ -100,6 +100,8 @@ def test_chat_commands(edge_spec):
 
 MISTAKES = [
     (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
+    (["distill", "x", "--from", "src"], 2, "--from is gone: give --domain DIR"),
+    (["export", "x", "y", "--format", "safetensors"], 2, "--format safetensors is gone"),
     (["bench", "--power-log", "x"], 2, "--power-log is gone: what the machine draws"),
     (["plan", "--prefer", "energy"], 2, "and a plan is the fastest"),
     (["generate", "missing.gguf", "x"], 1, "missing.gguf"),

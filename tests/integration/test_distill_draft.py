@@ -123,7 +123,11 @@ def distilled(
 
 @pytest.mark.parametrize("step", ["Writing answers", "Training (", "Training on its own texts"])
 def test_an_interrupted_draft_is_the_same_draft(
-    step: str, distilled: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str,
+    distilled: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = distilled("whole")
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "other-cache"))
@@ -135,6 +139,7 @@ def test_an_interrupted_draft_is_the_same_draft(
     with pytest.raises(KeyboardInterrupt):
         distilled("cut", stop)
     assert not (tmp_path / "cut").exists()
+    assert "the same command goes on with it" in caplog.text
     told: list[str] = []
     again = distilled("cut", lambda what, fraction: told.append(f"{what} {fraction:.1f}"))
     assert ("Training (" in "".join(told)) == (step != "Training on its own texts")

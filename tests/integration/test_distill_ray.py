@@ -64,27 +64,34 @@ def _alone(target: str, folder: Path) -> tuple[bytes, bytes]:
         answers = write_answers(writers, TASKS, folder, NUM_TOKENS, quiet)
         model = engine.parts.model
         read_features(model, answers, FEATURES, folder, quiet, partial(feature_rows, model))
-    return _learnt_from(answers), (folder / f"features-by-prompt-1-{LAYERS}.bin").read_bytes()
+    return _learnt_from(answers), _features(folder)
+
+
+def _features(folder: Path) -> bytes:
+    (path,) = folder.glob("features-*.bin")
+    return path.read_bytes()
 
 
 def _learnt_from(answers: Any) -> bytes:
     return b"".join(each.tokens.tobytes() for each in answers)
 
 
+@pytest.mark.parametrize("step", ["Writing answers", "Reading what the model computes"])
 def test_a_machine_that_is_killed_changes_no_byte(
-    target: str, machines: Any, tmp_path: Path
+    step: str, target: str, machines: Any, tmp_path: Path
 ) -> None:
     cluster, second = machines
-    told: list[str] = []
-
-    def progress(what: str, fraction: float) -> None:
-        """Kills the second machine in the midst of the answers."""
-        if what == "Writing answers" and 0.2 < fraction < 1 and not told:
-            told.append(what)
-            cluster.remove_node(second, allow_graceful=False)
-
+    alone = _alone(target, tmp_path / "alone")
     folder = tmp_path / "cluster"
     folder.mkdir()
+    killed: list[str] = []
+
+    def progress(what: str, fraction: float) -> None:
+        """Kills the second machine in the midst of the step."""
+        if what == step and 0.2 < fraction < 1 and not killed:
+            killed.append(what)
+            cluster.remove_node(second, allow_graceful=False)
+
     with (
         edge_spec.load(target, runtime="reference", threads=1) as engine,
         Cluster(cluster.address, target, ASKED, TASKS) as found,
@@ -92,38 +99,11 @@ def test_a_machine_that_is_killed_changes_no_byte(
         with found.writers() as writers:
             assert len(writers) == 2 * CONVERSATIONS
         answers = write_answers(found.writers, TASKS, folder, NUM_TOKENS, progress)
-        model = engine.parts.model
-        read_features(model, answers, FEATURES, folder, quiet, found.feature_rows)
-        assert told
+        read_features(engine.parts.model, answers, FEATURES, folder, progress, found.feature_rows)
+        assert killed
         with found.writers() as writers:
             assert len(writers) == CONVERSATIONS
-    stored = (folder / f"features-by-prompt-1-{LAYERS}.bin").read_bytes()
-    assert (_learnt_from(answers), stored) == _alone(target, tmp_path / "alone")
-
-
-def test_a_machine_that_is_killed_while_features_are_read_changes_no_byte(
-    target: str, machines: Any, tmp_path: Path
-) -> None:
-    cluster, second = machines
-    alone = _alone(target, tmp_path / "alone")
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    killed: list[float] = []
-
-    def progress(what: str, fraction: float) -> None:
-        if what.startswith("Reading") and fraction > 0.2 and not killed:
-            killed.append(fraction)
-            cluster.remove_node(second, allow_graceful=False)
-
-    with (
-        edge_spec.load(target, runtime="reference", threads=1) as engine,
-        Cluster(cluster.address, target, ASKED, TASKS) as found,
-    ):
-        answers = write_answers(found.writers, TASKS, folder, NUM_TOKENS, quiet)
-        read_features(engine.parts.model, answers, FEATURES, folder, progress, found.feature_rows)
-    assert killed
-    stored = (folder / f"features-by-prompt-1-{LAYERS}.bin").read_bytes()
-    assert (_learnt_from(answers), stored) == alone
+    assert (_learnt_from(answers), _features(folder)) == alone
 
 
 def test_what_a_machine_refuses_is_one_line(target: str, machines: Any) -> None:

@@ -1,5 +1,5 @@
-"""Learning from answers: a head drafts once it was measured to pay, no text changes by it, and
-whatever is interrupted, damaged or forgotten leaves what is whole."""
+"""Learning from answers: a head drafts once it is forecast to pay, no text changes by it, and what
+is interrupted, damaged or forgotten leaves what is whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,28 +24,33 @@ from edge_spec.cli.main import run
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.distill import idle_learning, learnt_folder
+from edge_spec.distill.idle_learning import (
+    Learner,
+    require_learnable,
+    start_learning,
+    train_head,
+)
+from edge_spec.distill.learnt_folder import LearntFolder, folder_of, kept_folders, open_folder
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import StorageError, UnsupportedModelError, UsageError
-from edge_spec.learning import head_training as head_training_module
-from edge_spec.learning import idle_learning as idle_learning_module
-from edge_spec.learning.conditions import Conditions
-from edge_spec.learning.folder import ForgottenError, LearningFolder, LearningState, kept_folders
-from edge_spec.learning.idle_learning import Assignment, IdleLearning
-from edge_spec.learning.learner import Learner, LearnerParts, require_learnable, start_learning
-from edge_spec.learning.texts import LearntText, as_kept
-from edge_spec.learning.trial import Place
+from edge_spec.errors import (
+    MissingDependencyError,
+    StorageError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, open_tables
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from fixtures import family_gguf, hybrid_models, t5_models
 
-HIDDEN, VOCAB = 64, 265
-PATIENCE_S = 60.0
+VOCAB, PATIENCE_S = 265, 60.0
 ASKED = AskedOptions(runtime="reference", threads=1)
 # Rows that cost next to nothing, and rows that cost a step each, which no draft token is worth.
-CHEAP = Place({1: 0.05, 2: 0.0501, 4: 0.0502, 8: 0.0504, 16: 0.0508})
-DEAR = Place({1: 0.05, 2: 0.1, 4: 0.2, 8: 0.4, 16: 0.8})
+CHEAP = {1: 0.05, 2: 0.0501, 4: 0.0502, 8: 0.0504, 16: 0.0508}
+DEAR = {1: 0.05, 2: 0.1, 4: 0.2, 8: 0.4, 16: 0.8}
+REPORT = {"until": 4, "tokens": {"learnt": 450}, "forecast": {"speedup": 1.25}}
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -56,6 +62,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def torch() -> None:
+    pytest.importorskip("torch")
+
+
 @pytest.fixture(scope="module")
 def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny.build("llama", num_hidden_layers=2, max_position_embeddings=1024)
@@ -63,15 +74,12 @@ def target(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> LearningFolder:
-    found = LearningFolder(tmp_path / "cache" / "learnt" / "hf-0123")
-    found.open()
-    return found
+def folder() -> LearntFolder:
+    return open_folder(folder_of("hf", "0"))
 
 
 class Rule:
-    """Texts in which each token has one that follows it, in states that score it highest. None of
-    them repeats itself, so suffix lookup finds nothing."""
+    """Answers in which each token has one that follows it, in states that score it highest."""
 
     def __init__(self, target: Path) -> None:
         tables = open_tables(Source(str(target), quiet), "a rule reads")
@@ -79,11 +87,15 @@ class Rule:
         self._output = StoredTables(tables).output_rows(None)
         self._order = np.random.default_rng(7).permutation(VOCAB)
 
-    def text(self, start: int, count: int = 150) -> LearntText:
+    def answer(self, start: int, count: int = 150) -> tuple[list[int], np.ndarray, np.ndarray]:
         tokens = self._order[(start + np.arange(count)) % VOCAB]
         rows = self._output[tokens]
-        states = 20 * rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        return LearntText((int(self._order[start - 1]),), tokens, as_kept(states))
+        states = 6 * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return [int(self._order[(start - 1) % VOCAB])], tokens, states
+
+    def fill(self, folder: LearntFolder, count: int = 10) -> None:
+        for index in range(count):
+            folder.add(*self.answer(24 * index))
 
 
 @pytest.fixture
@@ -91,247 +103,132 @@ def rule(target: Path) -> Rule:
     return Rule(target)
 
 
-def anywhere(tmp_path: Path) -> Conditions:
-    return Conditions(system=tmp_path / "no system")
+def told(target: Path, passes_s: dict[int, float]) -> dict[str, Any]:
+    return {"model": str(target), "passes_s": passes_s, "eos_ids": []}
 
 
-@pytest.fixture
-def idle_learning(
-    folder: LearningFolder, target: Path, tmp_path: Path
-) -> Callable[..., IdleLearning]:
-    """idle_learning(place): what the process does, here."""
-
-    def make(place: Place = CHEAP, conditions: Conditions | None = None) -> IdleLearning:
-        return IdleLearning(
-            folder, Assignment(str(target), place), conditions or anywhere(tmp_path)
-        )
-
-    return make
+# What is kept.
 
 
-@pytest.fixture(scope="module")
-def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a first head."""
-    path = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("EDGE_SPEC_CACHE", str(path))
-        found, rule = LearningFolder(path / "learnt" / "hf-0123"), Rule(target)
-        found.open()
-        for start in range(0, 240, 24):
-            found.texts.add(rule.text(start))
-        IdleLearning(found, Assignment(str(target), CHEAP), anywhere(path)).run()
-    return found.path
-
-
-def learnt(folder: LearningFolder, trained: Path) -> None:
-    """A first head."""
-    shutil.copytree(trained, folder.path, dirs_exist_ok=True)
-
-
-def ask_more(folder: LearningFolder, rule: Rule) -> None:
-    for start in (12, 60, 110, 180):
-        folder.texts.add(rule.text(start))
-
-
-def judged(
-    folder: LearningFolder,
-    trained: Path,
-    rule: Rule,
-    idle_learning: Callable[..., IdleLearning],
-    place: Place,
-) -> LearningState:
-    learnt(folder, trained)
-    ask_more(folder, rule)
-    made = idle_learning(place)
-    made._judge()
-    return folder.state()
-
-
-def test_a_head_that_pays_on_answers_it_has_not_seen_is_chosen(
-    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
+def test_all_that_is_kept_is_for_the_user_alone_and_within_a_bound(
+    folder: LearntFolder, rule: Rule
 ) -> None:
-    learnt(folder, trained)
-    state = folder.state()
-    assert (state.candidate, state.chosen, state.learnt_until) == ("00000010", None, 10)
-    assert not folder.training.exists()
-    ask_more(folder, rule)
-    made = idle_learning()
-    made._judge()
-    state = folder.state()
-    trial = state.trials[-1]
-    assert state.chosen == "00000010" and (trial.first, trial.last) == (10, 13)
-    assert trial.gain > 1.2
-    assert trial.tokens_a_round["00000010"] > 1.2 > 1.05 > trial.tokens_a_round[""]
-    assert state.stats["medusa"]  # where live use begins
+    rule.fill(folder)
+    found = list(folder.examples(folder.answers(), rule.config))
+    prompt, tokens, states = rule.answer(24)
+    assert found[1].conversation.tokens.tolist() == [*prompt, *tokens]
+    assert found[1].conversation.is_held_out and not found[0].conversation.is_held_out
+    np.testing.assert_allclose(found[1].features[:, 0], states, rtol=1e-3, atol=1e-4)
+    assert found[1].anchors[0] == 0 and len(found[1].features) == len(tokens)
+    if os.name != "nt":
+        assert stat.S_IMODE(folder.path.parent.stat().st_mode) == 0o700
+        for path in folder.path.glob("texts/*"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    size = learnt_folder.num_bytes(folder.path)
+    replace(folder, max_bytes=size * 6 // 10).add(*rule.answer(5))
+    assert [each.number for each in folder.answers()] == list(range(5, 11))
 
 
-def test_a_head_that_does_not_pay_never_drafts(
-    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
+def test_a_damaged_answer_is_left_out(
+    folder: LearntFolder, rule: Rule, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = judged(folder, trained, rule, idle_learning, DEAR)
-    assert state.trials[-1].gain < 1.02
-    assert state.chosen is None and state.candidate is not None
+    rule.fill(folder, 5)
+    paths = sorted(folder.path.glob("texts/*"))
+    paths[0].write_bytes(paths[0].read_bytes()[:-500])
+    folder.add(*rule.answer(9, 20))
+    strange = rule.answer(9, 20)
+    folder.add(strange[0], strange[1] + VOCAB, strange[2])
+    folder.add(strange[0], strange[1], strange[2][:, :32])
+    assert len(list(folder.examples(folder.answers(), rule.config))) == 5
+    assert caplog.text.count("is damaged and is left out") == 3
+    assert len(folder.answers()) == 5
 
 
-def test_one_that_pays_no_more_stops_drafting(
-    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
+# How it learns.
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_head_learns_what_answers_say_and_another_one_waits_for_new_ones(
+    folder: LearntFolder, target: Path, rule: Rule
 ) -> None:
-    assert judged(folder, trained, rule, idle_learning, CHEAP).chosen is not None
-    ask_more(folder, rule)
-    idle_learning(DEAR)._judge()
-    assert folder.state().chosen is None
+    rule.fill(folder, 3)
+    assert not folder.has_work()
+    rule.fill(folder, 7)
+    assert folder.has_work()
+    train_head(folder, told(target, CHEAP), quiet)
+    assert folder.report() is not None
+    report = json.loads((folder.head / "report.json").read_bytes())
+    assert report["history"][0]["of_position"][0] < 0.05 < 0.1 < report["acceptance"][0]
+    assert report["pays"] and report["until"] == 10
+    assert report["tokens"] == {"learnt": 9 * 150, "held_out": 150, "own": 0}
+    assert not folder.training.exists() and not folder.has_work()
+    rule.fill(folder, 7)
+    assert folder.has_work()
+    train_head(folder, told(target, DEAR), quiet)
+    found = folder.report()
+    assert found is not None and not found.pays and found.until == 17
 
 
-def test_after_it_was_judged_by_them_answers_are_learnt_from(
-    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
+@pytest.mark.usefixtures("torch")
+def test_an_interrupted_training_goes_on_although_more_was_answered(
+    folder: LearntFolder, target: Path, rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learnt(folder, trained)
-    ask_more(folder, rule)
-    idle_learning().run()
-    state = folder.state()
-    assert (state.candidate, state.learnt_until) == ("00000014", 14)
-    assert state.chosen == "00000010"  # the new one was not measured yet
-    assert {each.name for each in (folder.path / "heads").iterdir()} == {"00000010", "00000014"}
-    assert state.spent_s > 0
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
-def test_all_that_is_kept_is_for_the_user_alone(
-    folder: LearningFolder, trained: Path, rule: Rule, idle_learning: Callable[..., IdleLearning]
-) -> None:
-    learnt(folder, trained)
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
-    for path in [*folder.texts.directory.iterdir(), *(folder.path / "heads").rglob("*.*")]:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-
-
-def test_a_kill_while_it_trains_leaves_the_old_head_whole(
-    folder: LearningFolder,
-    trained: Path,
-    rule: Rule,
-    idle_learning: Callable[..., IdleLearning],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = judged(folder, trained, rule, idle_learning, CHEAP)
-    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", -1.0)  # after each step
-    steps: list[int] = []
+    rule.fill(folder)
+    monkeypatch.setattr(idle_learning, "_KEPT_EVERY_S", -1.0)  # after each step
 
     class KilledError(BaseException):
-        """Ends the process at once."""
+        """As nothing is done when a process is killed, nothing is done for this."""
 
-    def killed(path: Path, training: Any) -> None:
-        steps.append(training.step)
-        saved(path, training)
-        if len(steps) == 5:
+    def kill(what: str, fraction: float) -> None:
+        if fraction > 0.05:
             raise KilledError
 
-    saved = head_training_module.save_training
-    monkeypatch.setattr(idle_learning_module, "save_training", killed)
     with pytest.raises(KilledError):
-        idle_learning()._train()
-    state = folder.state()
-    assert (state.chosen, state.candidate) == (before.chosen, before.candidate)
-    assert idle_learning()._heads(state)  # they can still be opened
-    monkeypatch.setattr(idle_learning_module, "save_training", saved)
-    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", 3600.0)
-    made = idle_learning()
-    assert made._train()  # goes on where it was
-    assert folder.state().candidate == "00000014" and steps[-1] == 5
+        train_head(folder, told(target, CHEAP), kill)
+    assert folder.unfinished() == 10 and not folder.head.exists()
+    rule.fill(folder, 1)
+    fractions: list[float] = []
+    train_head(folder, told(target, CHEAP), lambda what, fraction: fractions.append(fraction))
+    found = folder.report()
+    assert fractions[0] > 0.04 and found is not None and found.until == 10
 
 
-@pytest.mark.parametrize("place", ["Drafter", "save_training"])
-def test_a_full_disk_leaves_the_old_head_whole(
-    place: str,
-    folder: LearningFolder,
-    trained: Path,
-    rule: Rule,
-    idle_learning: Callable[..., IdleLearning],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = judged(folder, trained, rule, idle_learning, CHEAP)
-
-    def full(*given: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    every_s = {"save_training": -1.0}.get(place, 3600.0)  # after the first step, or never
-    monkeypatch.setattr(head_training_module, "KEPT_EVERY_S", every_s)
-    monkeypatch.setattr(idle_learning_module, place, full)
-    with pytest.raises(OSError, match=r"(?i)no space"):
-        idle_learning()._train()
-    state = folder.state()
-    assert (state.chosen, state.candidate) == (before.chosen, before.candidate)
-    assert [each.name for each in (folder.path / "heads").iterdir()] == ["00000010"]
-
-
-@pytest.mark.parametrize("what", ["state", "head", "another target's head", "version"])
-def test_what_cannot_be_used_is_made_again_from_the_texts(
-    what: str,
-    folder: LearningFolder,
-    trained: Path,
-    rule: Rule,
-    target: Path,
-    tiny: ModuleType,
-    idle_learning: Callable[..., IdleLearning],
-    tmp_path: Path,
-) -> None:
-    judged(folder, trained, rule, idle_learning, CHEAP)
-    if what == "state":
-        path = folder.path / "state.json"
-        path.write_bytes(path.read_bytes().replace(b"00000010", b"00000011"))
-    elif what == "version":
-        (folder.path / "state.json").write_text('{"version": 2, "model": "hf"}')
-    elif what == "head":
-        path = folder.head("00000010") / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:1000])
-    else:
-        other = tiny.build("llama", num_hidden_layers=2, hidden_size=32)
-        target = Path(tiny.write_hf(other, tmp_path / "other"))
-    made = IdleLearning(folder, Assignment(str(target), CHEAP), anywhere(tmp_path))
-    assert made._state == LearningState(1, str(target))
-    assert not (folder.path / "heads").exists()
-
-
+@pytest.mark.usefixtures("torch")
 def test_a_training_stops_where_the_machine_is_needed(
-    folder: LearningFolder, rule: Rule, idle_learning: Callable[..., IdleLearning], tmp_path: Path
+    folder: LearntFolder, target: Path, rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for start in range(0, 240, 24):
-        folder.texts.add(rule.text(start))
-    battery = tmp_path / "sys" / "power_supply" / "BAT0"
-    battery.mkdir(parents=True)
-    (battery / "type").write_text("Battery")
-    (battery / "status").write_text("Full")
-    made = idle_learning(conditions=Conditions(tmp_path / "sys"))
-    ticks = iter(range(10_000))
-
-    def second() -> float:
-        """A clock on which each look takes one; the plug is pulled after ten."""
-        now = float(next(ticks))
-        if now == 10:
-            (battery / "status").write_text("Discharging")
-        return now
-
-    made._clock, made._told_s = second, 0.0
-    made.run()
-    assert folder.training.exists() and folder.state().candidate is None
-    (battery / "status").write_text("Full")
-    idle_learning(conditions=Conditions(tmp_path / "sys")).run()
-    assert folder.state().candidate == "00000010"
+    rule.fill(folder)
+    monkeypatch.setattr(idle_learning, "_LOOKED_EVERY_S", 0.0)
+    monkeypatch.setattr(idle_learning, "give_way", lambda nice: None)
+    given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
+    for name in ("on_battery", "_is_hot"):
+        with monkeypatch.context() as patched:
+            patched.setattr(idle_learning, name, lambda: True)
+            idle_learning.learn_while_idle(json.dumps(given))
+        assert folder.unfinished() == 10 and not folder.head.exists()
+    idle_learning.learn_while_idle(json.dumps(given))
+    assert folder.head.exists()
 
 
+@pytest.mark.usefixtures("torch")
 def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
-    folder: LearningFolder, rule: Rule, idle_learning: Callable[..., IdleLearning]
+    folder: LearntFolder, target: Path, rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for start in range(0, 240, 24):
-        folder.texts.add(rule.text(start))
-    made = idle_learning()
-    assert folder.forget() > 0
-    with pytest.raises(ForgottenError):
-        made._put(LearningState(1, "hf"))
-    assert not folder.path.exists()
-    folder.open()  # a process that keeps answers begins again
-    with pytest.raises(ForgottenError):
-        made._put(LearningState(1, "hf"))
-    assert not folder.texts.entries()
+    rule.fill(folder)
+    monkeypatch.setattr(idle_learning, "give_way", lambda nice: None)
+    steps = idle_learning._Watch.__call__
+
+    def forget(self: Any, what: str, fraction: float) -> None:
+        if fraction > 0.05 and folder.path.exists():
+            assert learnt_folder.forget(folder.path.parent) > 0
+            open_folder(folder.path.parent)
+        steps(self, what, fraction)
+
+    monkeypatch.setattr(idle_learning._Watch, "__call__", forget)
+    given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
+    idle_learning.learn_while_idle(json.dumps(given))
+    (path,) = kept_folders()
+    assert not folder.path.exists() and learnt_folder.num_bytes(path) == 0
 
 
 # The engine, with a learner beside it.
@@ -360,19 +257,18 @@ def place(
 
 @contextmanager
 def learning_engine(
-    target: Path, asked: AskedOptions = ASKED, **parts: Any
+    target: Path, asked: AskedOptions = ASKED, is_idle: bool = False
 ) -> Iterator[tuple[Engine, Learner]]:
-    """Whose machine is never idle, unless it is said."""
     learners: list[Learner] = []
 
     def start(*given: Any) -> Learner:
-        learner = start_learning(*given)
-        learner._parts = replace(learner._parts, **({"is_idle": lambda: False} | parts))
-        learners.append(learner)
-        return learner
+        learners.append(start_learning(*given))
+        return learners[0]
 
-    with load_asked(str(target), asked, quiet, learning=start) as engine:
-        yield engine, learners[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(idle_learning, "is_idle", lambda: is_idle)
+        with load_asked(str(target), asked, quiet, learning=start) as engine:
+            yield engine, learners[0]
 
 
 def written(learner: Learner) -> None:
@@ -391,9 +287,9 @@ def answers(engine: Engine) -> list[list[int]]:
     return found
 
 
-@pytest.mark.usefixtures("fixed_policy")
+@pytest.mark.usefixtures("fixed_policy", "torch")
 def test_texts_are_the_same_with_a_head_that_was_learnt(
-    place: tuple[Path, AskedOptions], tmp_path: Path
+    place: tuple[Path, AskedOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, asked = place
     with load_asked(str(target), asked, quiet) as engine:
@@ -401,35 +297,26 @@ def test_texts_are_the_same_with_a_head_that_was_learnt(
     with learning_engine(target, asked) as (engine, learner):
         assert answers(engine) == plain
         written(learner)
-        folder, rule = learner._folder, Rule(target)
-        for start in range(0, 240, 24):
-            folder.texts.add(rule.text(start))
-        IdleLearning(folder, Assignment(str(target), CHEAP), anywhere(tmp_path)).run()
-        with folder.writing(folder.open()):
-            state = folder.state()
-            folder.put_state(replace(state, chosen=state.candidate))
-        learner._take_chosen()
+        Rule(target).fill(learner._folder, 20)
+        train_head(learner._folder, told(target, CHEAP), quiet)
+        learner._take_head()
         assert answers(engine) == plain
         drafted = engine.last.stats.drafters if engine.last else {}
         assert drafted["medusa"].draft_n > 0
         with engine.fork() as other:
             assert answers(other) == plain
-        assert main_status()["drafts"] is True
+        assert run(["learn", "status", "hf", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["models"][0]["drafts"] is True
+        assert not list((Path(os.environ["EDGE_SPEC_CACHE"]) / "heads").glob("head-*"))
         assert run(["learn", "forget"]) == 0
         assert answers(engine) == plain  # forgotten while it is open
         assert engine.last is not None and "medusa" not in engine.last.stats.drafters
+        assert answers(engine) == plain
+        written(learner)
+        assert learner._folder.answers()  # those after the first one are kept again
 
 
-def main_status() -> dict[str, Any]:
-    from edge_spec.learning.learning_status import learnt_of
-
-    (found,) = learnt_of("hf")
-    return found.document()
-
-
-def test_what_is_kept_are_whole_answers_and_their_states(
-    place: tuple[Path, AskedOptions],
-) -> None:
+def test_what_is_kept_are_whole_answers_and_their_states(place: tuple[Path, AskedOptions]) -> None:
     target, asked = place
     with learning_engine(target, asked) as (engine, learner):
         result = engine.chat("tell me", max_tokens=30)
@@ -438,17 +325,16 @@ def test_what_is_kept_are_whole_answers_and_their_states(
         stopped.close()  # nobody wanted the rest of it
         engine.chat("tell", max_tokens=3)  # too short
         written(learner)
-        texts = list(
-            learner._folder.texts.read(learner._folder.texts.entries(), engine.parts.model.config)
-        )
-        assert len(texts) == 1
-        assert texts[0].tokens.tolist() == [token.id for token in result.tokens]
-        assert list(texts[0].prompt) == engine.chat_prompt("tell me")
+        folder, config = learner._folder, engine.parts.model.config
+        (found,) = folder.examples(folder.answers(), config)
+        tokens, start = found.conversation.tokens, found.conversation.start
+        assert tokens[start:].tolist() == [token.id for token in result.tokens]
+        assert tokens[:start].tolist() == engine.chat_prompt("tell me")
     tables = open_tables(Source(str(target), quiet), "the test reads")
     output = StoredTables(tables).output_rows(None)
-    best = (texts[0].states.astype(np.float32) @ output.T).argmax(axis=1)
+    best = (found.features[:, 0].astype(np.float32) @ output.T).argmax(axis=1)
     # Each state is the one in which its token was chosen; float16 may turn a near tie.
-    assert (best == texts[0].tokens).mean() > 0.9
+    assert (best == tokens[start:]).mean() > 0.9
 
 
 def test_nothing_is_kept_unless_it_was_asked_for(target: Path) -> None:
@@ -464,22 +350,22 @@ def test_of_two_processes_one_learns(target: Path, caplog: pytest.LogCaptureFixt
             assert "another process learns from hf: this one keeps no answers" in caplog.text
             engine.chat("tell me", max_tokens=30)
             written(second)
-            assert not first._folder.texts.entries()
+            assert not first._folder.answers()
     caplog.clear()
     with learning_engine(target) as (engine, third):
         assert "another process" not in caplog.text
         engine.chat("tell me", max_tokens=30)
         written(third)
-        assert third._folder.texts.entries()
+        assert third._folder.answers()
 
 
 def test_answers_that_cannot_be_kept_end_the_learning_and_nothing_else(
     target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: Any, text: LearntText) -> None:
+    def full(self: Any, *given: Any) -> None:
         raise StorageError("no space left on / for a text", remedy="Free some.", errno=errno.ENOSPC)
 
-    monkeypatch.setattr("edge_spec.learning.texts.TextFiles.add", full)
+    monkeypatch.setattr(LearntFolder, "add", full)
     with learning_engine(target) as (engine, learner):
         for _ in range(2):
             assert engine.chat("tell me", max_tokens=30).tokens
@@ -488,129 +374,143 @@ def test_answers_that_cannot_be_kept_end_the_learning_and_nothing_else(
 
 
 def test_a_damaged_head_does_not_draft_and_is_told(
-    target: Path, rule: Rule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with learning_engine(target) as (_, learner):
-        folder = learner._folder
-    with folder.writing(folder.open()):
-        folder.put_state(LearningState(1, "hf", candidate="0", chosen="0"))
+        head = learner._folder.head
+    head.mkdir()
+    (head / "report.json").write_text(json.dumps(REPORT))
     with learning_engine(target) as (engine, learner):
         assert "what was learnt for hf cannot be used" in caplog.text
         assert learner.head() is None
         assert engine.chat("tell me", max_tokens=10).tokens
 
 
-def test_an_answer_ends_the_process_that_learns(folder: LearningFolder) -> None:
+def test_what_an_earlier_version_kept_is_dropped(target: Path) -> None:
+    with learning_engine(target) as (_, learner):
+        path = learner._path
+    learnt_folder.forget(path)
+    (path / "texts").mkdir(parents=True)
+    (path / "texts" / "00000000-9.text").write_bytes(b"a text")
+    (path / "state.json").write_text("{}")
+    assert learnt_folder.document(path)["bytes"] == 8
+    with learning_engine(target):
+        assert learnt_folder.document(path)["bytes"] == 0
+
+
+def test_an_answer_ends_the_process_that_learns(target: Path) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def waits(lifeline: Lifeline) -> None:
-        import sys
-
         with lifeline.start([sys.executable, "-c", "import time; time.sleep(600)"], {}) as process:
             begun.set()
             process.wait(PATIENCE_S)
         ended.set()
 
-    learner = Learner(
-        folder, LearnerParts("hf", lambda: Assignment("hf", CHEAP), lambda path: None, quiet_s=0.0)
-    )  # type: ignore[arg-type,return-value]
-    learner._process._work = waits
-    learner._process._may_begin = lambda: not begun.is_set()
-    learner.start()
-    learner.pause()
-    learner.resume()
-    assert begun.wait(PATIENCE_S)
-    learner.pause()
-    assert ended.wait(PATIENCE_S)
-    learner.resume()
-    learner.close()
+    with learning_engine(target) as (engine, learner):
+        process = learner._process
+        process._work, process._quiet_s = waits, 0.0
+        process._may_begin = lambda: not begun.is_set()
+        engine.chat("tell me", max_tokens=3)
+        assert begun.wait(PATIENCE_S)
+        engine.chat("tell me", max_tokens=3)
+        assert ended.wait(PATIENCE_S)
 
 
-def test_it_learns_in_a_process_of_its_own(target: Path, rule: Rule, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule: Rule) -> None:
     """All of it, but for the wait."""
-    conditions = anywhere(tmp_path)
-    with learning_engine(target, is_idle=lambda: True, conditions=conditions) as (_, learner):
-        for start in range(0, 240, 24):
-            learner._folder.texts.add(rule.text(start))
+    with learning_engine(target, is_idle=True) as (_, learner):
+        rule.fill(learner._folder)
         assert learner._may_begin()
         with Lifeline() as lifeline:
             learner._learn(lifeline)
-        assert learner._folder.state().candidate == "00000010"
+        found = learner._folder.report()
+        assert found is not None and found.until == 10 and learner._report == found
         assert not learner._may_begin()  # there is nothing new
+        rule.fill(learner._folder)
+        assert learner._may_begin() and learner._spent_s() > 0
+        learner._spent = (learner._spent[0], idle_learning.MOST_S_A_DAY)
+        assert not learner._may_begin()
+        learner._spent = ("1999-12-31", idle_learning.MOST_S_A_DAY)
+        assert learner._may_begin()
 
 
+@pytest.mark.usefixtures("torch")
 def test_a_process_that_fails_is_told_in_one_line(
-    folder: LearningFolder, caplog: pytest.LogCaptureFixture
+    target: Path, rule: Rule, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = Assignment("/no/such/model.gguf", CHEAP)
-    learner = Learner(folder, LearnerParts("hf", lambda: asked, lambda path: None))  # type: ignore[arg-type,return-value]
-    with pytest.raises(IsolatedError, match="no such file"), Lifeline() as lifeline:
-        learner._learn(lifeline)
-    assert caplog.text.count("nothing more is learnt from answers of hf: ") == 1
-    assert not learner._may_begin()
-    learner.close()
+    copy = shutil.copytree(target, tmp_path / "hf")
+    with learning_engine(copy, is_idle=True) as (_, learner):
+        rule.fill(learner._folder)
+        shutil.rmtree(copy)
+        with pytest.raises(IsolatedError, match="no such file"), Lifeline() as lifeline:
+            learner._learn(lifeline)
+        assert caplog.text.count("nothing more is learnt from answers of hf: ") == 1
+        assert not learner._may_begin()
 
 
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    "asked", [{"drafter": "suffix"}, {"drafter": "none"}, {"draft": "smollm2"}]
-)
-def test_other_drafters_are_refused(asked: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="--learn trains who drafts"):
-        require_learnable(AskedOptions(**asked))  # type: ignore[arg-type]
+def test_pytorch_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[distill\]"'):
+        require_learnable(AskedOptions(draft="none"))
+    monkeypatch.setattr("edge_spec.distill.request.find_spec", lambda name: "there")
     require_learnable(AskedOptions(draft="none"))
 
 
-def test_a_runtime_without_hidden_states_is_refused(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def no_states(patched: pytest.MonkeyPatch, target: Path, path: Path) -> tuple[Path, AskedOptions]:
     from edge_spec.runtimes.reference import ReferenceModel
 
     without = replace(ReferenceModel.capabilities, hidden_states=False)
-    monkeypatch.setattr(ReferenceModel, "capabilities", without)
-    with (
-        pytest.raises(UnsupportedModelError, match="which reference does not give"),
-        learning_engine(target),
-    ):
-        pass
-    assert kept_folders() == []
+    patched.setattr(ReferenceModel, "capabilities", without)
+    return target, ASKED
 
 
-def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UnsupportedModelError, match="has an encoder, and nothing is learnt"),
-        learning_engine(t5_models.write(tmp_path / "t5")),
-    ):
-        pass
-    assert kept_folders() == []
+def encoder(patched: pytest.MonkeyPatch, target: Path, path: Path) -> tuple[Path, AskedOptions]:
+    return t5_models.write(path), ASKED
 
 
-def test_a_model_whose_final_states_llamacpp_does_not_give_is_refused(tmp_path: Path) -> None:
+def lfm2(patched: pytest.MonkeyPatch, target: Path, path: Path) -> tuple[Path, AskedOptions]:
     pytest.importorskip("llama_cpp")
-    path = family_gguf.write_gguf("lfm2", tmp_path / "lfm2.gguf")
-    with (
-        pytest.raises(UnsupportedModelError, match="which llamacpp does not give") as caught,
-        learning_engine(path, AskedOptions(runtime="llamacpp", threads=1)),
-    ):
-        pass
-    assert "--learn" in caught.value.remedy and "\n" not in str(caught.value)
-    assert kept_folders() == []
+    asked = AskedOptions(runtime="llamacpp", threads=1)
+    return family_gguf.write_gguf("lfm2", path.with_suffix(".gguf")), asked
 
 
-def test_a_target_without_its_tables_is_refused(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def no_tables(patched: pytest.MonkeyPatch, target: Path, path: Path) -> tuple[Path, AskedOptions]:
     def none(source: Any, who: str) -> None:
         raise UsageError(f"{who} tables of its target", remedy="Name the file.")
 
-    monkeypatch.setattr("edge_spec.learning.learner.open_tables", none)
+    patched.setattr(idle_learning, "open_tables", none)
+    return target, ASKED
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (no_states, "which reference does not give"),
+        (encoder, "has an encoder, and nothing is learnt"),
+        (lfm2, "which llamacpp does not give"),
+        (no_tables, "a head that learns here shares tables"),
+    ],
+)
+def test_a_model_that_nothing_can_be_learnt_of_is_refused(
+    make: Callable[..., tuple[Path, AskedOptions]],
+    told: str,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, asked = make(monkeypatch, target, tmp_path / "model")
     with (
-        pytest.raises(UsageError, match="a head that learns here shares tables"),
-        learning_engine(target),
+        pytest.raises((UnsupportedModelError, UsageError), match=told) as caught,
+        learning_engine(path, asked),
     ):
         pass
+    assert "\n" not in str(caught.value)
     assert kept_folders() == []
 
 
@@ -618,6 +518,7 @@ def test_a_target_without_its_tables_is_refused(
     ("arguments", "told"),
     [
         (["chat", "--learn", "--drafter", "suffix"], "--learn trains who drafts"),
+        (["serve", "--learn", "--drafter", "none"], "--learn trains who drafts"),
         (["serve", "--learn", "--draft", "smollm2"], "--learn trains who drafts"),
         (["serve", "a.gguf", "b.gguf", "--learn"], "--learn is for one model"),
         (["learn", "forget", "nobody"], "nothing was learnt from answers of nobody"),
@@ -633,30 +534,23 @@ def test_bad_usage_is_one_line(
 
 
 def test_status_and_forget_say_what_there_is(
-    folder: LearningFolder,
-    trained: Path,
-    rule: Rule,
-    idle_learning: Callable[..., IdleLearning],
-    capsys: pytest.CaptureFixture[str],
+    folder: LearntFolder, rule: Rule, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged(folder, trained, rule, idle_learning, CHEAP)
+    rule.fill(folder, 4)
+    assert run(["learn", "status", "hf"]) == 0
+    out = capsys.readouterr().out
+    assert "hf: 4 answers, 600 tokens" in out and "no head has been trained yet" in out
+    folder.head.mkdir()
+    (folder.head / "report.json").write_text(json.dumps(REPORT))
     assert run(["learn", "status", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["models"]
-    assert (told["model"], told["answers"], told["drafts"]) == ("hf", 14, True)
-    assert told["gain"] > 1.2 and told["bytes"] > 0
-    assert run(["learn", "status", "hf"]) == 0
-    assert "hf: 14 answers, 2100 tokens" in (out := capsys.readouterr().out)
-    assert "the head drafts: on the last answers" in out
+    assert (told["model"], told["answers"], told["drafts"]) == ("hf", 4, True)
+    assert told["gain"] == 1.25 and told["bytes"] > 0
+    assert run(["learn", "status"]) == 0
+    assert "the head drafts: it has learnt from 450 tokens" in capsys.readouterr().out
     assert run(["learn", "forget", "hf", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["freed_bytes"]["hf-0123"] == told["bytes"]
-    assert not folder.path.exists()
+    freed = json.loads(capsys.readouterr().out)["freed_bytes"]
+    assert freed == {folder.path.parent.name: told["bytes"]}
+    assert kept_folders() == []
     assert run(["learn", "status"]) == 0
     assert "Nothing is kept" in capsys.readouterr().out
-
-
-def test_a_damaged_store_is_told_by_status(
-    folder: LearningFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder.path / "state.json").write_text("{}")
-    assert run(["learn", "status"]) == 0
-    assert "damaged and is made again" in capsys.readouterr().out

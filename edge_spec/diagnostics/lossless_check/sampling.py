@@ -11,7 +11,7 @@ from random import Random
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.lossless_check.statistics import Cell, Fit, fit
-from edge_spec.diagnostics.lossless_check.texts import DOMAIN, missing_events
+from edge_spec.diagnostics.lossless_check.texts import missing_events
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import MAX_ALTERNATIVES
 from edge_spec.engine.results import Alternative, Origin, Token
@@ -133,7 +133,7 @@ def check_sampling(
 
 
 def _draw(engine: Engine, prompt: Sequence[int]) -> Sequence[Token]:
-    return engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS, domain=DOMAIN).tokens
+    return engine.generate(prompt, max_tokens=NUM_TOKENS, sampling=_PARAMS).tokens
 
 
 def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress) -> list[int]:
@@ -143,7 +143,7 @@ def _agreed(engine: Engine, prompts: Sequence[Sequence[int]], progress: Progress
     for prompt in prompts:
         begun = list(prompt[: engine.context_length // 2])
         with engine.without_drafting():
-            result = engine.generate(begun, max_tokens=max(_WRITTEN_TOKENS), domain=DOMAIN)
+            result = engine.generate(begun, max_tokens=max(_WRITTEN_TOKENS))
         written = [token.id for token in result.tokens if not token.ends]
         candidates += [begun + written[:count] for count in _WRITTEN_TOKENS]
     best, most = candidates[0], (-1, -1)

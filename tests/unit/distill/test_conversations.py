@@ -39,7 +39,7 @@ def test_what_a_kill_cut_off_is_asked_again(tmp_path: Path) -> None:
     file.add(0, _said(5))
     file.add(1, _said(6))
     file.close()
-    log = tmp_path / "answers.log"
+    log = tmp_path / "answers.jsonl"
     log.write_bytes(log.read_bytes()[:-9])
     again = ConversationFile(tmp_path)
     assert again.has(0) and not again.has(1)

@@ -39,7 +39,6 @@ def test_drafts_begin_in_the_answer_and_padding_is_none() -> None:
         [False, True, True, True, False, False, False],
     ]
     assert batch.is_row[1].tolist() == [True] * 4 + [False] * 3
-    assert batch.num_anchors == 8
 
 
 def test_windows_without_an_answer_are_left_out() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from edge_spec.distill.draft_runs import converted_aside
-from edge_spec.distill.work_folder import forget_training, work_folder
+from edge_spec.distill.work_folder import KEPT_DAYS, forget_training, work_folder
 from edge_spec.errors import StorageError, UsageError
-from edge_spec.storage.resumable import KEPT_DAYS
 
 SOURCE: Any = SimpleNamespace(identity="0", name="model")
 
@@ -25,8 +24,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _answered(folder: Path) -> None:
-    (folder / "answers.bin").write_bytes(b"answers")
-    (folder / "answers.log").write_bytes(b"log")
+    (folder / "answers.jsonl").write_bytes(b"answers")
 
 
 @pytest.mark.parametrize(
@@ -38,13 +36,13 @@ def test_what_was_finished_stays_and_is_told(
     with pytest.raises(type(error)), work_folder(SOURCE, "tasks") as folder:
         _answered(folder)
         raise error
-    assert (folder / "answers.bin").exists()
+    assert (folder / "answers.jsonl").exists()
     assert str(folder) in caplog.text and f"{KEPT_DAYS} days" in caplog.text
 
 
 def test_a_folder_in_which_nothing_was_finished_goes(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt), work_folder(SOURCE, "tasks") as folder:
-        (folder / "answers.log").touch()
+        (folder / "answers.jsonl").touch()
         raise KeyboardInterrupt
     assert not folder.exists() and not caplog.text
 
@@ -72,11 +70,11 @@ def test_one_that_another_process_works_in_stays() -> None:
 def test_answers_outlive_a_training() -> None:
     with work_folder(SOURCE, "tasks") as folder:
         _answered(folder)
-        (folder / "training-1.safetensors").touch()
+        (folder / "training-1.npz").touch()
         (folder / "distilled-1").mkdir()
-        (folder / "distilled-1" / "answers.bin").touch()
+        (folder / "distilled-1" / "answers.jsonl").touch()
         forget_training(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["answers.bin", "answers.log"]
+    assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl"]
 
 
 def test_conversions_of_what_was_tried_go(tmp_path: Path) -> None:
