@@ -49,16 +49,6 @@ def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
     )
 
 
-def missing_events(num_accepted: int, num_rejected: int, least: int) -> str:
-    """Say which of the two was not exercised `least` times; "" where both were."""
-    counts = {"accepted": num_accepted, "rejected": num_rejected}
-    return " and ".join(
-        f"{count} of at least {least} draft tokens were {what}"
-        for what, count in counts.items()
-        if count < least
-    )
-
-
 @dataclass(frozen=True)
 class Texts:
     """near_ties: greedy choices within the noise; most come out as in the plain text.
