@@ -22,6 +22,7 @@ from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.thoughts import prompt_for, thought_budget
 from edge_spec.text.token_pieces import TokenPieces
+from edge_spec.text.tool_results import with_ordered_results
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.protocol import ToolForm
@@ -80,7 +81,7 @@ class ChatFormat:
             return _rendered(opened, messages, tools, options)
 
         try:
-            plain = with_arguments(plain_messages(messages), opened.traits)
+            plain = with_arguments(_plain(messages), opened.traits)
             return opened.control_tokens.encode(render, plain, tools, _without_name(options))
         except RecursionError:
             raise _too_deep() from None
@@ -89,7 +90,8 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Tools = (), **options: Unpack[PromptOptions]
     ) -> str:
         """The text of these tokens. Raises as `chat_prompt` does."""
-        return _rendered(self._chosen(tools, options), messages, tools, _without_name(options))
+        opened = self._chosen(tools, options)
+        return _rendered(opened, _plain(messages), tools, _without_name(options))
 
     def answer_form(
         self, prompt: Sequence[int], tools: Tools = (), **options: Unpack[PromptOptions]
@@ -238,12 +240,15 @@ class ChatFormat:
         }
 
 
+def _plain(messages: Sequence[Message]) -> Sequence[Message]:
+    return with_ordered_results(plain_messages(messages))
+
+
 def _rendered(
     opened: OpenedTemplate, messages: Sequence[Message], tools: Tools, options: PromptOptions
 ) -> str:
-    plain = plain_messages(messages)
     try:
-        messages, tools = fitted(plain, tools, opened.traits)
+        messages, tools = fitted(plain_messages(messages), tools, opened.traits)
     except RecursionError:
         raise _too_deep() from None
     budget = thought_budget(options.get("reasoning"))
