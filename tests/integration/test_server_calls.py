@@ -11,12 +11,11 @@ import pytest
 
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.detection import ToolForm
+from edge_spec.text.tools.formats import CallFormat
 from edge_spec.text.tools.harmony import HarmonyForm
-from edge_spec.text.tools.json_form import JsonForm
-from edge_spec.text.tools.protocol import ToolForm
-from fixtures.call_templates import CALLS, SPECIAL
+from fixtures.call_templates import BARE, HARMONY, JSON, SPECIAL, TEMPLATES, echoing
 from fixtures.echo_model import byte_tokenizer, open_echo
-from fixtures.keyed_templates import BARE, HARMONY, TEMPLATES, echoing
 from fixtures.server_requests import CHAT, ask, client_of, events
 
 TOOLS = [
@@ -38,7 +37,7 @@ TOOLS = [
     for name in ("weather", "look_up")
 ]
 FULL = {"city": 'Lima\n"<b>" \u00e9', "days": 3, "names": ["a", "b c"]}
-WHOLE = (*BARE, "bare")  # nothing but the whole answer may be a call
+WHOLE = BARE  # nothing but the whole answer may be a call
 
 
 class Caller:
@@ -88,8 +87,8 @@ def _joined(told: list[dict[str, Any]]) -> dict[str, Any]:
     return {"message": message, "finish_reason": told[-1]["finish_reason"]}
 
 
-SOURCES = {**TEMPLATES, **CALLS, "harmony": HARMONY}
-SHORT = ("function-tag", "own-quotes", "python-bare", "harmony", "names and ids", "section")
+SOURCES = {**TEMPLATES, "harmony": HARMONY}
+SHORT = ("qwen3-coder", "gemma-4", "llama-4", "harmony", "mistral-v11", "deepseek-v3")
 FORMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in SOURCES]
 
 
@@ -97,7 +96,7 @@ FORMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for
 def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
     """Tags of forms whose arguments are JSON are special tokens, which no text shows."""
     source = SOURCES[request.param]
-    special = SPECIAL if request.param in CALLS else ()
+    special = SPECIAL if request.param in JSON else ()
     tokenizer = byte_tokenizer(special)
     with (
         open_echo(
@@ -164,7 +163,7 @@ def test_what_is_no_call_stays_text(caller: Caller) -> None:
 
 
 def test_a_block_of_json_is_a_call_if_it_names_a_tool(caller: Caller) -> None:
-    if not (isinstance(caller.form, JsonForm) and caller.form.is_named):
+    if not (isinstance(caller.form, CallFormat) and caller.form.is_named):
         return
     block = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "Lima"}\n}\n```'
     for said in ("", "I look.\n\n", "```py\nf()\n```\n"):

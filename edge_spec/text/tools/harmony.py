@@ -14,10 +14,10 @@ from typing import Any
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.arguments import arguments_schema, in_style
-from edge_spec.text.tools.literals import first_of
+from edge_spec.text.tools.arguments import arguments_schema, as_lark
+from edge_spec.text.tools.call_grammar import ANYTHING, literal
 from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.value_rules import ANYTHING, literal
+from edge_spec.text.tools.pieces import first_of
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END = "<|end|>"
@@ -34,6 +34,9 @@ class HarmonyForm:
     """An answer may have one call, which ends it."""
 
     markers = (_CHANNEL, _START)
+    ids = IdStyle.ANY
+    keyed = None
+    marks_texts = True
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
         return _SPEAKER.join(self._call(call["function"]) for call in calls)
@@ -64,7 +67,7 @@ class HarmonyForm:
             f"final: {literal(f'{_CHANNEL}final{_MESSAGE}')} {final}",
         ]
         if text is not None:
-            rules.append(f"json: %json {in_style(text.held().schema)}")
+            rules.append(f"json: %json {as_lark(text.held().schema)}")
         for index, tool in enumerate(tools):
             name = f"to={_FUNCTIONS}{tool['function']['name']}"
             heads = (
@@ -73,9 +76,12 @@ class HarmonyForm:
                 f"{_CHANNEL}commentary {name}{_MESSAGE}",
             )
             rules.append(f"call{index}: ({' | '.join(map(literal, heads))}) arguments{index}")
-            schema = in_style(arguments_schema(tool["function"]))
+            schema = as_lark(arguments_schema(tool["function"]))
             rules.append(f"arguments{index}: %json {schema}")
         return Grammar.lark("\n".join(rules))
+
+
+HARMONY = HarmonyForm()
 
 
 class HarmonyReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,9 @@ from edge_spec.text.plain_messages import (
     meant_arguments,
     with_call_arguments,
 )
-from edge_spec.text.tools.call_ids import with_ids
-from edge_spec.text.tools.call_probes import with_tools
-from edge_spec.text.tools.detection import NativeTools
-from edge_spec.text.tools.forms import GENERIC, described
-from edge_spec.text.tools.keyed_form import KeyedForm
-from edge_spec.text.tools.protocol import ToolForm
+from edge_spec.text.tools.detection import NativeTools, ToolForm, with_tools
+from edge_spec.text.tools.formats import GENERIC, described
+from edge_spec.text.tools.part_list import IdStyle
 
 
 def native_history(
@@ -29,7 +27,10 @@ def native_history(
     """Returns the messages and tools to render with a template that knows calls."""
     messages = [part for each in messages for part in _apart(each, native)]
     messages = messages if native.takes_several else _one_by_one(messages)
-    messages = with_ids([_native(each, native) for each in messages], native.ids)
+    messages = [_native(each, native) for each in messages]
+    if native.ids is not IdStyle.ANY:
+        ids = _Ids(native.ids)
+        messages = [ids.fitted(message) for message in messages]
     if native.shows_tools or not tools:
         return messages, tools
     system: Message = {"role": "system", "content": ""}
@@ -126,7 +127,7 @@ def _with_object(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, A
     arguments = call["function"].get("arguments")
     if arguments is None:
         arguments = {}
-    elif isinstance(native.form, KeyedForm) and not _is_object(arguments):
+    elif native.form.keyed is not None and not _is_object(arguments):
         arguments = {"arguments": arguments}
     else:
         return call
@@ -145,3 +146,46 @@ def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         return call
     return with_call_arguments(call, json.dumps(arguments, ensure_ascii=False))
+
+
+class _Ids:
+    """Gives calls and results ids that the template takes. Those that it takes stay as they are;
+    others become the same ones each time."""
+
+    def __init__(self, style: IdStyle) -> None:
+        self._style = style
+        self._given: dict[str, str] = {}  # what became of them
+        self._open: list[str] = []  # calls without a result
+        self._count = 0
+
+    def fitted(self, message: Message) -> Message:
+        if message.get("tool_calls"):
+            return {**message, "tool_calls": [self._call(call) for call in message["tool_calls"]]}
+        return self._result(message) if message["role"] == "tool" else message
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = call.get("id")
+        made = self._made(given, call["function"]["name"])
+        self._count += 1
+        if isinstance(given, str):
+            self._given[given] = made
+        self._open.append(made)
+        return {**call, "id": made}
+
+    def _made(self, given: object, name: str) -> str:
+        if isinstance(given, str) and self._style.takes(given):
+            return given
+        if self._style is IdStyle.NAMED:
+            return self._style.made(name, self._count)
+        known = given if isinstance(given, str) else str(self._count)
+        return hashlib.sha256(known.encode()).hexdigest()[:9]
+
+    def _result(self, message: Message) -> Message:
+        """A result without an id is that of the first call that has none."""
+        given = message.get("tool_call_id")
+        made = self._given.get(given) if isinstance(given, str) else None
+        if made is None:
+            made = self._open[0] if self._open else self._made(given, str(message.get("name", "")))
+        if made in self._open:
+            self._open.remove(made)
+        return {**message, "tool_call_id": made}

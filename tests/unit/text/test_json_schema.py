@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from edge_spec.errors import UsageError
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.tools.forms import GENERIC
+from edge_spec.text.tools.formats import GENERIC
 from fixtures.form_walks import fits, walked
 
 
