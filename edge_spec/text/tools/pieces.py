@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
+from edge_spec.text.parts.part import Part
 from edge_spec.text.stop_cutter import overlap
 
 T = TypeVar("T")
@@ -77,6 +80,39 @@ class Pieces:
             if value.is_complete:
                 return place, value.missing
             yield from self.more()
+
+
+class StepReader(ABC):
+    """Reads an answer in steps."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._pieces = Pieces()
+        self._steps = self._begun()
+        next(self._steps)
+
+    def push(self, markup: str) -> list[Part]:
+        self._pieces.held += markup
+        next(self._steps, None)
+        return self._taken()
+
+    def finish(self) -> list[Part]:
+        self._pieces.has_ended = True
+        next(self._steps, None)
+        return self._taken()
+
+    def _begun(self) -> Steps[None]:
+        with suppress(EndedError):
+            yield from self._pieces.more()
+            yield from self._read()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole answer."""
+
+    @abstractmethod
+    def _taken(self) -> list[Part]:
+        """Return what was read since it was asked last."""
 
 
 def _matched(head: Sequence[str], text: str) -> Found | bool:

@@ -19,7 +19,7 @@ from edge_spec.text.tools.pieces import (
     EndedError,
     Found,
     JsonEnd,
-    Pieces,
+    StepReader,
     Steps,
     first_of,
 )
@@ -53,7 +53,7 @@ class _NoCallError(Exception):
         self.length = length
 
 
-class CallReader:
+class CallReader(StepReader):
     """Splits an answer into text and calls of a format. What looks like a call and has no name
     stays text, so nothing that the model wrote is lost.
 
@@ -64,33 +64,22 @@ class CallReader:
 
     def __init__(self, form: CallFormat, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
-        self.is_cut = False
         self._form = form
         self._tools = {tool["function"]["name"]: tool for tool in tools}
         self._parts = PartList(form.ids)
-        self._pieces = Pieces()
         self._markers = [marker_of(opening) for opening in form.openings]
         self._reads_untagged = form.is_named and bool(tools)
         self._is_in_code = False
         self._shows_rest = True  # where the answer ends here, what is held is text
         self._is_open = False  # where it ends here, a call is cut
-        self._steps = self._read()
-        next(self._steps)
+        super().__init__()
 
-    def push(self, markup: str) -> list[Part]:
-        self._pieces.held += markup
-        next(self._steps, None)
-        return self._parts.taken()
-
-    def finish(self) -> list[Part]:
-        self._pieces.has_ended = True
-        next(self._steps, None)
+    def _taken(self) -> list[Part]:
         return self._parts.taken()
 
     def _read(self) -> Steps[None]:
         steps = self._read_first
         try:
-            yield from self._pieces.more()
             while True:
                 self._shows_rest, self._is_open = True, False
                 try:
