@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edge_spec.text.parts.part import Part
 from edge_spec.text.plain_messages import Tools
@@ -12,6 +13,7 @@ from edge_spec.text.tools.formats import CallFormat, marker_of
 from edge_spec.text.tools.keyed import KeyedReader, ends_of
 from edge_spec.text.tools.part_list import IdStyle, PartList
 from edge_spec.text.tools.pieces import (
+    ARGUMENTS,
     ID,
     INDEX,
     NAME,
@@ -27,7 +29,7 @@ from edge_spec.text.tools.values import argument_types
 
 _FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
 # Models that were trained on several formats take the words of another one.
-_ROLES = {"name": NAME, "tool_name": NAME, "arguments": "", "parameters": ""}
+_ROLES = {"name": NAME, "tool_name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
 _ID_KEY = re.compile(r'"(\w+)": "\$ID"')
 _PYTHON_TAGS = ("", "<|python_start|>", "<|python_tag|>")  # before calls of Llama
 
@@ -51,6 +53,18 @@ class _NoCallError(Exception):
 
     def __init__(self, length: int) -> None:
         self.length = length
+
+
+@dataclass
+class _Object:
+    """What is known of a call that is a JSON object. place: what was read of the held text."""
+
+    place: int
+    is_untagged: bool
+    name: str | None = None
+    id: str | None = None
+    arguments: str | None = None
+    is_told: bool = False
 
 
 class CallReader(StepReader):
@@ -223,74 +237,87 @@ class CallReader(StepReader):
         order of its members. Raises _NoCallError for one that is none.
 
         is_untagged: another member, another name, or arguments before the name tell so."""
-        pieces, names = self._pieces, self._tools if is_untagged else {}
-        roles = _ROLES | ({"type": "type"} if is_untagged else {})
-        if key := _ID_KEY.search(self._form.call):
-            roles |= {key[1]: ID}
-        name: str | None = None
-        id: str | None = None
-        arguments: str | None = None
-        is_told, place = False, start + 1
+        pieces, call = self._pieces, _Object(start + 1, is_untagged)
         self._begin(is_sure=not is_untagged or bool(self._parts.num_calls))
-        while True:
-            place = yield from pieces.after_space(place)
-            if pieces.held[place] == "{" and name is None and arguments is None:
-                place += 1  # some templates show calls in two pairs of braces
-                continue
-            if pieces.held[place] != '"':
-                break
-            end, _ = yield from pieces.value_end(place)
-            key_text = _loaded(pieces.held[place:end])
-            place = end
-            role = roles.get(str(key_text))
-            if f'{{"{NAME}": ' in self._form.call and name is None:
-                name, role = str(key_text), ""
-            if is_untagged and (role is None or (role == "" and name is None)):
-                break
-            place = yield from pieces.after_space(place)
-            if pieces.held[place] != ":":
-                break
-            place = yield from pieces.after_space(place + 1)
-            if pieces.held[place] in ",:}]":
-                break
-            if role == "" and name is not None and not is_told and arguments is None:
-                if not _FUNCTION.fullmatch(name):
-                    break
-                is_told = True
-                self._begin()
-                self._parts.begin_call(name, id)
-                pieces.take(place)
-                place = 0
-                if pieces.held[0] == "{":
-                    yield from self._tell_object()
-                else:
-                    end, missing = yield from pieces.value_end(0)
-                    self._parts.add_arguments(_as_object(pieces.take(end) + missing))
+        while (yield from self._read_member(call)):
+            pass
+        is_whole = pieces.held[call.place : call.place + 1] == "}"
+        if not call.is_told:
+            is_named = call.name is not None and _FUNCTION.fullmatch(call.name) is not None
+            if not (is_whole and is_named) or (is_untagged and call.arguments is None):
+                raise _NoCallError(call.place + is_whole)
+            self._parts.begin_call(str(call.name), call.id)
+            self._parts.add_arguments("{}" if call.arguments is None else call.arguments)
+        pieces.take(call.place + is_whole)
+
+    def _read_member(self, call: _Object) -> Steps[bool]:
+        """Read the next member; return whether another one follows."""
+        pieces = self._pieces
+        call.place = yield from pieces.after_space(call.place)
+        if pieces.held[call.place] == "{" and call.name is None and call.arguments is None:
+            call.place += 1  # some templates show calls in two pairs of braces
+            return True
+        role = yield from self._read_key(call)
+        if role is None:
+            return False
+        if role == ARGUMENTS and call.name is not None and not call.is_told:
+            if not _FUNCTION.fullmatch(call.name):
+                return False
+            call.is_told = True
+            self._begin()
+            self._parts.begin_call(call.name, call.id)
+            pieces.take(call.place)
+            call.place = 0
+            if pieces.held[0] == "{":
+                yield from self._tell_object()
             else:
-                end, missing = yield from pieces.value_end(place)
-                text, place = pieces.held[place:end] + missing, end
-                value = _loaded(text)
-                if role == NAME:
-                    name = value if isinstance(value, str) else None
-                    if name is None or (names and name not in names):
-                        break
-                    self._begin()
-                elif role == ID and isinstance(value, str):
-                    id = value
-                elif role == "" and arguments is None:
-                    arguments = _as_object(text)
-            place = yield from pieces.after_space(place)
-            if pieces.held[place] != ",":
-                break
-            place += 1
-        is_whole = pieces.held[place : place + 1] == "}"
-        if not is_told:
-            is_named = name is not None and _FUNCTION.fullmatch(name) is not None
-            if not (is_whole and is_named) or (is_untagged and arguments is None):
-                raise _NoCallError(place + is_whole)
-            self._parts.begin_call(str(name), id)
-            self._parts.add_arguments("{}" if arguments is None else arguments)
-        pieces.take(place + is_whole)
+                end, missing = yield from pieces.value_end(0)
+                self._parts.add_arguments(_as_object(pieces.take(end) + missing))
+        else:
+            end, missing = yield from pieces.value_end(call.place)
+            text, call.place = pieces.held[call.place : end] + missing, end
+            value = _loaded(text)
+            if role == NAME:
+                call.name = value if isinstance(value, str) else None
+                if call.name is None or (call.is_untagged and not self._is_known(call.name)):
+                    return False
+                self._begin()
+            elif role == ID and isinstance(value, str):
+                call.id = value
+            elif role == ARGUMENTS and call.arguments is None:
+                call.arguments = _as_object(text)
+        call.place = yield from pieces.after_space(call.place)
+        goes_on = pieces.held[call.place] == ","
+        call.place += goes_on
+        return goes_on
+
+    def _read_key(self, call: _Object) -> Steps[str | None]:
+        """Return what the next member says, whose value then comes next; None where there is no
+        member, or none of a call."""
+        pieces, form = self._pieces, self._form
+        if pieces.held[call.place] != '"':
+            return None
+        end, _ = yield from pieces.value_end(call.place)
+        key, call.place = str(_loaded(pieces.held[call.place : end])), end
+        role = _ROLES.get(key, "")
+        if (found := _ID_KEY.search(form.call)) and key == found[1]:
+            role = ID
+        if form.call.startswith(f'{{"{NAME}"') and call.name is None:
+            call.name, role = key, ARGUMENTS
+        if (
+            call.is_untagged
+            and key != "type"
+            and (not role or (role == ARGUMENTS and not call.name))
+        ):
+            return None
+        call.place = yield from pieces.after_space(call.place)
+        if pieces.held[call.place] != ":":
+            return None
+        call.place = yield from pieces.after_space(call.place + 1)
+        return None if pieces.held[call.place] in ",:}]" else role
+
+    def _is_known(self, name: str) -> bool:
+        return not self._tools or name in self._tools
 
     def _tell_object(self) -> Steps[None]:
         """Tell arguments while they are written."""
