@@ -29,8 +29,7 @@ def native_history(
     messages = messages if native.takes_several else _one_by_one(messages)
     messages = [_native(each, native) for each in messages]
     if native.ids is not IdStyle.ANY:
-        ids = _Ids(native.ids)
-        messages = [ids.fitted(message) for message in messages]
+        messages = _with_ids(messages, native.ids)
     if native.shows_tools or not tools:
         return messages, tools
     system: Message = {"role": "system", "content": ""}
@@ -75,26 +74,24 @@ def _apart(message: Message, native: NativeTools) -> Sequence[Message]:
 
 
 def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages with each of several calls in one of its own, before its result."""
+    """Return the messages with each of several calls in one of its own, before its result. Results
+    are in the order of the calls."""
     found: list[Message] = []
-    rest = deque(messages)
-    while rest:
-        message = rest.popleft()
+    waiting: deque[Message] = deque()  # calls whose result comes next
+    for message in messages:
+        if message["role"] != "tool":
+            found += waiting
+            waiting.clear()
+        elif waiting:
+            found.append(waiting.popleft())
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
             found.append(message)
-            continue
-        results: list[Message] = []
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.popleft())
-        for index, call in enumerate(calls):
-            own = message if index == 0 else {"role": message["role"]}
-            found.append({**own, "tool_calls": [call]})
-            ids = [result.get("tool_call_id") for result in results]
-            id = call.get("id")
-            found += [results.pop(ids.index(id) if id in ids else 0)] if results else []
-        found += results
-    return found
+        else:
+            others = {"role": message["role"]}
+            waiting += [{**others, "tool_calls": [call]} for call in calls]
+            waiting[0] = {**message, **waiting[0]}
+    return [*found, *waiting]
 
 
 def _with_system(system: Message, messages: Sequence[Message]) -> Sequence[Message]:
@@ -148,44 +145,30 @@ def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_call_arguments(call, json.dumps(arguments, ensure_ascii=False))
 
 
-class _Ids:
-    """Gives calls and results ids that the template takes. Those that it takes stay as they are;
-    others become the same ones each time."""
+def _with_ids(messages: Sequence[Message], style: IdStyle) -> Sequence[Message]:
+    """Give calls and results ids that the template takes. Those that it takes stay as they are;
+    others become the same ones each time. Results are in the order of the calls."""
+    found: list[Message] = []
+    waiting: deque[str] = deque()  # ids of calls without a result
+    count = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [_made(call, style, count + index) for index, call in enumerate(calls)]
+            calls = [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]
+            message = {**message, "tool_calls": calls}
+            waiting = deque(ids)
+            count += len(ids)
+        elif message["role"] == "tool" and waiting:
+            message = {**message, "tool_call_id": waiting.popleft()}
+        found.append(message)
+    return found
 
-    def __init__(self, style: IdStyle) -> None:
-        self._style = style
-        self._given: dict[str, str] = {}  # what became of them
-        self._open: list[str] = []  # calls without a result
-        self._count = 0
 
-    def fitted(self, message: Message) -> Message:
-        if message.get("tool_calls"):
-            return {**message, "tool_calls": [self._call(call) for call in message["tool_calls"]]}
-        return self._result(message) if message["role"] == "tool" else message
-
-    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = call.get("id")
-        made = self._made(given, call["function"]["name"])
-        self._count += 1
-        if isinstance(given, str):
-            self._given[given] = made
-        self._open.append(made)
-        return {**call, "id": made}
-
-    def _made(self, given: object, name: str) -> str:
-        if isinstance(given, str) and self._style.takes(given):
-            return given
-        if self._style is IdStyle.NAMED:
-            return self._style.made(name, self._count)
-        known = given if isinstance(given, str) else str(self._count)
-        return hashlib.sha256(known.encode()).hexdigest()[:9]
-
-    def _result(self, message: Message) -> Message:
-        """A result without an id is that of the first call that has none."""
-        given = message.get("tool_call_id")
-        made = self._given.get(given) if isinstance(given, str) else None
-        if made is None:
-            made = self._open[0] if self._open else self._made(given, str(message.get("name", "")))
-        if made in self._open:
-            self._open.remove(made)
-        return {**message, "tool_call_id": made}
+def _made(call: Mapping[str, Any], style: IdStyle, index: int) -> str:
+    given = call.get("id")
+    if isinstance(given, str) and style.takes(given):
+        return given
+    if style is IdStyle.NAMED:
+        return style.made(call["function"]["name"], index)
+    known = given if isinstance(given, str) else str(index)
+    return hashlib.sha256(known.encode()).hexdigest()[:9]

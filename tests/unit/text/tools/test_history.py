@@ -10,6 +10,7 @@ import pytest
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.fitting import fitted
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tool_results import with_ordered_results
 from edge_spec.text.tools.formats import FORMATS
 from fixtures.call_templates import JSON, STATING, TEMPLATES, with_results
 
@@ -39,9 +40,8 @@ def prompt(
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     template = ChatTemplate(source)
-    given = fitted(
-        [USER, message, *results], tools, TemplateTraits(template.render, lambda: tokens)
-    )
+    messages = with_ordered_results([USER, message, *results])
+    given = fitted(messages, tools, TemplateTraits(template.render, lambda: tokens))
     return template.render(*given)
 
 
