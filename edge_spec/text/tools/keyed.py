@@ -120,7 +120,7 @@ class KeyedReader:
         closing = self._form.closing
         core = closing.strip()
         lead = closing[: len(closing) - len(closing.lstrip())]
-        streams, searched = types == TEXT, 0
+        streams, may_end, searched = types == TEXT, False, 0
         if streams:
             tell('"')
         try:
@@ -130,8 +130,9 @@ class KeyedReader:
                     place = pieces.held.find(core, place + 1)
                 if place >= 0:
                     break
-                if streams:
+                if streams and not may_end:
                     tell(as_json(pieces.take(self._num_sure(lead, core)))[1:-1])
+                    may_end = self._ends[0] in pieces.held
                 searched = len(pieces.held)
                 yield from pieces.more()
         except EndedError:  # it may be that the model has closed the call and not the value
