@@ -15,7 +15,7 @@ from edge_spec.text.tools.arguments import (
     as_lark,
     definitions_of,
 )
-from edge_spec.text.tools.formats import CallFormat, Keyed
+from edge_spec.text.tools.call_shape import CallShape, Keyed
 from edge_spec.text.tools.part_list import IdStyle
 from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
@@ -44,7 +44,7 @@ def literal(text: str) -> str:
 
 
 def call_grammar(
-    form: CallFormat, tools: Tools, *, required: bool, several: bool, text: Grammar | None
+    form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
 ) -> Grammar:
     """Hold an answer to a format, as `CallFormat.grammar` says."""
     rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
@@ -60,7 +60,7 @@ def call_grammar(
     return Grammar.lark("\n".join(rules))
 
 
-def _answers(form: CallFormat, tools: Tools, several: bool) -> list[str]:
+def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
     """Return rules of text, or of text and then calls, or of calls as they are read where their
     tags are missing."""
     inner = form.inner_marker  # text has no calls in it whose outer tag is missing
@@ -75,17 +75,17 @@ def _answers(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     return [f"start: {' | '.join(kinds)}", *rules]
 
 
-def _begun(form: CallFormat, opening: str, tools: Tools) -> str:
+def _begun(form: CallShape, opening: str, tools: Tools) -> str:
     """Return a regular expression of what begins a call."""
     names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
     return f"{regex_of(opening)}({names}){regex_of(_after_name(form).rstrip())}"
 
 
-def _after_name(form: CallFormat) -> str:
+def _after_name(form: CallShape) -> str:
     return "".join(form.head[form.head.index(NAME) + 1 :])
 
 
-def _untagged(form: CallFormat, names: Sequence[str], several: bool) -> Iterator[str]:
+def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
     """Yield rules of one call, as models repeat it, unless the format itself has no tags. The name
     tells it from other text."""
     own_tag = "" if form.is_bare else form.marker
@@ -108,7 +108,7 @@ def _untagged(form: CallFormat, names: Sequence[str], several: bool) -> Iterator
         yield f"NAMED{index}: /{name}{_ARGUMENTS}/"
 
 
-def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
+def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
     rest = literal(form.closing)
     if several and form.between is not None:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
@@ -122,7 +122,7 @@ def _calls(form: CallFormat, tools: Tools, several: bool) -> list[str]:
     return [f"calls: {literal(marker)} rest", f"rest: {opening} call {rest}"]
 
 
-def _functions(form: CallFormat, tools: Tools) -> list[str]:
+def _functions(form: CallShape, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
     nine = form.ids is IdStyle.NINE
     for index, tool in enumerate(tools):

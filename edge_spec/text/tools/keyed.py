@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from edge_spec.text.stop_cutter import overlap
-from edge_spec.text.tools.formats import CallFormat, Keyed
+from edge_spec.text.tools.call_shape import CallShape, Keyed
 from edge_spec.text.tools.part_list import PartList
 from edge_spec.text.tools.pieces import TAG, EndedError, Pieces, Steps
 from edge_spec.text.tools.values import ANY, TEXT, as_json, unescaped
@@ -16,7 +16,7 @@ _AFTER = ",)}]<"  # a value
 Types = Mapping[str | None, frozenset[str]]
 
 
-def ends_of(form: CallFormat) -> list[str]:
+def ends_of(form: CallShape) -> list[str]:
     """Return what may end a call, in order: signs, and tags."""
     return [*form.closing.strip().partition("<")[0], *TAG.findall(form.closing)]
 
@@ -25,7 +25,7 @@ class KeyedReader:
     """Reads the arguments of one call. Texts of formats without quotes are told while they are
     written, other values when they are complete: their types are those of the schema."""
 
-    def __init__(self, form: CallFormat, keyed: Keyed, pieces: Pieces, parts: PartList) -> None:
+    def __init__(self, form: CallShape, keyed: Keyed, pieces: Pieces, parts: PartList) -> None:
         self._form = keyed
         self._ends = ends_of(form)
         self._pieces = pieces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edge_spec.text.parts.part import Part
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.formats import CallFormat, marker_of
+from edge_spec.text.tools.call_shape import CallShape, marker_of
 from edge_spec.text.tools.keyed import KeyedReader, ends_of
 from edge_spec.text.tools.part_list import IdStyle, PartList
 from edge_spec.text.tools.pieces import (
@@ -76,7 +76,7 @@ class CallReader(StepReader):
     of code.
     """
 
-    def __init__(self, form: CallFormat, tools: Tools) -> None:
+    def __init__(self, form: CallShape, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
         self._form = form
         self._tools = {tool["function"]["name"]: tool for tool in tools}
