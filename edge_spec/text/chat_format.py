@@ -26,7 +26,7 @@ from edge_spec.text.token_pieces import TokenPieces
 from edge_spec.text.tool_results import with_ordered_results
 
 if TYPE_CHECKING:
-    from edge_spec.text.tools.protocol import ToolForm
+    from edge_spec.text.tools.detection import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
 _LAST = "probe-last"
@@ -152,7 +152,7 @@ class ChatFormat:
         thought = self._chosen(tools, options).thought
         form = AnswerForm(budget=thought_budget(options.get("reasoning")))
         # Where thoughts and text have headers, calls have, too: one reader knows them all.
-        if tools or (thought is not None and thought.lead and self._marks_texts()):
+        if tools or (thought is not None and thought.lead and self.tool_form().marks_texts):
             calls = self.tool_form()
             names = frozenset(tool["function"]["name"] for tool in tools)
             form = replace(
@@ -177,11 +177,6 @@ class ChatFormat:
             text_opening="" if tools else thought.text_opening_after(begun),
         )
 
-    def _marks_texts(self) -> bool:
-        from edge_spec.text.tools.forms import marks_texts
-
-        return marks_texts(self.tool_form())
-
     def _last_turn(self, prompt: Sequence[int]) -> Sequence[int]:
         """Returns what follows the last end of a turn."""
         ends = (place for place in reversed(range(len(prompt))) if prompt[place] in self.eos_ids)
@@ -195,7 +190,7 @@ class ChatFormat:
     def tool_form(self) -> ToolForm:
         """Returns the form in which the model calls tools. Raises UnsupportedModelError as
         `template` does."""
-        from edge_spec.text.tools.forms import GENERIC
+        from edge_spec.text.tools.formats import GENERIC
 
         native = self._for_tools.traits.native_tools
         return GENERIC if native is None else native.form

@@ -11,8 +11,7 @@ from edge_spec.text.plain_messages import Message
 from edge_spec.text.template_probes import probe_message, probe_of, shape_of, words_of
 
 if TYPE_CHECKING:
-    from edge_spec.text.tools.call_probes import Render
-    from edge_spec.text.tools.detection import NativeTools
+    from edge_spec.text.tools.detection import NativeTools, Render
 
 _MAX_SHAPES = 1000  # of conversations, which are remembered
 

@@ -21,6 +21,7 @@ from edge_spec.models.hub.client import HubReference
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
 from edge_spec.text.chat_format import ChatFormat
+from edge_spec.text.tools.formats import FORMATS
 from fixtures.echo_model import byte_tokenizer
 from fixtures.silence import quiet
 
@@ -151,7 +152,7 @@ CALLING = (
 def test_a_template_for_tools_tells_how_calls_are_written(tiny: ModuleType, tmp_path: Path) -> None:
     files = {JINJA: PLAIN, f"{FOLDER}/tool_use.jinja": CALLING}
     text = text_of(open_directory(directory(tiny, tmp_path, files)))
-    assert text.knows_tools and text.tool_form().opening == "<tool_call>"
+    assert text.knows_tools and text.tool_form() == FORMATS["hermes"]
     assert text.rendered(USER, TOOLS) == json.dumps(TOOLS) + "hi"
     assert text.rendered(USER) == "D hi"
 

@@ -11,12 +11,10 @@ import pytest
 
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.detection import ToolForm
 from edge_spec.text.tools.harmony import HarmonyForm
-from edge_spec.text.tools.json_form import JsonForm
-from edge_spec.text.tools.protocol import ToolForm
-from fixtures.call_templates import CALLS, SPECIAL
+from fixtures.call_templates import BARE, HARMONY, JSON, SPECIAL, TEMPLATES, echoing
 from fixtures.echo_model import byte_tokenizer, open_echo
-from fixtures.keyed_templates import BARE, HARMONY, TEMPLATES, echoing
 from fixtures.server_requests import CHAT, ask, client_of, events
 
 TOOLS = [
@@ -38,7 +36,6 @@ TOOLS = [
     for name in ("weather", "look_up")
 ]
 FULL = {"city": 'Lima\n"<b>" \u00e9', "days": 3, "names": ["a", "b c"]}
-WHOLE = (*BARE, "bare")  # nothing but the whole answer may be a call
 
 
 class Caller:
@@ -88,8 +85,8 @@ def _joined(told: list[dict[str, Any]]) -> dict[str, Any]:
     return {"message": message, "finish_reason": told[-1]["finish_reason"]}
 
 
-SOURCES = {**TEMPLATES, **CALLS, "harmony": HARMONY}
-SHORT = ("function-tag", "own-quotes", "python-bare", "harmony", "names and ids", "section")
+SOURCES = {**TEMPLATES, "harmony": HARMONY}
+SHORT = ("qwen3-coder", "gemma-4", "llama-4", "harmony", "mistral-v11", "deepseek-v3")
 FORMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in SOURCES]
 
 
@@ -97,7 +94,7 @@ FORMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for
 def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
     """Tags of forms whose arguments are JSON are special tokens, which no text shows."""
     source = SOURCES[request.param]
-    special = SPECIAL if request.param in CALLS else ()
+    special = SPECIAL if request.param in JSON else ()
     tokenizer = byte_tokenizer(special)
     with (
         open_echo(
@@ -113,27 +110,22 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def test_calls_are_read_in_the_models_form(caller: Caller) -> None:
-    calls = [call("weather", **FULL), call("look_up", city="")]
-    if isinstance(caller.form, HarmonyForm):
+    calls, said = [call("weather", **FULL), call("look_up", city="")], "So it is.\n"
+    if isinstance(caller.form, HarmonyForm) or caller.form.between is None:
         calls = calls[:1]  # an answer has one
-    answer = caller.answer(caller.form.written(calls), tools=TOOLS)
-    assert answer["text"] == "" and answer["reason"] == "tool_calls"
-    assert [(name, json.loads(given)) for name, given in answer["calls"]] == [
-        (each["function"]["name"], each["function"]["arguments"]) for each in calls
-    ]
-
-
-def test_text_comes_before_calls(caller: Caller) -> None:
-    written = caller.form.written([call("weather", city="Lima")])
-    said = "So it is.\n"
+    written = caller.form.written(calls)
     if isinstance(caller.form, HarmonyForm):
         said = "So it is."
         written = f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant{written}"
-    elif caller.name not in WHOLE:
+    elif caller.name in BARE:
+        said = ""
+    else:
         written = said + written
     answer = caller.answer(written, tools=TOOLS)
-    assert answer["text"] == ("" if caller.name in WHOLE else said)
-    assert answer["calls"] == [("weather", '{"city": "Lima"}')]
+    assert answer["text"] == said and answer["reason"] == "tool_calls"
+    assert [(name, json.loads(given)) for name, given in answer["calls"]] == [
+        (each["function"]["name"], each["function"]["arguments"]) for each in calls
+    ]
 
 
 def test_a_call_that_is_cut_off_is_none(caller: Caller) -> None:
@@ -151,48 +143,3 @@ def test_a_required_call_is_written_whatever_the_model_would_say(caller: Caller)
     assert answer["calls"] == [("look_up", '{"city": "Lima"}')]
     answer = caller.answer("I will not call.", tools=TOOLS, tool_choice="required", max_tokens=60)
     assert answer["text"] == ""
-
-
-def test_what_is_no_call_stays_text(caller: Caller) -> None:
-    said = "a <b> [c](d) {e} call:f f(x=1) <parameter=x>"
-    written = said
-    if isinstance(caller.form, HarmonyForm):
-        written = f"<|channel|>final<|message|>{said}"
-    for tools in (TOOLS, []):
-        answer = caller.answer(written, **({"tools": tools} if tools else {}))
-        assert (answer["text"], answer["calls"], answer["reason"]) == (said, [], "stop")
-
-
-def test_a_block_of_json_is_a_call_if_it_names_a_tool(caller: Caller) -> None:
-    if not (isinstance(caller.form, JsonForm) and caller.form.is_named):
-        return
-    block = '```json\n{\n  "name": "weather",\n  "arguments": {"city": "Lima"}\n}\n```'
-    for said in ("", "I look.\n\n", "```py\nf()\n```\n"):
-        answer = caller.answer(said + block, tools=TOOLS)
-        assert answer["text"] == said and answer["reason"] == "tool_calls"
-        assert answer["calls"] == [("weather", '{"city": "Lima"}')]
-    for changed in (
-        block.replace('"weather"', '"Ann"'),
-        block.replace("json", "python"),
-        block.replace('"arguments"', '"description"'),
-        f"```markdown\n{block}",
-    ):
-        said = f"So:\n{changed}\n"
-        answer = caller.answer(said, tools=TOOLS)
-        assert (answer["text"], answer["calls"], answer["reason"]) == (said, [], "stop")
-    answer = caller.answer(f"So:\n{block}".replace('"Lima"', "3"), tools=TOOLS, max_tokens=90)
-    assert '"city": "' in "".join(given for _, given in answer["calls"])
-
-
-def test_results_go_on_with_the_conversation(caller: Caller) -> None:
-    calls = [{"id": "a", "type": "function", **call("weather", city="Lima")}]
-    calls[0]["function"] = {"name": "weather", "arguments": '{"city": "Lima"}'}
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "I look.", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
-    ]
-    prompt = ask(caller.client, "/apply-template", messages=messages, tools=TOOLS)["prompt"]
-    written, _, _ = caller.form.written([{**calls[0], "id": "a"}]).partition("<|call|>")
-    assert "".join(written.split()) in "".join(prompt.split())
-    assert "sunny" in prompt and ("I look." in prompt or isinstance(caller.form, HarmonyForm))

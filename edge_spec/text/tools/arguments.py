@@ -1,9 +1,9 @@
-"""What the arguments of a call may be, as grammars of calls have it."""
+"""The schema of a call's arguments, as grammars and readers of calls have it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ _NAMING = (
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of the arguments, which are an object whatever the function's schema says.
+    """Return the schema of the arguments, which are an object whatever the function's schema says.
     Those that it does not name are left out: a small model would make up more and more of them.
 
     What is in a tool's schema is often not the client's to change: keywords that cannot be held are
@@ -33,11 +33,6 @@ def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     return _held_arguments(source, function["name"], function.get("strict") is True).schema
 
 
-def in_style(schema: Mapping[str, Any]) -> str:
-    """Returns a schema as Lark's %json takes it, with JSON written as elsewhere."""
-    return json.dumps({**schema, "x-guidance": JSON_STYLE})
-
-
 @lru_cache(maxsize=256)
 def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
     from edge_spec.text.json_schema import held_schema
@@ -46,3 +41,40 @@ def _held_arguments(source: str, name: str, is_strict: bool) -> HeldSchema:
     held = held_schema(json.loads(source), is_strict=is_strict, is_object=True, name=place)
     tell_passed_over(place, held)
     return held
+
+
+def as_lark(schema: Any, definitions: Mapping[str, Any] | None = None) -> str:
+    """Return what Lark's %json takes, with JSON written as elsewhere. definitions: what the schema
+    may refer to."""
+    schema = dict(schema) if isinstance(schema, Mapping) else {"anyOf": [schema]}
+    if definitions and '"$ref"' in json.dumps(schema):
+        schema["$defs"] = dict(definitions)
+    return json.dumps({**schema, "x-guidance": JSON_STYLE})
+
+
+def definitions_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("$defs")
+    return found if isinstance(found, Mapping) else {}
+
+
+def alternatives(
+    schema: Any, definitions: Mapping[str, Any], seen: set[str] | None = None
+) -> Iterator[Any]:
+    """Yield the schemas that a schema chooses from, each of one type where that is known: mappings
+    without references, unions and lists of types; True for anything, False for nothing."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, Mapping):
+        yield schema is not False
+        return
+    chosen = next((schema[name] for name in ("anyOf", "oneOf") if schema.get(name)), None)
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        chosen = [] if name in seen else [definitions.get(name, True)]
+        seen.add(name)
+    elif isinstance(schema.get("type"), list):
+        chosen = [{**schema, "type": each} for each in schema["type"]]
+    if not isinstance(chosen, list):
+        yield schema
+        return
+    for each in chosen:
+        yield from alternatives(each, definitions, seen)

@@ -1,36 +1,44 @@
-"""Finds out in which form a chat template wants calls of tools, from what it makes of some.
+"""Finds the format in which a chat template writes calls of tools.
 
-A form fits if its reader reads the same calls out of what the template has rendered; a template's
-or a model's name is never looked at.
+Small conversations are rendered, and the row of `FORMATS` fits that writes the calls as the
+template does. The name of a template or of a model is never looked at.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from typing import Any
 
-from edge_spec.text.parts.part import PartKind
-from edge_spec.text.plain_messages import THOUGHTS, Tools
-from edge_spec.text.template_probes import ARGUMENTS, ASSISTANT, CALLED, RESULT, TOOLS
-from edge_spec.text.tools.call_probes import CallProbes, Render
-from edge_spec.text.tools.forms import FORMS, PYTHON, STATED
-from edge_spec.text.tools.json_form import JsonForm
-from edge_spec.text.tools.keyed_form import KeyedForm
-from edge_spec.text.tools.keyed_probe import keyed_form
-from edge_spec.text.tools.literals import tags_of
+from edge_spec.errors import EdgeSpecError
+from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
+from edge_spec.text.template_probes import (
+    ARGUMENTS,
+    ASSISTANT,
+    CALLED,
+    LISTED,
+    RESULT,
+    TOOLS,
+    USER,
+    probe_call,
+    probe_message,
+)
+from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat, with_ids
+from edge_spec.text.tools.harmony import HARMONY, HarmonyForm
 from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.protocol import ToolForm
-from edge_spec.text.tools.rendered_form import RenderedCalls, form_in
+from edge_spec.text.tools.pieces import TAG
 
+Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
+ToolForm = CallFormat | HarmonyForm
 _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example of calls
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
-_CALLABLE: Tools = [
-    *TOOLS,
-    {"type": "function", "function": {**TOOLS[0]["function"], "name": CALLED}},
-]
+_TEXT = "probe-text"
+(_VALUE,) = ARGUMENTS.values()
+_LONG_ID = "call_probe00000000000000"
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,8 @@ class NativeTools:
 
     silences: contents of a message that only calls; None: it has none. takes_mappings, takes_texts:
     arguments as an object, and as JSON text of one. takes_several: calls in one message.
-    shows_calls, shows_results: else they have to stand in contents. shows_tools: else they have to
-    be described in a message, or given with the system's one (tools_in_system). takes_text,
+    shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
+    described in a message, or given with the system's one (tools_in_system). takes_text,
     takes_thought: a text before calls in a message, also one with a thought; else the text has to
     be a message of its own. ids: those that it takes.
     """
@@ -60,17 +68,17 @@ class NativeTools:
 
 
 def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
-    """Returns None if the template shows no calls and tells of no form, or has them written in one
+    """Return None if the template shows no calls and tells of no format, or has them written in one
     that none of ours is.
 
-    tokens: the added ones of the model, which tell of its form where the template does not.
+    tokens: the added ones of the model, which tell of its format where the template does not.
     """
-    probes = CallProbes(render)
+    probes = _Probes(render)
     found: dict[tuple[str | None, bool], tuple[ToolForm, IdStyle]] = {}
     for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
-            break  # it would write a text as it is into a form that it writes objects in
-        shown = _shown(probes, silence, is_text)
+            break  # it would write a text as it is into a format that it writes objects in
+        shown = probes.shown(silence, is_text)
         if shown is not None and shown == next(iter(found.values()), shown):
             found[silence, is_text] = shown
     if not found:
@@ -81,7 +89,7 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
         silences=tuple(dict.fromkeys(silence for silence, _ in found)),
         takes_mappings=any(not is_text for _, is_text in found),
         takes_texts=any(is_text for _, is_text in found),
-        takes_several=probes.takes_several(silence, is_text),
+        takes_several=probes.shows(form, ids, 2, silence, is_text, _squeezed),
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
         takes_text=probes.takes_text(is_text),
@@ -90,43 +98,131 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     )
 
 
-def _shown(
-    probes: CallProbes, silence: str | None, is_text: bool
-) -> tuple[ToolForm, IdStyle] | None:
-    """Returns the form of calls in a message of these contents and arguments, and the ids that the
-    template takes there."""
-    whole = probes.prompt(silence, is_text)
-    if whole is None or RESULT not in whole:
-        return None
-    for style in (probes.ids(silence, is_text), IdStyle.NAMED):
-        rendered = probes.rendered(silence, is_text, style)
-        if rendered is None:
-            continue
-        for form in _forms(probes, rendered, style, silence, is_text):
-            if _reads(form, rendered.one, 1) and (
-                rendered.two is None or _reads(form, rendered.two, 2)
-            ):
+class _Probes:
+    """Conversations that are rendered to see what becomes of them."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._called = cache(self._call)
+        self._system: Sequence[Message] = ()
+        self._tools: Tools = TOOLS
+        self.shows_tools = self._lists()
+        self.tools_in_system = False
+        if not self.shows_tools:
+            self._tools, self._system = (), [with_tools({"role": "system", "content": ""}, TOOLS)]
+            self.tools_in_system = self._lists()
+            self._system = self._system if self.tools_in_system else ()
+        said = self._tried([probe_message("assistant", ASSISTANT)], goes_on=False) or ""
+        self._beginnings = [said.partition(ASSISTANT)[0], self._tried([]) or said]
+
+    def _lists(self) -> bool:
+        return LISTED in (self._tried([]) or "")
+
+    def prompt(self, silence: str | None, is_text: bool) -> str | None:
+        """Return a conversation with a call and its result; None where the template refuses it."""
+        return self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
+
+    def without_tools(self) -> str:
+        """Return a conversation in which there are none."""
+        return self._tried([], tools=()) or ""
+
+    def shown(self, silence: str | None, is_text: bool) -> tuple[ToolForm, IdStyle] | None:
+        """Return the format of calls in a message of these contents and arguments, and the ids that
+        the template takes there."""
+        whole = self.prompt(silence, is_text)
+        if whole is None or RESULT not in whole:
+            return None
+        long = self._tried(_conversation([_LONG_ID], silence, is_text))
+        ids = IdStyle.NINE if long is None else IdStyle.ANY
+        forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
+        styles = (ids, IdStyle.NAMED)
+        for times, shape, style, form in product((2, 1), _SHAPES, styles, forms):
+            if self.shows(form, style, times, silence, is_text, shape):
                 return form, style
-    return None
+        return None
+
+    def shows(
+        self,
+        form: ToolForm,
+        style: IdStyle,
+        times: int,
+        silence: str | None,
+        is_text: bool,
+        shape: Callable[[str], str],
+    ) -> bool:
+        """Return True if the template shows so many calls of a message as the format writes them.
+        shape: what counts of a text."""
+        calls, text = self._called(style, times, silence, is_text)
+        written, text = shape(form.written(calls)), shape(text)
+        if isinstance(form, CallFormat) and form.is_bare:
+            starts = [shape(beginning) + written for beginning in self._beginnings]
+            return text.startswith(tuple(starts))
+        return written in text
+
+    def _call(
+        self, style: IdStyle, times: int, silence: str | None, is_text: bool
+    ) -> tuple[Sequence[Mapping[str, Any]], str]:
+        """Return calls, and what the template makes of them; "" where it does not show them all."""
+        ids = [f"probe000{index + 1}" for index in range(times)]
+        if style is IdStyle.NAMED:
+            ids = [style.made(CALLED, index) for index in range(times)]
+        answer, *results = _conversation(ids, silence, is_text)
+        text = self._tried([answer], goes_on=False) or self._tried([answer, *results]) or ""
+        return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
+
+    def shows_objects(self) -> bool:
+        """Return True if it shows calls with arguments that are objects."""
+        texts = [self._tried([probe_call(silence, False)], goes_on=False) for silence in ("", None)]
+        return any(
+            text and CALLED in text and ARGUMENTS["probe_argument"] in text for text in texts
+        )
+
+    def takes_text(self, is_text: bool, **more: str) -> bool:
+        """Return True if a text beside a call, and what more, is neither refused nor shown after
+        it."""
+        message = {**probe_call(_TEXT, is_text), **more}
+        text = self._tried([message, probe_message("tool", RESULT)])
+        return text is not None and not 0 <= text.find(CALLED) < text.find(_TEXT)
+
+    def _tried(
+        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools | None = None
+    ) -> str | None:
+        """goes_on: whether the assistant speaks next."""
+        tools = self._tools if tools is None else tools
+        messages = [*self._system, probe_message("user", USER), *answer]
+        options: dict[str, Any] = {} if goes_on else {"add_generation_prompt": False}
+        try:
+            return self._render(messages, tools, **options)
+        except EdgeSpecError:
+            return None
 
 
-def _forms(
-    probes: CallProbes, rendered: RenderedCalls, style: IdStyle, silence: str | None, is_text: bool
-) -> Iterator[ToolForm]:
-    yield from FORMS
-    derived: ToolForm | None = form_in(rendered, style)
-    if derived is not None:
-        yield derived
-    if not is_text:
-        derived = keyed_form(lambda calls: probes.shown(calls, silence))
-    if derived is not None:
-        yield derived
+def _conversation(ids: Sequence[str], silence: str | None, is_text: bool) -> list[Message]:
+    """Return a message with calls of these ids, and their results."""
+    message = probe_call(silence, is_text, len(ids))
+    calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
+    results = [{**probe_message("tool", RESULT), "tool_call_id": id} for id in ids]
+    return [{**message, "tool_calls": calls}, *results]
 
 
-def _stated(probes: CallProbes, tokens: Collection[str]) -> NativeTools | None:
-    """Returns the form that the template tells the model of, or else the one whose tags are tokens,
-    where calls are not shown."""
-    without = probes.without_tools() or ""
+def _squeezed(text: str) -> str:
+    """Return a text without what formats leave open: space, and which quotes there are."""
+    return re.sub(r"\s+", "", text).replace("'", '"')
+
+
+_SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
+
+
+def with_tools(message: Message, tools: Tools) -> Message:
+    """Return a message of the system with tools as some templates read them there."""
+    functions = [tool["function"] for tool in tools]
+    return {**message, "tools": json.dumps(functions, ensure_ascii=False)}
+
+
+def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
+    """Return the format that the template tells the model of, or else the one whose tags are
+    tokens, where calls are not shown."""
+    without = probes.without_tools()
     if not (probes.shows_tools or probes.tools_in_system):
         return None
     for silence in ("", None):
@@ -154,31 +250,12 @@ def _stated(probes: CallProbes, tokens: Collection[str]) -> NativeTools | None:
     return None
 
 
-def _states(text: str, form: JsonForm | KeyedForm) -> bool:
-    """Says whether a prompt tells the model of this form."""
+def _states(text: str, form: CallFormat) -> bool:
+    """Return True if a prompt tells the model of this format."""
     if tags := _tags(form):
         return all(tag in text for tag in tags)
-    return (_PYTHON if isinstance(form, KeyedForm) else _LIST).search(text) is not None
+    return (_LIST if form.keyed is None else _PYTHON).search(text) is not None
 
 
-def _tags(form: JsonForm | KeyedForm) -> set[str]:
-    return set(tags_of(form.opening + form.closing))
-
-
-def _reads(form: ToolForm, text: str, times: int) -> bool:
-    """Says whether the form's reader reads the calls of a probe there, and no text."""
-    reader = form.reader(_CALLABLE)
-    parts = [*reader.push(text), *reader.finish()]
-    if any(part.kind is PartKind.TEXT and part.text.strip() for part in parts):
-        return False
-    calls: list[tuple[str, str]] = []
-    for part in parts:
-        if part.call is not None:
-            calls.append((part.call.name, ""))
-        if part.kind is PartKind.CALL:
-            calls[-1] = calls[-1][0], calls[-1][1] + part.text
-    try:
-        read = [(name, json.loads(arguments)) for name, arguments in calls]
-    except ValueError:
-        return False
-    return not reader.is_cut and read == [(CALLED, ARGUMENTS)] * times
+def _tags(form: CallFormat) -> set[str]:
+    return set(TAG.findall(form.opening + form.closing))

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.arguments import arguments_schema, in_style
-from edge_spec.text.tools.literals import first_of
+from edge_spec.text.tools.arguments import arguments_schema, as_lark
+from edge_spec.text.tools.call_grammar import ANYTHING, literal
 from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.value_rules import ANYTHING, literal
+from edge_spec.text.tools.pieces import EndedError, StepReader, Steps, first_of
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END = "<|end|>"
@@ -34,6 +34,9 @@ class HarmonyForm:
     """An answer may have one call, which ends it."""
 
     markers = (_CHANNEL, _START)
+    ids = IdStyle.ANY
+    keyed = None
+    marks_texts = True
 
     def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
         return _SPEAKER.join(self._call(call["function"]) for call in calls)
@@ -64,7 +67,7 @@ class HarmonyForm:
             f"final: {literal(f'{_CHANNEL}final{_MESSAGE}')} {final}",
         ]
         if text is not None:
-            rules.append(f"json: %json {in_style(text.held().schema)}")
+            rules.append(f"json: %json {as_lark(text.held().schema)}")
         for index, tool in enumerate(tools):
             name = f"to={_FUNCTIONS}{tool['function']['name']}"
             heads = (
@@ -73,125 +76,114 @@ class HarmonyForm:
                 f"{_CHANNEL}commentary {name}{_MESSAGE}",
             )
             rules.append(f"call{index}: ({' | '.join(map(literal, heads))}) arguments{index}")
-            schema = in_style(arguments_schema(tool["function"]))
+            schema = as_lark(arguments_schema(tool["function"]))
             rules.append(f"arguments{index}: %json {schema}")
         return Grammar.lark("\n".join(rules))
 
 
-class HarmonyReader:
+HARMONY = HarmonyForm()
+
+
+class HarmonyReader(StepReader):
     """Tells thoughts, text and calls apart by the headers of messages. What is told to a tool that
     is none of the functions, such as one that the model has made up, counts as a thought."""
 
     def __init__(self, names: set[str]) -> None:
         """names: of the functions that may be called; empty where they are not known."""
-        self.is_cut = False
-        self.num_calls = 0
         self._names = names
-        self._held = ""
-        self._kind = PartKind.TEXT
-        self._arguments = ""
         self._parts: list[Part] = []
-        self._read: Callable[[], bool] = self._read_first
+        self._num_calls = 0
+        super().__init__()
 
-    def push(self, markup: str) -> list[Part]:
-        self._held += markup
-        while self._read():
-            pass
-        return self._told()
-
-    def finish(self) -> list[Part]:
-        held, self._held = self._held, ""
-        if self._read == self._read_body:
-            self._add(held)
-            self._end_body()
-        elif self._read == self._read_first:
-            self._add(held)
-        elif self._read == self._read_header:
-            self.is_cut = self._function(held) is not None
-        return self._told()
-
-    def _told(self) -> list[Part]:
+    def _taken(self) -> list[Part]:
         parts, self._parts = self._parts, []
         return parts
 
-    # What comes next. Each reads of `_held` what it can, and says whether another one goes on.
+    def _read(self) -> Steps[None]:
+        pieces = self._pieces
+        begun, kind = (_START, _CHANNEL, "to="), PartKind.TEXT
+        while any(each.startswith(pieces.held.lstrip()) for each in begun):
+            if pieces.held.lstrip() in begun:
+                break
+            try:
+                yield from pieces.more()
+            except EndedError:  # it is as little as the beginning of a header
+                self._add(PartKind.TEXT, pieces.held)
+                return
+        has_header = pieces.held.lstrip().startswith(begun)
+        while True:
+            if has_header:
+                kind = yield from self._read_header()
+            yield from self._read_body(kind)
+            while True:  # what is before the next header is no one's
+                place, marker = first_of((_START, _CHANNEL), pieces.held)
+                pieces.take(place)
+                if marker:
+                    break
+                yield from pieces.more()
+            has_header = True
 
-    def _read_first(self) -> bool:
-        """The answer begins with a header, or with text whose header was read before."""
-        text = self._held.lstrip()
-        beginnings = (_START, _CHANNEL, "to=")
-        if any(each.startswith(text) and each != text for each in beginnings):
-            return False
-        self._read = self._read_header if text.startswith(beginnings) else self._read_body
-        return True
-
-    def _read_header(self) -> bool:
-        header, found, after = self._held.partition(_MESSAGE)
-        if not found:
-            return False
-        self._held, self._read = after, self._read_body
+    def _read_header(self) -> Steps[PartKind]:
+        pieces = self._pieces
+        try:
+            while _MESSAGE not in pieces.held:
+                yield from pieces.more()
+        except EndedError:
+            self.is_cut = self._function(pieces.held) is not None
+            raise
+        header = pieces.take(pieces.held.index(_MESSAGE) + len(_MESSAGE))
         function = self._function(header)
-        channels = _NAMED_CHANNEL.findall(header)
         if function is not None:
-            self._kind = PartKind.CALL
-            self._begin_call(function)
-            return True
-        is_thought = channels[-1:] == ["analysis"] or self._recipient(header) is not None
-        self._kind = PartKind.REASONING if is_thought else PartKind.TEXT
-        self._parts.append(Part(self._kind, ""))
-        return True
+            id = IdStyle.ANY.made(function, self._num_calls)
+            self._parts.append(Part(PartKind.CALL, "", CallHead(self._num_calls, id, function)))
+            self._num_calls += 1
+            return PartKind.CALL
+        channels = _NAMED_CHANNEL.findall(header)
+        is_thought = channels[-1:] == ["analysis"] or _recipient(header) is not None
+        kind = PartKind.REASONING if is_thought else PartKind.TEXT
+        self._parts.append(Part(kind, ""))
+        return kind
 
-    def _read_body(self) -> bool:
-        place, marker = first_of((*_ENDS, _START, _CHANNEL), self._held)
-        self._add(self._held[:place])
-        self._held = self._held[place:]
-        if not marker:
-            return False
-        self._end_body()
-        if marker in _ENDS:
-            self._held = self._held.removeprefix(marker)
-        self._read = self._read_between
-        return True
+    def _read_body(self, kind: PartKind) -> Steps[None]:
+        pieces, told = self._pieces, ""
+        marker = ""
+        try:
+            while not marker:
+                place, marker = first_of((*_ENDS, _START, _CHANNEL), pieces.held)
+                told += self._add(kind, pieces.take(place), is_first=not told)
+                if not marker:
+                    yield from pieces.more()
+        except EndedError:
+            told += self._add(kind, pieces.held, is_first=not told)
+            raise
+        finally:
+            if kind is PartKind.CALL and (marker or pieces.has_ended):
+                self._end_call(told)
+        pieces.take(len(marker) if marker in _ENDS else 0)
 
-    def _read_between(self) -> bool:
-        """What stands before the next header is no one's."""
-        place, marker = first_of((_START, _CHANNEL), self._held)
-        self._held = self._held[place:]
-        self._read = self._read_header if marker else self._read_between
-        return bool(marker)
+    def _add(self, kind: PartKind, text: str, *, is_first: bool = False) -> str:
+        text = text.lstrip() if is_first and kind is PartKind.CALL else text
+        if text:
+            self._parts.append(Part(kind, text))
+        return text
 
-    def _recipient(self, header: str) -> str | None:
-        """Returns to whom a message is, if not to the user."""
-        found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
-        return found[-1] if found else None
+    def _end_call(self, told: str) -> None:
+        told = told or self._add(PartKind.CALL, "{}")
+        try:
+            json.loads(told)
+        except (ValueError, RecursionError):
+            self.is_cut = True
 
     def _function(self, header: str) -> str | None:
-        """Returns the name of the function that a message calls."""
-        recipient = self._recipient(header)
+        """Return the name of the function that a message calls."""
+        recipient = _recipient(header)
         if recipient is None:
             return None
         name = recipient.removeprefix(_FUNCTIONS)
         return name if name != recipient or name in self._names else None
 
-    def _begin_call(self, name: str) -> None:
-        head = CallHead(self.num_calls, IdStyle.ANY.made(name, self.num_calls), name)
-        self.num_calls += 1
-        self._arguments = ""
-        self._parts.append(Part(PartKind.CALL, "", head))
 
-    def _add(self, text: str) -> None:
-        if self._kind is PartKind.CALL:
-            text = text if self._arguments else text.lstrip()
-            self._arguments += text
-        if text:
-            self._parts.append(Part(self._kind, text))
-
-    def _end_body(self) -> None:
-        if self._kind is not PartKind.CALL:
-            return
-        if not self._arguments.strip():
-            self._add("{}")
-        try:
-            json.loads(self._arguments)
-        except (ValueError, RecursionError):
-            self.is_cut = True
+def _recipient(header: str) -> str | None:
+    """Return to whom a message is, if not to the user."""
+    found = [each for each in _RECIPIENT.findall(header) if each not in _SPEAKERS]
+    return found[-1] if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,9 @@ from edge_spec.text.plain_messages import (
     meant_arguments,
     with_call_arguments,
 )
-from edge_spec.text.tools.call_ids import with_ids
-from edge_spec.text.tools.call_probes import with_tools
-from edge_spec.text.tools.detection import NativeTools
-from edge_spec.text.tools.forms import GENERIC, described
-from edge_spec.text.tools.keyed_form import KeyedForm
-from edge_spec.text.tools.protocol import ToolForm
+from edge_spec.text.tools.detection import NativeTools, ToolForm, with_tools
+from edge_spec.text.tools.formats import GENERIC, described
+from edge_spec.text.tools.part_list import IdStyle
 
 
 def native_history(
@@ -29,7 +27,9 @@ def native_history(
     """Returns the messages and tools to render with a template that knows calls."""
     messages = [part for each in messages for part in _apart(each, native)]
     messages = messages if native.takes_several else _one_by_one(messages)
-    messages = with_ids([_native(each, native) for each in messages], native.ids)
+    messages = [_native(each, native) for each in messages]
+    if native.ids is not IdStyle.ANY:
+        messages = _with_ids(messages, native.ids)
     if native.shows_tools or not tools:
         return messages, tools
     system: Message = {"role": "system", "content": ""}
@@ -74,26 +74,24 @@ def _apart(message: Message, native: NativeTools) -> Sequence[Message]:
 
 
 def _one_by_one(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the messages with each of several calls in one of its own, before its result."""
+    """Return the messages with each of several calls in one of its own, before its result. Results
+    are in the order of the calls."""
     found: list[Message] = []
-    rest = deque(messages)
-    while rest:
-        message = rest.popleft()
+    waiting: deque[Message] = deque()  # calls whose result comes next
+    for message in messages:
+        if message["role"] != "tool":
+            found += waiting
+            waiting.clear()
+        elif waiting:
+            found.append(waiting.popleft())
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
             found.append(message)
-            continue
-        results: list[Message] = []
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.popleft())
-        for index, call in enumerate(calls):
-            own = message if index == 0 else {"role": message["role"]}
-            found.append({**own, "tool_calls": [call]})
-            ids = [result.get("tool_call_id") for result in results]
-            id = call.get("id")
-            found += [results.pop(ids.index(id) if id in ids else 0)] if results else []
-        found += results
-    return found
+        else:
+            others = {"role": message["role"]}
+            waiting += [{**others, "tool_calls": [call]} for call in calls]
+            waiting[0] = {**message, **waiting[0]}
+    return [*found, *waiting]
 
 
 def _with_system(system: Message, messages: Sequence[Message]) -> Sequence[Message]:
@@ -126,7 +124,7 @@ def _with_object(call: Mapping[str, Any], native: NativeTools) -> Mapping[str, A
     arguments = call["function"].get("arguments")
     if arguments is None:
         arguments = {}
-    elif isinstance(native.form, KeyedForm) and not _is_object(arguments):
+    elif native.form.keyed is not None and not _is_object(arguments):
         arguments = {"arguments": arguments}
     else:
         return call
@@ -145,3 +143,32 @@ def _as_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         return call
     return with_call_arguments(call, json.dumps(arguments, ensure_ascii=False))
+
+
+def _with_ids(messages: Sequence[Message], style: IdStyle) -> Sequence[Message]:
+    """Give calls and results ids that the template takes. Those that it takes stay as they are;
+    others become the same ones each time. Results are in the order of the calls."""
+    found: list[Message] = []
+    waiting: deque[str] = deque()  # ids of calls without a result
+    count = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [_made(call, style, count + index) for index, call in enumerate(calls)]
+            calls = [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]
+            message = {**message, "tool_calls": calls}
+            waiting = deque(ids)
+            count += len(ids)
+        elif message["role"] == "tool" and waiting:
+            message = {**message, "tool_call_id": waiting.popleft()}
+        found.append(message)
+    return found
+
+
+def _made(call: Mapping[str, Any], style: IdStyle, index: int) -> str:
+    given = call.get("id")
+    if isinstance(given, str) and style.takes(given):
+        return given
+    if style is IdStyle.NAMED:
+        return style.made(call["function"]["name"], index)
+    known = given if isinstance(given, str) else str(index)
+    return hashlib.sha256(known.encode()).hexdigest()[:9]

@@ -16,7 +16,7 @@ from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.tools.forms import GENERIC
+from edge_spec.text.tools.formats import GENERIC
 from fixtures.echo_model import EOS, byte_tokenizer
 
 THINK = ThoughtForm("<think>", "</think>", "\n</think>\n\n")

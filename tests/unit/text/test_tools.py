@@ -14,10 +14,7 @@ from edge_spec.text.fitting import fitted
 from edge_spec.text.grammar import Grammar, GrammarCompiler
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.tools.forms import GENERIC, described
-from edge_spec.text.tools.json_form import JsonForm
-from edge_spec.text.tools.json_shape import END_TAG, TAG
-from edge_spec.text.tools.literals import Slot
+from edge_spec.text.tools.formats import FORMATS, GENERIC, CallFormat, described
 from fixtures import form_walks
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
@@ -51,7 +48,7 @@ BARE = (
     '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
     "{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
-OTHER = TAGGED.replace("<tool_call>\n", "[TOOL_CALLS]").replace("\n</tool_call>", "")
+OTHER = TAGGED.replace("<tool_call>\n", "<|tool_call|>[").replace("\n</tool_call>", "]")
 
 F: dict[str, Any] = {
     "type": "function",
@@ -66,9 +63,8 @@ F: dict[str, Any] = {
     },
 }
 G: dict[str, Any] = {"type": "function", "function": {"name": "g"}}
-BARE_FORM = JsonForm(
-    "", ('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), None, ""
-)
+BARE_FORM = FORMATS["llama-3"]
+TAG, END_TAG = "<tool_call>", "</tool_call>"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"n": 3}}}
 USER = {"role": "user", "content": "hi"}
 CALL_OBJECT = '{"name": "f", "arguments": {"n": 3}}'
@@ -119,12 +115,12 @@ def test_what_a_template_takes_stays_as_it_is() -> None:
         (PLAIN, None),
         (TURNS, None),
         (TAGGED.replace("m.tool_calls", "[]"), None),
-        (TAGGED, JsonForm(between=f"\n{END_TAG}{TAG}\n")),
-        (OTHER, JsonForm("[TOOL_CALLS]", between="[TOOL_CALLS]", closing="")),
+        (TAGGED, GENERIC),
+        (OTHER, FORMATS["granite-3"]),
         (BARE, BARE_FORM),
     ],
 )
-def test_the_form_of_calls_is_the_templates(source: str, form: JsonForm | None) -> None:
+def test_the_form_of_calls_is_the_templates(source: str, form: CallFormat | None) -> None:
     native = traits_of(source).native_tools
     assert (native and native.form) == form
 
@@ -135,7 +131,7 @@ def test_calls_and_results_are_in_every_prompt(source: str, num_calls: int) -> N
     calls = {"role": "assistant", "content": None, "tool_calls": [CALL] * num_calls}
     results = [{"role": "tool", "content": f"r{n}", "tool_call_id": "1"} for n in range(num_calls)]
     text = rendered(source, [USER, calls, *results], [F])
-    own = {BARE: BARE_CALL, OTHER: f"[TOOL_CALLS]{CALL_OBJECT}"}
+    own = {BARE: BARE_CALL, OTHER: f"<|tool_call|>[{CALL_OBJECT}]"}
     written = own.get(source, TAGGED_CALL)
     assert text.count(written) == num_calls
     assert "None" not in text and "r0" in text and f"r{num_calls - 1}" in text
@@ -254,7 +250,7 @@ EMPTY_G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     ],
 )
 def test_an_answer_is_held_to_its_calls(
-    form: JsonForm, options: Any, fits: list[str], not_fits: list[str]
+    form: CallFormat, options: Any, fits: list[str], not_fits: list[str]
 ) -> None:
     grammar = form.grammar([F, G], **options)
     for text in fits + not_fits:

@@ -10,18 +10,21 @@ import pytest
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.fitting import fitted
 from edge_spec.text.template_traits import TemplateTraits
-from fixtures.call_templates import CALLS, STATING, with_results
-from fixtures.keyed_templates import TEMPLATES
+from edge_spec.text.tool_results import with_ordered_results
+from edge_spec.text.tools.formats import FORMATS
+from fixtures.call_templates import JSON, STATING, TEMPLATES, with_results
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 NINE = with_results(
-    CALLS["names and ids"].replace(
+    TEMPLATES["mistral-v11"].replace(
         "{% set f = c.function %}",
         "{% set f = c.function %}{{ raise_exception('nine') if c.id | length != 9 }}",
     )
 )
-NAMED = with_results(CALLS["section of ids that have the name"])
+NAMED = with_results(
+    TEMPLATES["kimi-k2"].replace("functions.{{ f.name }}:{{ loop.index0 }}", "{{ c.id }}")
+)
 
 
 def prompt(
@@ -37,9 +40,8 @@ def prompt(
     ]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     template = ChatTemplate(source)
-    given = fitted(
-        [USER, message, *results], tools, TemplateTraits(template.render, lambda: tokens)
-    )
+    messages = with_ordered_results([USER, message, *results])
+    given = fitted(messages, tools, TemplateTraits(template.render, lambda: tokens))
     return template.render(*given)
 
 
@@ -68,14 +70,14 @@ def test_nine_letters_are_made_of_other_ids(given: list[str | None]) -> None:
 def test_an_id_that_has_the_name_is_made_of_other_ids() -> None:
     text = prompt(NAMED, [call("call_1"), call("call_2")], ["call_2", "call_1"])
     first, second = "functions.f:0", "functions.f:1"
-    assert text.index(f"{first}<|sep|>") < text.index(f"{second}<|sep|>")
+    assert text.index(f"{first}<|tool_call_arg") < text.index(f"{second}<|tool_call_arg")
     assert f"{second}=r0" in text and f"{first}=r1" in text
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", JSON)
 def test_arguments_are_shown_once_whatever_their_kind(name: str, arguments: Any) -> None:
-    source = with_results(CALLS[name])
+    source = with_results(TEMPLATES[name])
     text = prompt(source, [call("functions.f:0", arguments)], ["functions.f:0"])
     written = json.dumps({"a": 1}, indent=4 if name == "in a list in words" else None)
     assert "".join(text.split()).count("".join(written.split())) == 1
@@ -89,15 +91,15 @@ def test_a_template_that_only_tells_of_its_form_gets_calls_as_text() -> None:
 
 
 def test_a_template_that_shows_calls_and_no_tools_has_them_described() -> None:
-    source = with_results(CALLS["section"]).partition("}}")[2]
+    source = with_results(TEMPLATES["deepseek-v3"]).partition("}}")[2]
     text = prompt(source, [call("1")], ["1"])
     assert text.startswith("<|system|>") and json.dumps(TOOL["function"]) in text
-    assert "<|calls_begin|><|call_begin|>function<|sep|>NAME\n```json" in text
-    assert "<|calls_begin|><|call_begin|>function<|sep|>f\n```json" in text
+    opening = FORMATS["deepseek-v3"].opening
+    assert f"{opening}NAME\n```json" in text and f"{opening}f\n```json" in text
 
 
 def test_a_template_of_one_call_a_message_gets_each_before_its_result() -> None:
-    source = with_results(CALLS["names in tags"]).replace(
+    source = with_results(TEMPLATES["mistral-v13"]).replace(
         "{%- if m.tool_calls -%}",
         "{%- if m.tool_calls -%}{{ raise_exception('one') if m.tool_calls | length > 1 }}",
     )
@@ -106,10 +108,10 @@ def test_a_template_of_one_call_a_message_gets_each_before_its_result() -> None:
     places = [
         text.index(shown)
         for id, result in zip(ids, ["r2", "r0", "r1"], strict=True)
-        for shown in (f'<function=f>{{"n": "{id}"}}</function>', f"{id}={result}")
+        for shown in (f'[TOOL_CALLS]f[ARGS]{{"n": "{id}"}}', f"{id}={result}")
     ]
     assert places == sorted(places)
-    assert text.count("<function=f>") == 3
+    assert text.count("[TOOL_CALLS]f[ARGS]") == 3
 
 
 REFUSING = "{{ raise_exception('both') if m.content and m.thinking }}"
@@ -119,11 +121,11 @@ AFTER = "{% if m.tool_calls %}{{ m.content }}{% endif %}"
 @pytest.mark.parametrize(
     ("source", "thought", "is_apart"),
     [
-        (CALLS["tags"], "", False),
-        (CALLS["tags"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "", False),
-        (CALLS["tags"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "t", True),
+        (TEMPLATES["hermes"], "", False),
+        (TEMPLATES["hermes"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "", False),
+        (TEMPLATES["hermes"].replace("{%- if m.tool", REFUSING + "{%- if m.tool"), "t", True),
         (
-            CALLS["tags"]
+            TEMPLATES["hermes"]
             .replace("{{ m.content or '' }}", "{{ '' if m.tool_calls else m.content }}")
             .replace("<|end|>", AFTER + "<|end|>"),
             "",
@@ -179,9 +181,9 @@ def test_without_such_tokens_tools_are_described() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', "", None, {}])
-@pytest.mark.parametrize("name", [*CALLS, *TEMPLATES])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_arguments_that_mean_no_object_are_shown(name: str, arguments: Any) -> None:
-    source = with_results({**CALLS, **TEMPLATES}[name])
+    source = with_results(TEMPLATES[name])
     given = call("functions.f:0", arguments)
     if arguments is None:
         del given["function"]["arguments"]

@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.text.parts.part import CallHead, Part, PartKind
-from edge_spec.text.tools.forms import GENERIC
-from edge_spec.text.tools.json_form import JsonForm
-from edge_spec.text.tools.literals import Slot
+from edge_spec.text.tools.formats import GENERIC, CallFormat
 from fixtures.read_calls import read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "ü"]}}\n</tool_call>'
 F = ("f", '{"a": [1, "ü"]}')
 G = ("g", r'{"}\"": {"b": "\\"}}')
 CALL_G = f'<tool_call>\n{{"name": "g", "arguments": {G[1]}}}\n</tool_call>'
-BARE = JsonForm("", ('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), None, "")
+BARE = CallFormat("", '{"name": "$NAME", "parameters": $ARGUMENTS}', None, "")
 pieces = given(cuts=st.lists(st.integers(0, 200), max_size=12))
 
 

@@ -1,26 +1,26 @@
-"""Calls whose arguments stand one by one: found in a template, read as JSON, held by a grammar."""
+"""Each format is found in a template, read as JSON in any pieces, and held by a grammar."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.tools.forms import PYTHON
-from edge_spec.text.tools.keyed_form import KeyedForm
+from edge_spec.text.tools.formats import FORMATS, PYTHON
+from edge_spec.text.tools.pieces import TAG
 from fixtures import form_walks
-from fixtures.call_templates import template
+from fixtures.call_templates import JSON, TEMPLATES, template
 from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
-from fixtures.keyed_templates import BARE, TEMPLATES
 from fixtures.read_calls import read
 
 PROPERTIES: dict[str, Any] = {
@@ -61,28 +61,33 @@ FULL = {
 }
 
 
-@cache
-def form_of(name: str) -> KeyedForm:
-    native = TemplateTraits(ChatTemplate(TEMPLATES[name]).render).native_tools
-    assert native is not None and isinstance(native.form, KeyedForm)
-    return native.form
-
-
 def calls_of(*calls: tuple[str, Any]) -> list[dict[str, Any]]:
-    return [{"function": {"name": name, "arguments": given}} for name, given in calls]
+    return [
+        {"id": f"abcdefgh{n}", "function": {"name": name, "arguments": given}}
+        for n, (name, given) in enumerate(calls)
+    ]
 
 
 def read_values(name: str, text: str, cuts: list[int]) -> list[tuple[str, Any]]:
-    answer = read(form_of(name), text, cuts, TOOLS)
+    answer = read(FORMATS[name], text, cuts, TOOLS)
     assert not answer.text.strip() and not answer.is_cut, answer
+    assert len(set(answer.ids)) == len(answer.calls)
     return [(called, json.loads(arguments)) for called, arguments in answer.calls]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_found_in_what_a_template_writes(name: str) -> None:
+    native = TemplateTraits(ChatTemplate(TEMPLATES[name]).render).native_tools
+    assert native is not None and native.form == FORMATS[name]
+    assert native.shows_calls and native.takes_several == (FORMATS[name].between is not None)
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_what_a_template_shows_is_read_as_json_of_the_schemas_types(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name])
     given = {n: value for n, value in FULL.items() if value is not None}
-    for calls in ([("weather", given)], [("weather", PLAIN), ("look-up.v2", given)]):
+    several = [[("weather", PLAIN), ("look-up.v2", given)]] if FORMATS[name].between else []
+    for calls in ([("weather", given)], *several):
         messages = [
             {"role": "user", "content": "u"},
             {"role": "assistant", "content": "", "tool_calls": calls_of(*calls)},
@@ -95,24 +100,25 @@ def test_what_a_template_shows_is_read_as_json_of_the_schemas_types(name: str) -
         assert read_values(name, text, list(range(len(text)))) == calls
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_what_is_written_for_the_history_is_read_back_and_fits(name: str) -> None:
-    form = form_of(name)
+    form = FORMATS[name]
     grammar = form.grammar(TOOLS, required=True, several=True)
-    for calls in ([("weather", FULL)], [("look-up.v2", PLAIN), ("weather", {"city": ""})]):
+    several = [("look-up.v2", PLAIN), ("weather", {"city": ""})]
+    for calls in ([("weather", FULL)], several if form.between else several[:1]):
         text = form.written(calls_of(*calls))
         assert read_values(name, text, []) == calls
         assert form_walks.fits(grammar, text), text
-    assert form.written(calls_of(("weather", json.dumps(PLAIN)))) == form.written(
-        calls_of(("weather", PLAIN))
-    )
+    if form.keyed is not None:
+        texts = calls_of(("weather", json.dumps(PLAIN)))
+        assert form.written(texts) == form.written(calls_of(("weather", PLAIN)))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_text_that_the_grammar_allows_is_a_call_that_fits_the_schema(name: str) -> None:
-    form = form_of(name)
+    form = FORMATS[name]
     grammar = form.grammar(TOOLS, required=True, several=True)
-    ends = [form.value_closing, form.style.wrap[1] + form.value_closing, form.style.quote]
+    ends = ['"'] if form.keyed is None else [form.keyed.closing, form.keyed.values.quote]
     found = 0
     for seed in range(6):
         text = walked_to(grammar, seed, [end for end in ends if end])
@@ -120,14 +126,16 @@ def test_every_text_that_the_grammar_allows_is_a_call_that_fits_the_schema(name:
             for _, arguments in read_values(name, text, []):
                 assert_fits(arguments)
                 found += 1
-    assert found > 3
+    assert found > 2
 
 
-def walked_to(grammar: Any, seed: int, ends: list[str]) -> str | None:
-    """A text of the form, drawn at random, in which texts are ended now and then."""
+def walked_to(grammar: Any, seed: int, ends: list[str], begun: str = "") -> str | None:
+    """A text of the form that begins so, drawn at random, in which texts are ended now and then."""
     rng = random.Random(seed)
     constraint = form_walks.compiler().compile(grammar)
-    text = bytearray()
+    text = bytearray(begun.encode())
+    assert constraint.num_allowed([*text]) == len(text)
+    constraint.observe([*text])
     while len(text) < 2000:
         allowed = np.flatnonzero(constraint.allowed([])).tolist()
         if form_walks.EOS in allowed and (len(allowed) == 1 or rng.random() < 0.5):
@@ -153,13 +161,13 @@ def assert_fits(arguments: dict[str, Any]) -> None:
     assert "x" in arguments.get("place", {"x": 1})
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in BARE])
+@pytest.mark.parametrize("name", [name for name in FORMATS if TAG.search(FORMATS[name].opening)])
 def test_tags_that_are_special_tokens_are_written_as_such(name: str) -> None:
-    form = form_of(name)
+    form = FORMATS[name]
     grammar = form.grammar(TOOLS, required=True, several=True)
     calls = [("weather", FULL), ("weather", PLAIN)]
     text = form.written(calls_of(*calls))
-    tags = sorted({*re.findall(r"</?[^<>\s=]+>", text)} - {"<d>"})
+    tags = sorted({tag for tag in TAG.findall(text) if "=" not in tag} - {"<d>"})
     codec = byte_tokenizer(tags)
     constraint = GrammarCompiler(codec, VOCAB_SIZE + len(tags), (EOS,)).compile(grammar)
     tokens = codec.encode(text)
@@ -215,11 +223,11 @@ def test_a_value_has_the_type_of_its_schema(key: str, written: str, meant: Any) 
         if key != "days"
         else in_function_tag((key, written))
     )
-    ((_, arguments),) = read_values("function-tag", text, [])
+    ((_, arguments),) = read_values("qwen3-coder", text, [])
     assert arguments[key] == meant and type(arguments[key]) is type(meant)
 
 
-@pytest.mark.parametrize("name", ["function-tag", "own-quotes", "python-list"])
+@pytest.mark.parametrize("name", ["qwen3-coder", "gemma-4", "lfm2"])
 @pytest.mark.parametrize(
     ("schema", "fitting", "others"),
     [
@@ -249,11 +257,11 @@ def test_arguments_are_held_to_their_schemas(
     name: str, schema: Any, fitting: Any, others: list[Any]
 ) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    form = form_of(name)
+    form = FORMATS[name]
     grammar = form.grammar([tool], required=True, several=False)
-    for given in [fitting, *others]:
-        text = form.written(calls_of(("f", given)))
-        assert form_walks.fits(grammar, text) == (given is fitting), text
+    for value in [fitting, *others]:
+        text = form.written(calls_of(("f", value)))
+        assert form_walks.fits(grammar, text) == (value is fitting), text
     ((_, arguments),) = read(form, form.written(calls_of(("f", fitting))), [], [tool]).calls
     assert json.loads(arguments) == fitting
 
@@ -312,136 +320,136 @@ LITERALS = [
 def test_python_arguments_are_read(written: str, meant: Any) -> None:
     text = f"<|tool_call_start|>[weather({written})]<|tool_call_end|>"
     for cuts in ([], list(range(len(text)))):
-        assert read_values("python-list", text, cuts) == [("weather", meant)]
+        assert read_values("lfm2", text, cuts) == [("weather", meant)]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "shown"),
     [
-        ("function-tag", "I call <tool_call> now", "I call <tool_call> now"),
-        ("function-tag", "<function=nothing>\n</function>", "<function=nothing>\n</function>"),
-        ("function-tag", "a < b <tool", "a < b <tool"),
-        ("key-and-value", "<tool_call>is a tag", "<tool_call>is a tag"),
-        ("key-and-value", "<tool_call>x</tool_call>", "<tool_call>x</tool_call>"),
-        ("python-bare", "<|python_start|>x", "<|python_start|>x"),
-        ("key-and-value", "<arg_key>a</arg_key>", "<arg_key>a</arg_key>"),
-        ("invoke", '<invoke name="other">', '<invoke name="other">'),
-        ("own-quotes", "<|tool_call>not: a call", "<|tool_call>not: a call"),
-        ("python-bare", "[1](link) and [weather]", "[1](link) and [weather]"),
-        ("python-bare", "[other(a=1)]", "[other(a=1)]"),
-        ("python-bare", "So: [weather(days=1)]", "So: [weather(days=1)]"),
-        ("python-bare", "[", "["),
-        ("python-list", "[weather(days=1)]", "[weather(days=1)]"),
+        ("qwen3-coder", "I call <tool_call> now", "I call <tool_call> now"),
+        ("qwen3-coder", "<function=nothing>\n</function>", "<function=nothing>\n</function>"),
+        ("qwen3-coder", "a < b <tool", "a < b <tool"),
+        ("glm-4.5", "<tool_call>is a tag", "<tool_call>is a tag"),
+        ("glm-4.5", "<tool_call>x</tool_call>", "<tool_call>x</tool_call>"),
+        ("llama-4", "<|python_start|>x", "<|python_start|>x"),
+        ("glm-4.5", "<arg_key>a</arg_key>", "<arg_key>a</arg_key>"),
+        ("minimax-m2", '<invoke name="other">', '<invoke name="other">'),
+        ("gemma-4", "<|tool_call>not: a call", "<|tool_call>not: a call"),
+        ("llama-4", "[1](link) and [weather]", "[1](link) and [weather]"),
+        ("llama-4", "[other(a=1)]", "[other(a=1)]"),
+        ("llama-4", "So: [weather(days=1)]", "So: [weather(days=1)]"),
+        ("llama-4", "[", "["),
+        ("lfm2", "[weather(days=1)]", "[weather(days=1)]"),
     ],
 )
 def test_a_text_is_not_taken_for_a_call(name: str, text: str, shown: str) -> None:
     for cuts in ([], list(range(len(text)))):
-        answer = read(form_of(name), text, cuts, TOOLS)
+        answer = read(FORMATS[name], text, cuts, TOOLS)
         assert (answer.text, answer.calls, answer.is_cut) == (shown, [], False)
 
 
 INVOKED = '<invoke name="weather">\n<parameter name="days">3</parameter>\n</invoke>'
 BROKEN = [  # form, text, text that is shown, arguments of the calls
-    ("function-tag", f"Hi.\n\n{in_function_tag(('days', '3'))}", "Hi.\n\n", ['{"days": 3}']),
-    ("function-tag", f"{in_function_tag(('days', '3'))}\n\nBye", "\n\nBye", ['{"days": 3}']),
+    ("qwen3-coder", f"Hi.\n\n{in_function_tag(('days', '3'))}", "Hi.\n\n", ['{"days": 3}']),
+    ("qwen3-coder", f"{in_function_tag(('days', '3'))}\n\nBye", "\n\nBye", ['{"days": 3}']),
     (
-        "function-tag",
+        "qwen3-coder",
         "<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>",
         "",
         ['{"days": 3}'],
     ),
     (
-        "function-tag",
+        "qwen3-coder",
         "<tool_call><function=weather><parameter=days>3</parameter></function></tool_call>",
         "",
         ['{"days": 3}'],
     ),
     (
-        "function-tag",
+        "qwen3-coder",
         "<tool_call>\n<function=weather>\n<parameter=city>\nLima\n</function>\n</tool_call>",
         "",
         ['{"city": "Lima"}'],
     ),
     (
-        "function-tag",
+        "qwen3-coder",
         "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</function>\n</tool_call>",
         "",
         ['{"days": 3}'],
     ),
     (
-        "function-tag",
+        "qwen3-coder",
         "<tool_call>\n<function=weather>\n<parameter=days>\n3\n</parameter>\n</tool_call>",
         "",
         ['{"days": 3}'],
     ),
-    ("function-tag", f"{in_function_tag(('days', '3'), ('days', '4'))}", "", ['{"days": 3}']),
+    ("qwen3-coder", f"{in_function_tag(('days', '3'), ('days', '4'))}", "", ['{"days": 3}']),
     (
-        "function-tag",
+        "qwen3-coder",
         in_function_tag(("days", "3")).replace("<parameter", "so <parameter"),
         "",
         ['{"days": 3}'],
     ),
-    ("function-tag", in_function_tag(name="other"), "", ["{}"]),
+    ("qwen3-coder", in_function_tag(name="other"), "", ["{}"]),
     (
-        "invoke",
+        "minimax-m2",
         f"<minimax:tool_call>\n{INVOKED}\n{INVOKED}\n</minimax:tool_call>",
         "",
         ['{"days": 3}'] * 2,
     ),
-    ("invoke", INVOKED, "", ['{"days": 3}']),
+    ("minimax-m2", INVOKED, "", ['{"days": 3}']),
     (
-        "invoke",
+        "minimax-m2",
         f"<minimax:tool_call>\n{INVOKED}\n</minimax:tool_call> Bye",
         " Bye",
         ['{"days": 3}'],
     ),
-    ("key-and-value", "<tool_call>weather</tool_call>", "", ["{}"]),
+    ("glm-4.5", "<tool_call>weather</tool_call>", "", ["{}"]),
     (
-        "key-and-value",
+        "glm-4.5",
         "<tool_call>weather<arg_key>days</arg_key>3</arg_value></tool_call>",
         "",
         ['{"days": 3}'],
     ),
-    ("function-tag", in_function_tag(("days", "3")).replace("<", "  <"), "  ", ['{"days": 3}']),
+    ("qwen3-coder", in_function_tag(("days", "3")).replace("<", "  <"), "  ", ['{"days": 3}']),
     (
-        "function-tag",
+        "qwen3-coder",
         in_function_tag(("days", "3")).replace("</function>", "</parameter></function>"),
         "",
         ['{"days": 3}'],
     ),
     (
-        "key-and-value",
+        "glm-4.5",
         "<tool_call>weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
         "",
         ['{"days": 3}'],
     ),
-    ("own-quotes", "<|tool_call>call:weather{}<tool_call|>", "", ["{}"]),
+    ("gemma-4", "<|tool_call>call:weather{}<tool_call|>", "", ["{}"]),
     (
-        "own-quotes",
+        "gemma-4",
         '<|tool_call>call:weather{ city: <|"|>a<|"|>, days: 3 }<tool_call|>',
         "",
         ['{"city": "a", "days": 3}'],
     ),
     (
-        "own-quotes",
+        "gemma-4",
         '<|tool_call>call:weather{place:{<|"|>x<|"|>:1}}<tool_call|>',
         "",
         ['{"place": {"x": 1}}'],
     ),
     (
-        "python-list",
+        "lfm2",
         "<|tool_call_start|>[weather(days=3),weather(days=4)]<|tool_call_end|>",
         "",
         ['{"days": 3}', '{"days": 4}'],
     ),
     (
-        "python-list",
+        "lfm2",
         "<|tool_call_start|>[weather( days = 3 )]<|tool_call_end|> Bye",
         " Bye",
         ['{"days": 3}'],
     ),
-    ("python-bare", "[weather(days=3), weather(days=4)]", "", ['{"days": 3}', '{"days": 4}']),
-    ("python-bare", "<|python_start|>[weather()]", "", ["{}"]),
+    ("llama-4", "[weather(days=3), weather(days=4)]", "", ['{"days": 3}', '{"days": 4}']),
+    ("llama-4", "<|python_start|>[weather()]", "", ["{}"]),
 ]
 
 
@@ -450,25 +458,13 @@ def test_calls_that_are_spaced_otherwise_or_malformed_are_read(
     name: str, text: str, shown: str, arguments: list[str]
 ) -> None:
     for cuts in ([], list(range(len(text)))):
-        answer = read(form_of(name), text, cuts, TOOLS)
+        answer = read(FORMATS[name], text, cuts, TOOLS)
         assert (answer.text, answer.is_cut) == (shown, False)
         assert [given for _, given in answer.calls] == arguments
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_call_that_is_cut_off_says_so_and_shows_nothing_of_it(name: str) -> None:
-    text = form_of(name).written(calls_of(("weather", {"city": "Lima", "days": 30})))
-    whole = '{"city": "Lima", "days": 30}'
-    for end in range(text.index("weather") + len("weather") + 1, len(text.rstrip())):
-        answer = read(form_of(name), text[:end], [], TOOLS)
-        assert not answer.text, text[:end]
-        for _, arguments in answer.calls:
-            assert whole.startswith(arguments)
-            assert answer.is_cut or arguments == whole, text[:end]
-
-
 def test_a_text_is_told_while_it_is_written() -> None:
-    reader = form_of("function-tag").reader(TOOLS)
+    reader = FORMATS["qwen3-coder"].reader(TOOLS)
     told = [
         part.text
         for piece in in_function_tag(("city", "a\nlong\ntext"))
@@ -479,7 +475,7 @@ def test_a_text_is_told_while_it_is_written() -> None:
 
 
 def test_a_call_of_a_grammar_may_have_what_its_schema_allows_in_the_templates_spelling() -> None:
-    grammar = form_of("function-tag").grammar(TOOLS, required=False, several=False)
+    grammar = FORMATS["qwen3-coder"].grammar(TOOLS, required=False, several=False)
     fits = [
         "",
         "text with < and <tool",
@@ -513,9 +509,9 @@ def damaged(text: str, rng: random.Random) -> str:
     return "".join(pieces)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_whatever_a_model_writes_is_read_the_same_in_any_pieces(name: str) -> None:
-    form = form_of(name)
+    form = FORMATS[name]
     call = form.written(calls_of(("weather", FULL), ("look-up.v2", PLAIN)))
     for seed in range(25):
         rng = random.Random(seed)
@@ -523,5 +519,61 @@ def test_whatever_a_model_writes_is_read_the_same_in_any_pieces(name: str) -> No
         whole = read(form, text, [], TOOLS)
         for cuts in (list(range(len(text))), [rng.randrange(10**6) for _ in range(7)]):
             assert read(form, text, cuts, TOOLS)[:3] == whole[:3], text
-        told = whole.calls[:-1] if whole.is_cut else whole.calls
+        told = [] if name in JSON else whole.calls[:-1] if whole.is_cut else whole.calls
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in told), text
+
+
+@pytest.mark.parametrize("name", JSON)
+@pytest.mark.parametrize(
+    "begun",
+    [
+        '{"name": "weather", "arguments":',
+        '```json\n[{"name":"weather","parameters": ',
+        'So:\n```\n{"name": "weather" ,"arguments":',
+    ],
+)
+def test_a_call_without_its_tags_is_held_to_its_schema_too(name: str, begun: str) -> None:
+    form = FORMATS[name]
+    if not form.is_named:
+        return
+    grammar = form.grammar(TOOLS, required=False, several=True)
+    num_calls = 0
+    for seed in range(4):
+        markup = walked_to(grammar, seed, ['"'], begun)
+        if markup is not None:
+            found = read(form, markup, range(0, 999, 11), TOOLS)
+            assert found.text == ("So:\n" if begun.startswith("So") else ""), markup
+            assert not found.is_cut and len(set(found.ids)) == len(found.calls)
+            for _, arguments in found.calls:
+                assert_fits(json.loads(arguments))
+            num_calls += len(found.calls)
+    assert num_calls > 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_of_a_call_that_is_cut_off_is_shown(name: str) -> None:
+    form = FORMATS[name]
+    arguments = json.dumps(PLAIN)
+    text = form.written(calls_of(*[("weather", PLAIN)] * (2 if form.between else 1)))
+    first = len(form.marker)
+    if form.is_bare or form.keyed is not None:
+        first = text.index("weather") + len('weather"')
+    for length in range(first, len(text.rstrip())):
+        found = read(form, text[:length], range(0, 400, 7), TOOLS)
+        assert found.text == "", text[:length]
+        told = [given for _, given in found.calls]
+        assert all(given == arguments for given in told[:-1])
+        assert all(arguments.startswith(given) for given in told)
+        assert found.is_cut or arguments in (*told[-1:], *[arguments][len(told) :]), text[:length]
+
+
+@pytest.mark.parametrize("name", JSON)
+@given(
+    text=st.text(st.sampled_from('<|>[]{}", \nab_/:'), max_size=50),
+    cuts=st.lists(st.integers(0, 60), max_size=5),
+)
+def test_text_that_has_no_call_stays_as_it_is(name: str, text: str, cuts: list[int]) -> None:
+    form = FORMATS[name]
+    for said in (text, f"Write {form.marker} to call, {text}", f"weather(x) {form.marker}, or"):
+        found = read(form, said, cuts, TOOLS)
+        assert (found.text, found.calls) == (said, [])

@@ -1,0 +1,319 @@
+"""Grammars that hold an answer to calls of tools, in the format that the model writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edge_spec.text.grammar import Grammar
+from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.arguments import (
+    alternatives,
+    arguments_schema,
+    as_lark,
+    definitions_of,
+)
+from edge_spec.text.tools.call_shape import CallShape, Keyed
+from edge_spec.text.tools.part_list import IdStyle
+from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
+from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
+
+MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
+ANYTHING = "/(.|\\n)*/"
+_NOTHING = '""'
+_TYPING = ("type", "const", "enum")  # with one of them, a schema says what a value is
+_OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
+_SINGLE = r"/'([^'\\]|\\[nrtbf\\'\"])*'/"
+
+# What the expressions have for %. More space could become an answer of nothing else.
+_SPACE = r"[ \t\r\n]{0,12}"
+# Text with none but whole blocks of code. What follows a fence in a block tells if it ends it.
+_PLAIN = "[^`]|`[^`]|``[^`]"
+_BLOCK = f"{FENCE}({_PLAIN}|{FENCE}[a-zA-Z])*{FENCE}"
+_OUTSIDE = f"({_PLAIN})*({_BLOCK}(([^`a-zA-Z]|`[^`]|``[^`])({_PLAIN})*)?)*"
+_END = rf"%\}}(%\}})?(%\])?(%<\/({'|'.join(NAMES)})>)?(%{FENCE})?".replace("%", _SPACE)
+_NAME = r'\{%(\{%)?("type"%:%"function"%,%)?"name"%:%"'
+_ARGUMENTS = r'"%,%"(arguments|parameters)"%:%'.replace("%", _SPACE)
+
+
+def literal(text: str) -> str:
+    """Return what the answer has in these letters or as special tokens; "" for no text."""
+    return f"@{json.dumps(text, ensure_ascii=False)}" if text else ""
+
+
+def call_grammar(
+    form: CallShape, tools: Tools, *, required: bool, several: bool, text: Grammar | None
+) -> Grammar:
+    """Hold an answer to a format, as `CallFormat.grammar` says."""
+    rules = ["%llguidance {}", *_calls(form, tools, several), *_functions(form, tools)]
+    if required:
+        rules += ["start: calls"]
+    elif text is not None:
+        rules += ["start: calls | text", f"text: %json {as_lark(text.held().schema)}"]
+    elif form.is_bare and form.keyed is not None:
+        begun = _begun(form, form.opening, tools)
+        rules += ["start: TEXT | calls", f"TEXT: {ANYTHING} & ~/{begun}(.|\\n)*/"]
+    else:
+        rules += _answers(form, tools, several)
+    return Grammar.lark("\n".join(rules))
+
+
+def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
+    """Return rules of text, or of text and then calls, or of calls as they are read where their
+    tags are missing."""
+    inner = form.inner_marker  # text has no calls in it whose outer tag is missing
+    without = f" & ~/(.|\\n)*{_begun(form, inner, tools)}(.|\\n)*/" if inner else ""
+    rules = [f"TEXT: {ANYTHING}{without}"]
+    kinds = ["TEXT", "calls" if form.is_bare else "opened rest"]
+    if not form.is_bare:
+        rules.append(f"opened[lazy]: TEXT {literal(form.marker)}")
+    if form.is_named:
+        kinds.append("untagged")
+        rules += _untagged(form, [tool["function"]["name"] for tool in tools], several)
+    return [f"start: {' | '.join(kinds)}", *rules]
+
+
+def _begun(form: CallShape, opening: str, tools: Tools) -> str:
+    """Return a regular expression of what begins a call."""
+    names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
+    return f"{regex_of(opening)}({names}){regex_of(_after_name(form).rstrip())}"
+
+
+def _after_name(form: CallShape) -> str:
+    return "".join(form.head[form.head.index(NAME) + 1 :])
+
+
+def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
+    """Yield rules of one call, as models repeat it, unless the format itself has no tags. The name
+    tells it from other text."""
+    own_tag = "" if form.is_bare else form.marker
+    listed = list(map(regex_of, names))
+    other = "OTHER" if form.is_bare else "OTHER | reopened rest"
+    if form.is_bare and several and form.between is not None:
+        more = f"({literal(form.between)} call){{0,{MAX_CALLS - 2}}} {literal(form.closing)}"
+        other += f" | named {literal('}' + form.between)} call {more}"
+    tags = "|".join(tag[1:-1] for tag in TAGS if tag != own_tag)
+    wrapping = f"(<({tags})>%|{FENCE}(json|xml)?%(<({tags})>%)?)"
+    head = rf"(%|{_OUTSIDE}(\n|{wrapping}))(\[%)?{_NAME}".replace("%", _SPACE)
+    yield f"untagged: head (named END | {other})"
+    yield f"head[lazy]: /{head}/"
+    yield f"END: /{_END}/"
+    yield f"OTHER: {ANYTHING} & ~/({'|'.join(listed)}){_ARGUMENTS}(.|\\n)*/"
+    if not form.is_bare:
+        yield f"reopened[lazy]: OTHER {literal(form.marker)}"
+    yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
+    for index, name in enumerate(listed):
+        yield f"NAMED{index}: /{name}{_ARGUMENTS}/"
+
+
+def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
+    rest = literal(form.closing)
+    if several and form.between is not None:
+        rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
+    if form.is_bare and form.keyed is not None:  # what tells a call from text is one literal
+        names = [tool["function"]["name"] for tool in tools]
+        heads = [literal(f"{form.opening}{name}{_after_name(form)}") for name in names]
+        first = " | ".join(f"{head} arguments{index}" for index, head in enumerate(heads))
+        return [f"calls: ({first}) {rest}"]
+    marker = "" if form.is_bare else form.marker
+    opening = literal(form.opening.removeprefix(marker))
+    return [f"calls: {literal(marker)} rest", f"rest: {opening} call {rest}"]
+
+
+def _functions(form: CallShape, tools: Tools) -> list[str]:
+    rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
+    nine = form.ids is IdStyle.NINE
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        name = json.dumps(function["name"])[1:-1] if form.is_object else function["name"]
+        slots = {
+            ARGUMENTS: f"arguments{index}",
+            ID: "/[a-zA-Z0-9]{9}/" if nine else "/[a-zA-Z0-9_-]{1,32}/",
+            INDEX: "/[0-9]{1,2}/",
+        }
+        text = re.split(r"(\$(?:ARGUMENTS|ID|INDEX))", form.call.replace(NAME, name))
+        rules.append(f"call{index}: " + " ".join(slots.get(p) or literal(p) for p in text))
+        schema = arguments_schema(function)
+        if form.keyed is None:
+            rules.append(f"arguments{index}: %json {as_lark(schema)}")
+        else:
+            values = _ValueRules(form.keyed, f"v{index}", definitions_of(schema))
+            rules += [f"arguments{index}: {values.arguments(schema)}", *values.rules]
+    return rules
+
+
+class _ValueRules:
+    """Collects the rules of arguments that are written one by one. Whatever is JSON in the format
+    is left to %json; only texts have rules of their own."""
+
+    def __init__(self, keyed: Keyed, prefix: str, definitions: Mapping[str, Any]) -> None:
+        """prefix: of the names of all rules."""
+        self.rules: list[str] = []
+        self._keyed = keyed
+        self._prefix = prefix
+        self._definitions = definitions
+
+    def arguments(self, schema: Any) -> str:
+        """Return the expression of all arguments."""
+        found = [
+            self._members(each)
+            for each in alternatives(schema, self._definitions)
+            if isinstance(each, Mapping)
+        ]
+        return _one_of(found)
+
+    def _members(self, schema: Mapping[str, Any]) -> str:
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        # Where names have patterns, those that the schema lists are the only ones.
+        others = "patternProperties" not in schema and schema.get("additionalProperties", False)
+        other = self._argument(self._other_name(properties), others) if others else ""
+        entries = [
+            (self._argument(literal(name), value), name in required)
+            for name, value in properties.items()
+            if value is not False
+        ]
+        if not self._keyed.comma:
+            parts = [entry if must else f"({entry})?" for entry, must in entries]
+            return " ".join([*parts, *([f"({other})*"] if other else [])]) or _NOTHING
+        return self._separated(entries, other, literal(self._keyed.comma))
+
+    def _separated(self, entries: Sequence[tuple[str, bool]], other: str, comma: str) -> str:
+        """Build from the end on: what may follow when something has been written, or nothing."""
+        after = f"({comma} {other})*" if other else _NOTHING
+        first = f"({other} {after})?" if other else _NOTHING
+        for entry, must in reversed(entries):
+            own = f"{comma} {entry}"
+            follows = self._rule(after)
+            after = f"{own if must else f'({own})?'} {follows}"
+            first = f"{entry} {follows}" if must else f"({entry} {follows} | {self._rule(first)})"
+        return self._rule(first)
+
+    def _other_name(self, known: Iterable[str]) -> str:
+        """Return the expression of names but these."""
+        listed = "|".join(map(regex_of, known))
+        return self._terminal(_OTHER_NAME + (f" & ~/({listed})/" if listed else ""))
+
+    def _argument(self, name: str, schema: Any) -> str:
+        keyed = self._keyed
+        kinds = [each for each in alternatives(schema, self._definitions) if each is not False]
+        texts = [each for each in kinds if _may_be_text(each)]
+        # A text that may be anything stands for other values, too, where no sign tells them apart.
+        is_plain = keyed.plain_colon is None and not keyed.values.quote
+        if is_plain and any(map(_may_be_anything, texts)):
+            others = []
+        else:
+            others = [each for each in kinds if each not in texts or _may_be_anything(each)]
+        values = [f"{literal(keyed.colon)} {self._text(each)}" for each in texts]
+        colon = literal(keyed.colon if keyed.plain_colon is None else keyed.plain_colon)
+        closing = literal(keyed.closing)
+        values += [f"{colon} {self._json(each)} {closing}" for each in others]
+        return f"{literal(keyed.opening)} {name} {_one_of(values)}"
+
+    def _json(self, schema: Any) -> str:
+        """Return a value that is no text, as JSON or in words of Python."""
+        found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
+        if self._keyed.values.has_python_words and isinstance(schema, Mapping):
+            words: list[Any] = [True, False] if schema.get("type") == "boolean" else [None]
+            words = words if schema.get("type") in ("boolean", "null") else []
+            if "const" in schema or "enum" in schema:
+                words = schema.get("enum", [schema.get("const")])
+            found += [f'"{word!r}"' for word in words if word is None or isinstance(word, bool)]
+        return _one_of(found)
+
+    def _text(self, schema: Any) -> str:
+        """Return a text and what closes it: it ends where that comes first."""
+        schema = schema if isinstance(schema, Mapping) else {}
+        quote, closing = self._keyed.values.quote, self._keyed.closing
+        if self._keyed.values.is_python:
+            given = {**schema, "type": "string"}
+            found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
+            if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:
+                found.append(_SINGLE)
+            singles = [each for each in _listed(schema) or () if re.fullmatch(r"[^'\\\n]*", each)]
+            found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
+            return f"{_one_of(found)} {literal(closing)}"
+        closing, core = quote + closing, (quote + closing).strip()
+        listed = _listed(schema)
+        if listed is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
+            texts = [json.dumps(each, ensure_ascii=False) for each in listed if core not in each]
+            return f"{literal(quote)} {_one_of(texts)} {literal(closing)}"
+        allowed = " & ".join(f"/{each}/" for each in _patterns(schema)) or ANYTHING
+        text = self._terminal(f"{allowed} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
+        name = self._name()
+        self.rules.append(f"{name}[lazy]: {text} {literal(closing)}")
+        return f"{literal(quote)} {name}"
+
+    def _rule(self, expression: str) -> str:
+        if re.fullmatch(r'\w+|""', expression):
+            return expression
+        self.rules.append(f"{(name := self._name())}: {expression}")
+        return name
+
+    def _terminal(self, expression: str) -> str:
+        self.rules.append(f"{(name := self._name().upper())}: {expression}")
+        return name
+
+    def _name(self) -> str:
+        return f"{self._prefix}_{len(self.rules)}"
+
+
+def _one_of(expressions: Sequence[str]) -> str:
+    found = list(dict.fromkeys(expressions))
+    return found[0] if len(found) == 1 else f"({' | '.join(found)})" if found else _NOTHING
+
+
+def _may_be_text(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is True
+    if "const" in schema or "enum" in schema:
+        return all(isinstance(each, str) for each in schema.get("enum", [schema.get("const")]))
+    return bool(schema.get("type", "string") == "string")
+
+
+def _may_be_anything(schema: Any) -> bool:
+    return not isinstance(schema, Mapping) or not any(
+        n in schema for n in ("type", "const", "enum")
+    )
+
+
+def _listed(schema: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts that a schema lists, if it does."""
+    if "const" not in schema and "enum" not in schema:
+        return None
+    texts = schema["enum"] if "enum" in schema else [schema["const"]]
+    return [each for each in texts if isinstance(each, str)]
+
+
+def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield regular expressions that the whole of a text matches. One that is not anchored as a
+    whole is none of them: the text is then not held to it."""
+    for each in schema.get("allOf", [schema]):
+        if not isinstance(each, Mapping):
+            continue
+        if "minLength" in each or "maxLength" in each:
+            yield f"(.|\\n){{{each.get('minLength', 0)},{each.get('maxLength', '')}}}"
+        if listed := _listed(each):
+            yield f"(?:{'|'.join(map(regex_of, listed))})"
+        whole = _whole(each["pattern"]) if isinstance(each.get("pattern"), str) else None
+        if whole is not None:
+            yield whole
+
+
+def _whole(pattern: str) -> str | None:
+    """Return what the whole text matches where the pattern is found in it."""
+    if "|" in re.sub(r"\\.|\((?:[^()\\]|\\.|\([^()]*\))*\)|\[[^]]*\]", "", pattern):
+        return None
+    start = "" if pattern.startswith("^") else "(.|\\n)*"
+    is_anchored = pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern.removeprefix("^")[: -1 if is_anchored else None]
+    if re.search(r"\^|\$", re.sub(r"\\.|\[\^", "", inner)):
+        return None
+    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner)
+    end = "" if is_anchored else "(.|\\n)*"
+    return f"{start}(?:{escaped}){end}"
+
+
+def regex_of(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

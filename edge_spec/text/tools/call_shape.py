@@ -1,0 +1,136 @@
+"""What calls of tools look like in a format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from edge_spec.text.plain_messages import meant_arguments
+from edge_spec.text.tools.part_list import IdStyle
+from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME, TAG
+from edge_spec.text.tools.values import Values
+
+SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
+
+
+def marker_of(opening: str) -> str:
+    """Return the part of what calls begin with that tells them from text."""
+    tag = TAG.match(opening)
+    return tag.group() if tag else opening.rstrip()
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
+
+    plain_colon: stands before values that are no texts, where these differ. values: how they are
+    written.
+    """
+
+    opening: str = ""
+    colon: str = ""
+    closing: str = ""
+    comma: str = ""
+    plain_colon: str | None = None
+    values: Values = field(default_factory=Values)
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """Calls are `opening`, a call, further calls each after `between`, and `closing`.
+
+    call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
+    `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
+    answer. between: None where an answer has one call.
+    """
+
+    opening: str
+    call: str
+    between: str | None
+    closing: str
+    ids: IdStyle = IdStyle.ANY
+    keyed: Keyed | None = None
+    marks_texts = False  # whether texts have marks of the format around them, too
+
+    @property
+    def is_bare(self) -> bool:
+        """Return True if the calls are the whole answer: nothing else tells where they begin."""
+        return self.opening in ("", "[")
+
+    @property
+    def is_object(self) -> bool:
+        """Return True if a call is a JSON object with the name in it."""
+        return self.call.startswith("{")
+
+    @property
+    def is_named(self) -> bool:
+        """Return True if the object has the name and the arguments under names of their own."""
+        return self.is_object and f': "{NAME}"' in self.call
+
+    @cached_property
+    def head(self) -> list[str]:
+        """Return the literals and slots of a call before its arguments."""
+        return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
+
+    @cached_property
+    def marker(self) -> str:
+        """Return what the first call begins with, and no text does."""
+        if self.is_bare:
+            return self.opening + self.head[0] if self.is_object else ""
+        return marker_of(self.opening)
+
+    @cached_property
+    def openings(self) -> list[str]:
+        """Return what calls begin with. Models leave out what is around all of them, such as the
+        bracket of an array, or the outer one of two tags."""
+        if self.is_bare:
+            return []
+        if self.is_object:
+            inner = self.opening.rstrip("[ \n")
+        elif self.keyed is not None:
+            inner = self.opening[max(self.opening.rfind("<"), 0) :]
+            inner = "" if inner.rstrip().endswith(">") else inner
+        else:
+            starts = (tag.start() for tag in TAG.finditer(self.opening))
+            ends = (self.opening[start:] for start in starts)
+            inner = next((each for each in ends if (self.between or "").endswith(each)), "")
+        return [each for each in dict.fromkeys((self.opening, inner)) if each.strip()]
+
+    @property
+    def inner_marker(self) -> str:
+        """Return what begins a call of which the outer tag is missing, in a keyed format."""
+        inner = self.openings[-1] if self.openings else ""
+        return inner if self.keyed is not None and inner != self.opening else ""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.marker,) if self.marker else ()
+
+    def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of calls as messages have them."""
+        between = f"{self.closing}\n{self.opening}" if self.between is None else self.between
+        written = [self._written(index, call) for index, call in enumerate(calls)]
+        return f"{self.opening}{between.join(written)}{self.closing}"
+
+    def _written(self, index: int, call: Mapping[str, Any]) -> str:
+        name: str = call["function"]["name"]
+        given = call["function"].get("arguments", {})
+        if self.keyed is not None:
+            arguments = self.keyed.comma.join(self._arguments(meant_arguments(given), self.keyed))
+        else:
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        id = call.get("id") or self.ids.made(name, index)
+        slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
+        return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))
+
+    @staticmethod
+    def _arguments(arguments: Mapping[str, Any], keyed: Keyed) -> Iterator[str]:
+        for name, value in arguments.items():
+            colon = keyed.colon
+            if keyed.plain_colon is not None and not isinstance(value, str):
+                colon = keyed.plain_colon
+            yield f"{keyed.opening}{name}{colon}{keyed.values.written(value)}{keyed.closing}"

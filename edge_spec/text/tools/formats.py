@@ -1,0 +1,189 @@
+"""The formats in which models call tools. To support another one, add a row to `FORMATS`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from edge_spec.text.grammar import Grammar
+from edge_spec.text.parts.part import PartReader
+from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.call_grammar import call_grammar
+from edge_spec.text.tools.call_shape import CallShape, Keyed
+from edge_spec.text.tools.part_list import IdStyle
+from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
+from edge_spec.text.tools.reader import CallReader
+from edge_spec.text.tools.values import Values
+
+
+class CallFormat(CallShape):
+    """Reads calls of this shape, and holds answers to them."""
+
+    def reader(self, tools: Tools = ()) -> PartReader:
+        """Read one answer: text and calls. tools: those that may be called, as far as they are
+        known: values that are written without a type have the one of their schema."""
+        return CallReader(self, tools)
+
+    def grammar(
+        self, tools: Tools, *, required: bool, several: bool, text: Grammar | None = None
+    ) -> Grammar:
+        """Hold an answer to calls of `tools` from where the first one begins; nothing follows the
+        last one.
+
+        required: the answer begins with a call; else it is text, or text and then calls. several:
+        up to MAX_CALLS. text: of a JSON schema, for an answer without a call. Raises UsageError for
+        a schema that is none, or that no call fits.
+        """
+        return call_grammar(self, tools, required=required, several=several, text=text)
+
+
+def _tags(tag: str, gap: str = "\n") -> CallFormat:
+    """JSON objects, each in a tag."""
+    opening, closing = f"<{tag}>{gap}", f"{gap}</{tag}>"
+    return CallFormat(opening, _NAMED, f"{closing}\n{opening}", closing)
+
+
+def _list(opening: str, closing: str, call: str = "", between: str = ", ") -> CallFormat:
+    """JSON objects in an array."""
+    return CallFormat(opening, call or _NAMED, between, closing)
+
+
+def _function(tag: str, colon: str, closing: str, *, python: bool = True) -> CallFormat:
+    """XML with the names in the tags, as Qwen3-Coder writes it."""
+    opening, end = f"<{tag}>\n<function=", f"</function>\n</{tag}>"
+    values = Values(has_python_words=python)
+    keyed = Keyed("<parameter=", colon, f"{closing}</parameter>\n", values=values)
+    return CallFormat(opening, f"{NAME}>\n{ARGUMENTS}", f"{end}\n{opening}", end, keyed=keyed)
+
+
+def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
+    """XML with a tag for each name and each value, as GLM writes it."""
+    keyed = Keyed("<arg_key>", f"</arg_key>{gap}<arg_value>", f"</arg_value>{end}")
+    opening, closing = "<tool_call>", "</tool_call>"
+    call, between = f"{NAME}{head}{ARGUMENTS}", f"{closing}{head}{opening}"
+    return CallFormat(opening, call, between, closing, keyed=keyed)
+
+
+def _invoke(section: str, tag: str = "", types: tuple[str, str] = ("", "")) -> CallFormat:
+    """XML with the names in attributes, as MiniMax and DeepSeek write it. types: attributes of
+    texts and of other values."""
+    opening, end = f'<{section}>\n<{tag}invoke name="', f"</{tag}invoke>"
+    text, plain = (f'"{each}>' for each in types)
+    keyed = Keyed(
+        f'<{tag}parameter name="', text, f"</{tag}parameter>\n", "", plain if any(types) else None
+    )
+    call, between = f'{NAME}">\n{ARGUMENTS}', f'{end}\n<{tag}invoke name="'
+    return CallFormat(opening, call, between, f"{end}\n</{section}>", keyed=keyed)
+
+
+def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> CallFormat:
+    """Names and JSON objects between special tokens, as DeepSeek writes them."""
+    section, call = (f"<{begin}{word}\u2581{{}}\uff5c>" for word in ("calls", "call"))
+    sep = f"<{begin}sep\uff5c>"
+    opening = f"{call.format('begin')}{kind}{sep if kind else ''}"
+    end = f"{after}{call.format('end')}"
+    return CallFormat(
+        section.format("begin") + opening,
+        f"{NAME}{before or sep}{ARGUMENTS}",
+        f"{end}{gap}{opening}",
+        end + section.format("end"),
+    )
+
+
+def _python(opening: str, closing: str) -> CallFormat:
+    """Calls of Python."""
+    keyed = Keyed("", "=", "", ", ", values=Values('"', has_python_words=True))
+    return CallFormat(opening, f"{NAME}({ARGUMENTS}", "), ", f"){closing}", keyed=keyed)
+
+
+_NAMED = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
+_PARAMETERS = f'{{"name": "{NAME}", "parameters": {ARGUMENTS}}}'
+_WITH_ID = f'{_NAMED[:-1]}, "id": "{ID}"}}'
+_DSML = "\uff5cDSML\uff5c"
+_TYPES = (' string="true"', ' string="false"')
+
+GENERIC = _tags("tool_call")  # also for templates that know no tools
+PYTHON = _python("[", "]")
+FORMATS = {  # by the models that write them, or the first that did
+    "hermes": GENERIC,  # and Qwen, Granite 4
+    "exaone-4": _tags("tool_call", ""),
+    "mistral-v3": _list("[TOOL_CALLS] [", "]", _WITH_ID),
+    "mistral-nemo": _list("[TOOL_CALLS][", "]", _WITH_ID),
+    "mistral-v13": CallFormat("[TOOL_CALLS]", f"{NAME}[ARGS]{ARGUMENTS}", "[TOOL_CALLS]", ""),
+    "mistral-v11": CallFormat(
+        "[TOOL_CALLS]", f"{NAME}[CALL_ID]{ID}[ARGS]{ARGUMENTS}", "[TOOL_CALLS]", ""
+    ),
+    "phi-4": _list("<|tool_call|>[", "]<|/tool_call|>"),
+    "granite-3": _list("<|tool_call|>[", "]"),
+    "apriel": _list("<tool_calls>[", "]</tool_calls>"),  # and Jamba
+    "minimax-m1": _list("<tool_calls>\n", "\n</tool_calls>", between="\n"),
+    "nemotron-nano-2": _list("<TOOLCALL>[", "]</TOOLCALL>"),
+    "firefunction": _list("functools[", "]"),
+    "apertus": _list("<|tools_prefix|>[", "]<|tools_suffix|>", f'{{"{NAME}": {ARGUMENTS}}}'),
+    "command-r7b": _list(
+        "<|START_ACTION|>[\n    ",
+        "\n]<|END_ACTION|>",
+        f'{{"tool_call_id": "{INDEX}", "tool_name": "{NAME}", "parameters": {ARGUMENTS}}}',
+        ",\n    ",
+    ),
+    "command-r": _list(
+        "Action:\n```json\n[\n    ",
+        "\n]```",
+        f'{{\n        "tool_name": "{NAME}",\n        "parameters": {ARGUMENTS}\n    }}',
+        ",\n    ",
+    ),
+    "deepseek-v3": _section("\uff5ctool\u2581", "function", "\n```json\n", "\n```", "\n"),
+    "deepseek-v3.1": _section("\uff5ctool\u2581", "", "", ""),
+    "deepseek-v3.2": _invoke(f"{_DSML}function_calls", _DSML, _TYPES),
+    "deepseek-v4": _invoke(f"{_DSML}tool_calls", _DSML, _TYPES),
+    "kimi-k2": CallFormat(
+        "<|tool_calls_section_begin|><|tool_call_begin|>",
+        f"functions.{NAME}:{INDEX}<|tool_call_argument_begin|>{ARGUMENTS}",
+        "<|tool_call_end|><|tool_call_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        IdStyle.NAMED,
+    ),
+    "qwen3-coder": _function("tool_call", ">\n", "\n"),  # and Qwen 3.5, Nemotron 3, Step 3.5
+    "seed-oss": _function("seed:tool_call", ">", ""),
+    "glm-4.5": _pairs("\n", "\n", "\n"),
+    "glm-4.7": _pairs("", ""),
+    "minimax-m2": _invoke("minimax:tool_call"),
+    "gemma-4": CallFormat(
+        "<|tool_call>call:",
+        f"{NAME}{{{ARGUMENTS}",
+        "}<tool_call|><|tool_call>call:",
+        "}<tool_call|>",
+        keyed=Keyed("", ":", "", ",", values=Values('<|"|>')),
+    ),
+    "lfm2": _python("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    # calls that are the whole answer
+    "llama-3": CallFormat("", _PARAMETERS, None, ""),
+    "llama-4": PYTHON,
+}
+# What some templates tell the model of and do not show, or what tokens alone tell of.
+_TOLD = ("hermes", "phi-4", "granite-3", "llama-4", "lfm2")
+STATED = (*(FORMATS[name] for name in _TOLD), _list("[", "]"))
+
+_DESCRIPTION = """\
+You may call these functions. Each is described in JSON:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and its arguments as JSON in this form:
+{call}
+{several}If no function helps, answer without a call."""
+_SEVERAL = """\
+Several calls follow one another. What they return comes next, between <tool_response> tags. """
+
+
+def described(tools: Tools, form: Any = GENERIC) -> str:
+    """Return what a system message says of tools where the chat template does not."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
+    several = _SEVERAL if form is GENERIC else ""
+    return _DESCRIPTION.format(tools=listed, call=form.written([example]), several=several)
+
+
+def with_ids(form: CallFormat, ids: IdStyle) -> CallFormat:
+    return form if form.ids in (ids, IdStyle.NAMED) else replace(form, ids=ids)
