@@ -30,7 +30,7 @@ def answer(model: str, runtime: str) -> str:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "edge_spec", *arguments]
+    return [sys.executable, "-P", "-m", "edge_spec", *arguments]  # not the checkout beside it
 
 
 def serve() -> str:
@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for form in sys.argv[1:]:
             out = str(Path(directory) / (f"{form}.gguf" if form == "gguf" else form))
-            run(command("export", "smollm2", out, "--format", form), check=True, stderr=PIPE)
+            run(command("export", "smollm2", out, "--format", form), check=True)
             if form != "coreml":  # which only macOS runs
                 print(f"{form}: {answer(out, 'auto')}")
     if find_spec("fastapi"):
