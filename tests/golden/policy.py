@@ -1,4 +1,4 @@
-"""What the default policy makes of recorded texts, on a clock that only passes and drafters advance.
+"""What the default policy gains on recorded texts, on a clock that passes and drafters advance.
 
 policy_texts.npz holds the texts, one of each kind, as the demo model wrote them:
 
