@@ -1,0 +1,413 @@
+"""What `plan` ranks first and `doctor` says, on machines and measurements that are made up.
+
+Nothing is measured: times, acceptance and free memory are given, and kept in a cache of its own
+where a decision reads them there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.metrics import DraftRounds
+from edge_spec.diagnostics.doctor.chosen import choose
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.exporters.onnx import OnnxExporter
+from edge_spec.exporters.reader import open_checkpoint
+from edge_spec.fitting.devices import CPU, Device
+from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
+from edge_spec.fitting.memory import Memory
+from edge_spec.models import runtimes
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
+from edge_spec.models.runtime_choice import candidates_for
+from edge_spec.models.source import Source
+from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
+from edge_spec.placement.machine import cpu_name
+from edge_spec.placement.pinning import planned
+from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
+from edge_spec.placement.profile import (
+    ContextCosts,
+    PairFindings,
+    Profile,
+    ProfileKey,
+    profile_key,
+    save_profile,
+)
+from edge_spec.placement.ranking import ranked, why_no_draft
+from edge_spec.placement.replay import Recording
+from edge_spec.placement.row_findings import rows_key
+from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.storage.json_store import KeptFile
+from fixtures import tiny_models
+from fixtures.silence import quiet
+
+MB = 1_000_000
+MACHINES = Path(__file__).parents[1] / "fixtures" / "machines.json"
+TEXT = Recording("", (1, 2), (0,) * 1000, np.zeros((1000, 1), np.int32), np.zeros((1000, 1)))
+
+CHEAP_ROWS = {1: 1.0, 2: 1.03, 4: 1.16, 8: 1.8, 16: 3.2}  # times of a plain step
+DEAR_ROWS = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5, 16: 11.0}
+GPU_ROWS = {1: 1.0, 2: 1.01, 4: 1.02, 8: 1.05, 16: 1.12}
+
+
+def record() -> dict[str, Any]:
+    """Return the decisions by kind and case."""
+    with TemporaryDirectory() as folder:
+        here = Path(folder)
+        return {
+            "rankings of pairs": dict(_machines()),
+            "rankings of places": dict(_places()),
+            "default drafters": dict(_default_drafters()),
+            "orders of runtimes": dict(_orders(here / "orders")),
+            "plans in use": dict(_plans_in_use(here / "plans")),
+            "doctor": dict(_doctor(here / "doctor")),
+        }
+
+
+@contextmanager
+def _empty_cache(folder: Path) -> Iterator[None]:
+    with patch.dict(os.environ, {"EDGE_SPEC_CACHE": str(folder)}):
+        yield
+
+
+def _told(placements: Sequence[Placement]) -> dict[str, Any]:
+    """Return the order of placements, with what each does and why it lost."""
+    return {
+        "order": [
+            {
+                "target": f"{each.target.runtime} {each.target.device}",
+                "draft": each.draft and f"{each.draft.runtime} {each.draft.device}",
+                "drafter": each.drafter,
+                "draft tokens": each.draft_tokens,
+                "overlapped": each.overlapped,
+                "reason": each.reason,
+            }
+            for each in placements
+        ],
+        "why no draft": why_no_draft(placements),
+    }
+
+
+# Pairs of models on machines with several devices.
+
+
+def _machines() -> Iterator[tuple[str, Any]]:
+    table = json.loads(MACHINES.read_text(encoding="utf-8"))
+    for case in table["cases"]:
+        yield case["name"], _told(_ranking(table, case))
+        for acceptance in (0.0, 0.3, 0.95):
+            changed = {**case, "acceptance": acceptance}
+            yield f"{case['name']}; acceptance {acceptance}", _told(_ranking(table, changed))
+        short = {**case, "free_mb": 300}
+        short["devices"] = [{**each, "free_mb": 300} for each in case["devices"]]
+        yield f"{case['name']}; 300 MB free everywhere", _told(_ranking(table, short))
+        apart = {**case, "pairs": {}}
+        yield f"{case['name']}; not measured together", _told(_ranking(table, apart))
+
+
+def _ranking(table: Any, case: Any) -> tuple[Placement, ...]:
+    devices = [
+        Device(
+            *("llamacpp", each["name"], each["kind"], "", each["free_mb"] * MB),
+            free_bytes=each["free_mb"] * MB,
+            shares_memory=each.get("shares_memory", False),
+        )
+        for each in case["devices"]
+    ]
+    memories = DeviceMemories(devices)
+
+    def sized(placement: Placement, *models: tuple[str, str]) -> Placement:
+        main, told = 0, []
+        for model, name in models:
+            num_bytes = table["models"][model]["mb"] * MB
+            main += num_bytes if name == CPU else 0
+            own = {} if name == CPU else {name: num_bytes}
+            told.append(("llamacpp", Memory(0, 0, 0, on_devices=own)))
+        needs = memories.needs(told)
+        return replace(placement, memory_bytes=main + needs.main, on_devices=needs.on_devices)
+
+    targets, drafts = (case["costs"][case[role]] for role in ("target", "draft"))
+    right = (np.random.default_rng(0).random(len(TEXT.tokens)) < case["acceptance"]).tolist()
+    found = []
+    for name, costs in targets.items():
+        profile = _of_table(costs)
+        rate = plain_rate(profile, [TEXT])
+        alone = Placement(_place("llamacpp", name), None, "none", rate, step_s=1 / rate)
+        found.append(sized(alone, (case["target"], name)))
+    for target, draft in product(targets, drafts):
+        beside = case.get("pairs", {}).get(f"{target} {draft}")
+        findings = beside and PairFindings(
+            beside["switch_ms"] / 1e3, beside["target_slowdown"], beside["draft_slowdown"]
+        )
+        has_devices = case.get("overlaps", True) and target != draft
+        costs = Pair(_of_table(targets[target]), _of_table(drafts[draft]), findings, has_devices)
+        bare = Placement(_place("llamacpp", target), _place("llamacpp", draft), "draft-model")
+        paired = with_draft(bare, costs, [TEXT], [right])
+        found.append(sized(paired, (case["target"], target), (case["draft"], draft)))
+    return ranked(found, FreeMemory(case["free_mb"] * MB, memories.free()))
+
+
+def _of_table(costs: Any) -> Profile:
+    seconds = {int(rows): ms / 1e3 for rows, ms in costs["ms"].items()}
+    return Profile((ContextCosts(256, seconds),), 1e3, 0.0, costs["row_ms"] / 1e3, 6, 0.0)
+
+
+# One model at several places, with drafters that need no second one.
+
+
+def _place(runtime: str, device: str = "cpu") -> Place:
+    return Place(runtime, device, None, "int4 block 32", "1")
+
+
+def _places() -> Iterator[tuple[str, Any]]:
+    def at(
+        runtime: str, drafter: str = "none", rate: float | None = 100.0, **more: Any
+    ) -> Placement:
+        device = more.pop("device", "cpu")
+        found = Placement(_place(runtime, device), None, drafter, rate, memory_bytes=100 * MB)
+        return replace(found, **{"step_s": 0.01, "acceptance": 0.5, "row_share": 0.2, **more})
+
+    gpu = at("llamacpp", "suffix", 300.0, device="cuda0", step_s=0.004)
+    busy = at("llamacpp", "suffix", 40.0, device="cuda0", step_s=0.03)
+    slow, fast = at("ort", "none", 50.0, step_s=0.02), at("llamacpp", "suffix", 200.0)
+    cases = {
+        "one place": [fast],
+        "a fast target alone": [at("llamacpp", "none", 300.0), fast],
+        "drafting pays": [at("llamacpp"), fast, slow],
+        "a GPU beside a processor": [slow, fast, gpu],
+        "a busy GPU beside a processor": [fast, busy],
+        "within noise": [at("llamacpp", "suffix", 101.0), at("ort", "suffix", 100.0)],
+        "equal": [at("ort", "suffix"), at("llamacpp", "suffix")],
+        "too few right": [at("llamacpp"), at("llamacpp", "jacobi", 80.0, acceptance=0.1)],
+        "nothing found": [at("llamacpp"), at("llamacpp", "suffix", 99.0, acceptance=None)],
+        "dear rows": [at("llamacpp"), at("llamacpp", "lookahead", 70.0, row_share=0.9)],
+        "dear draft tokens": [at("llamacpp"), at("llamacpp", "draft-model", 70.0, guess_share=0.6)],
+        "the fastest does not fit": [replace(fast, memory_bytes=600 * MB), slow],
+        "nothing fits": [
+            replace(fast, memory_bytes=600 * MB),
+            replace(slow, memory_bytes=700 * MB),
+        ],
+        "nothing was measured": [at("ort", "none", None), at("llamacpp", "none", None)],
+        "the fastest loses what weights say": [replace(fast, loss=0.2), replace(slow, loss=0.0)],
+        "the fastest loses little": [replace(fast, loss=0.004), replace(slow, loss=0.0)],
+        "the fastest keeps answers": [replace(fast, drafter="answers"), slow],
+    }
+    for name, placements in cases.items():
+        yield name, _told(ranked(placements, FreeMemory(500 * MB)))
+    yield "free memory is not known", _told(ranked(cases["nothing fits"], FreeMemory(None)))
+
+
+def _profile(step_s: float, rows: dict[int, float], **more: Any) -> Profile:
+    costs = ContextCosts(256, {width: step_s * times for width, times in rows.items()})
+    return Profile((costs,), 100.0, 0.0, 0.0, rounds=5, spread=0.0, **more)
+
+
+def _default_drafters() -> Iterator[tuple[str, str]]:
+    tables = {"cheap": CHEAP_ROWS, "dear": DEAR_ROWS, "gpu": GPU_ROWS}
+    for (name, rows), step_ms in product(tables.items(), (1, 5, 50)):
+        yield f"{name} rows, {step_ms} ms", default_drafter(_profile(step_ms / 1e3, rows))
+
+
+# Runtimes by what is kept of passes of models of these shapes.
+
+
+def _orders(folder: Path) -> Iterator[tuple[str, Any]]:
+    model = tiny_models.build("llama")
+    sources = {
+        "gguf": tiny_models.write_gguf(model, folder / "tiny.gguf"),
+        "checkpoint": tiny_models.write_hf(model, folder / "tiny"),
+    }
+    weights = {"gguf": ("int4 block 32", "F32"), "checkpoint": ("int4 block 32", "Q4_K")}
+    times: list[tuple[float | None, float | None]] = [
+        *((None, None), (0.1, None), (None, 0.1), (0.1, 0.2), (0.2, 0.1), (0.1, 0.1)),
+        *((0.1, 0.104), (0.1, 0.107), (0.1, 0.111), (0.1, 0.4), (0.4, 0.1)),
+    ]
+    for (kind, path), (number, seconds) in product(sources.items(), enumerate(times)):
+        with _empty_cache(folder / f"{kind}{number}"):
+            shapes = Source(str(sources["gguf"]), quiet)
+            for runtime, stored, step_s in zip(
+                ("ort", "llamacpp"), weights[kind], seconds, strict=True
+            ):
+                if step_s is not None:
+                    _keep_costs(shapes, runtime, stored, step_s)
+            options = LoadOptions()
+            order = runtime_order(
+                candidates_for(Source(str(path), quiet), "auto", options), options.runtime_options
+            )
+        names = [name for name in order.names if name in ("ort", "llamacpp")]
+        ort, llamacpp = seconds
+        yield (
+            f"{kind}, ort {ort}, llamacpp {llamacpp}",
+            {"order": names, "reason": order.reason, "better": order.better},
+        )
+
+
+def _keep_costs(shapes: Source, runtime: str, weights: str, step_s: float) -> None:
+    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
+    profile = ProfileKey("", "", weights, runtime, library, "", None, (), cpu_name(), kernels)
+    key = rows_key(profile, shapes.header.config)
+    content = {"version": 1, "key": asdict(key), "seconds": {"1": step_s, "2": 2 * step_s}}
+    KeptFile(key.path, TypeAdapter(dict[str, Any])).update(lambda old: content)
+
+
+# A plan in the cache, when a model is opened.
+
+
+def _here(runtime: str, device: str = "cpu") -> Place:
+    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
+    return Place(runtime, device, None, "int4 block 32", library, kernels=kernels)
+
+
+def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
+    folder.mkdir()
+    sources = []
+    for name in ("target", "draft"):
+        (folder / f"{name}.gguf").write_bytes(b"GGUF" + name.encode())
+        sources.append(Source(str(folder / f"{name}.gguf"), quiet))
+    target, draft = sources
+    best = Placement(_here("llamacpp"), None, "suffix", 200.0, 1.25, memory_bytes=100 * MB)
+    plain = replace(best, target=_here("ort"), drafter="none", tokens_per_s=100.0)
+    paired = replace(best, draft=_here("ort"), drafter="draft-model")
+    too_large, on_gpu = (
+        replace(best, memory_bytes=600 * MB),
+        replace(best, target=_here("ort", "cuda")),
+    )
+    older = replace(best, target=replace(best.target, library="0.1"))
+    cases: dict[str, tuple[list[Placement], dict[str, Any]]] = {
+        "no plan": ([], {}),
+        "the best": ([best, plain], {}),
+        "the best does not fit": ([too_large, plain], {}),
+        "the best's device is gone": ([on_gpu, plain], {}),
+        "nothing fits": ([too_large], {}),
+        "of another version of the library": ([older], {}),
+        "answers are kept": ([replace(best, drafter="answers"), plain], {}),
+        "a drafter is asked for": ([best, plain], {"drafter": "none"}),
+        "a runtime is asked for": ([best, plain], {"runtime": "ort"}),
+        "threads are asked for": ([best, plain], {"threads": 1}),
+        "a pair": ([paired, best], {"draft": (draft.model,)}),
+        "a pair whose draft does not pay": ([best, paired], {"draft": (draft.model,)}),
+        "a pair with a drafter": ([best, paired], {"draft": (draft.model,), "drafter": "cascade"}),
+    }
+    for number, (name, (placements, asked)) in enumerate(cases.items()):
+        with (
+            _empty_cache(folder / str(number)),
+            patch("edge_spec.placement.pinning.free_bytes", lambda: 500 * MB),
+            patch("edge_spec.placement.pinning.list_devices", list),
+        ):
+            pair = draft if "draft" in asked else None
+            if placements:
+                _save(target, pair, placements)
+            options = planned(target, LoadOptions(**asked), quiet)
+        yield (
+            name,
+            {
+                "runtime": options.runtime,
+                "device": ",".join(options.providers or ()),
+                "drafter": options.drafter,
+                "draft": [Path(each).name for each in options.drafts],
+                "draft runtime": options.draft_runtime,
+            },
+        )
+
+
+def _save(target: Source, draft: Source | None, placements: Sequence[Placement]) -> None:
+    of_draft = (None, None) if draft is None else (draft.model, draft.identity)
+    plan = Plan(1, target.model, target.identity, *of_draft, tuple(placements))
+    save_plan(plan, plan_path(target, draft))
+
+
+# What doctor says of it.
+
+
+def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
+    folder.mkdir()
+    paths = {}
+    for name, layers in (("target", 8), ("draft", 1), ("large", 8)):
+        model = tiny_models.build("llama", num_hidden_layers=layers)
+        checkpoint = open_checkpoint(tiny_models.write_hf(model, folder / f"{name} checkpoint"))
+        paths[name] = folder / name
+        OnnxExporter().export(checkpoint, paths[name], ExportOptions("fp32", check=False), quiet)
+    cases: dict[str, dict[str, Any]] = {
+        "nothing is measured": {},
+        "nothing is measured, alone": {"draft": None},
+        "alone": {"draft": None, "times": (0.01,)},
+        "alone, dear rows": {"draft": None, "times": (0.01,), "rows": DEAR_ROWS},
+        "alone, its own loop is faster": {"draft": None, "times": (0.01,), "own_loop": 1.3},
+        "a large draft": {"draft": "large", "times": (0.01, 0.01)},
+        "a cheap draft": {"times": (0.01, 0.001)},
+        "a dear draft": {"times": (0.01, 0.006)},
+        "a draft slower than its target": {"times": (0.01, 0.02)},
+        "a cheap draft, dear rows": {"times": (0.01, 0.001), "rows": DEAR_ROWS},
+        "a cheap draft, used": {"times": (0.01, 0.001), "right": (0.7, 0.7)},
+        "a dear draft, used": {"times": (0.01, 0.006), "right": (0.5, 0.5)},
+        "a cheap draft that got worse": {"times": (0.01, 0.001), "right": (0.9, 0.4)},
+        "a plan with the draft": {"times": (0.01, 0.001), "plan": ("draft-model", "suffix")},
+        "a plan without the draft": {"times": (0.01, 0.001), "plan": ("suffix", "draft-model")},
+        "a plan that does not fit": {"plan": ("draft-model",), "num_bytes": 10**15},
+    }
+    for number, (name, case) in enumerate(cases.items()):
+        with _empty_cache(folder / f"cache{number}"):
+            yield name, _examined(paths, folder, **case)
+
+
+def _examined(
+    paths: dict[str, Path],
+    folder: Path,
+    draft: str | None = "draft",
+    times: tuple[float, ...] = (),
+    rows: dict[int, float] = CHEAP_ROWS,
+    own_loop: float | None = None,
+    right: tuple[float, ...] = (),
+    plan: tuple[str, ...] = (),
+    num_bytes: int = 10,
+) -> dict[str, Any]:
+    target = Source(str(paths["target"]), quiet)
+    other = None if draft is None else Source(str(paths[draft]), quiet)
+    chosen = choose(target, other, None, quiet)
+    for opening, step_s in zip(chosen.openings, times, strict=False):
+        assert opening.prepared is not None
+        key = profile_key(opening.source, opening.prepared, opening.options)
+        save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
+    if other is not None and right:
+        history = PairHistory(history_path(target, other))
+        for share in right:
+            history.observe("chat", DraftRounds(SETUP_ROUNDS, round(share * SETUP_ROUNDS)))
+        history.save()
+    if plan:
+        place = _here("ort")
+        placements = [
+            Placement(
+                *(place, place if drafter == "draft-model" else None, drafter),
+                *(120.0 - 30 * rank, 1.5 - rank / 4, 0.6),
+                memory_bytes=num_bytes,
+            )
+            for rank, drafter in enumerate(plan)
+        ]
+        _save(target, other, placements)
+    devices = [Device("ort", "cpu", "cpu", "the processor")]
+    request = DiagnosisRequest(target.model, None if other is None else other.model)
+    report = diagnose(request, quiet, lambda: devices)
+    return {
+        "lines": [
+            [
+                *(each.group, each.check, each.level.value),
+                *(text.replace(str(folder), "FOLDER") for text in (each.found, each.remedy)),
+            ]
+            for each in report.findings
+            if each.group in ("pair", "speed")
+        ],
+        "speedup": report.numbers.get("speedup"),
+    }
