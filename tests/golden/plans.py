@@ -31,7 +31,7 @@ from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import SETUP_ROUNDS, PairHistory, history_path
+from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.runtime_choice import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
@@ -58,6 +58,7 @@ MB = 1_000_000
 MACHINES = Path(__file__).parents[1] / "fixtures" / "machines.json"
 TEXT = Recording("", (1, 2), (0,) * 1000, np.zeros((1000, 1), np.int32), np.zeros((1000, 1)))
 
+NUM_ROUNDS = 400  # with a draft token, that a share of right ones is of
 CHEAP_ROWS = {1: 1.0, 2: 1.03, 4: 1.16, 8: 1.8, 16: 3.2}  # times of a plain step
 DEAR_ROWS = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5, 16: 11.0}
 GPU_ROWS = {1: 1.0, 2: 1.01, 4: 1.02, 8: 1.05, 16: 1.12}
@@ -384,7 +385,7 @@ def _examined(
     if other is not None and right:
         history = PairHistory(history_path(target, other))
         for share in right:
-            history.observe("chat", DraftRounds(SETUP_ROUNDS, round(share * SETUP_ROUNDS)))
+            history.observe(DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS)))
         history.save()
     if plan:
         place = _here("ort")
