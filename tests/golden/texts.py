@@ -7,6 +7,7 @@ two tokens here: their texts are the same on every processor.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ import numpy as np
 
 import edge_spec
 from edge_spec import SamplingParams
+from edge_spec.core.tree import TokenTree
+from edge_spec.core.verify import verify
+from edge_spec.engine import decoder
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from fixtures import families, heads, tiny_models
@@ -125,13 +129,21 @@ def _drafted(
     with llm.verifying_all_draft_tokens():
         counts = [_counts(llm, *each) for each in zip(asked, plain, strict=True)]
         sampled = [_ids(llm, prompt, sampling=SAMPLED) for prompt in asked[:3]]
-    return {"rounds, drafted, accepted": counts, "sampled": sampled}
+    return {"rounds, drafted, accepted, trees": counts, "sampled": sampled}
 
 
-def _counts(llm: Any, prompt: Sequence[int], expected: Sequence[int]) -> list[int]:
-    assert _ids(llm, prompt) == expected, prompt
+def _counts(llm: Any, prompt: Sequence[int], expected: Sequence[int]) -> list[Any]:
+    """Return what was drafted, and a digest of all trees that were verified."""
+    trees = hashlib.sha256()
+
+    def verify_and_note(tree: TokenTree, *others: Any) -> Any:
+        trees.update(np.stack([tree.tokens, tree.parents]).astype("<i4").tobytes())
+        return verify(tree, *others)
+
+    with patch.object(decoder, "verify", verify_and_note):
+        assert _ids(llm, prompt) == expected, prompt
     stats = llm.last.stats
-    return [stats.rounds, stats.draft_n, stats.draft_n_accepted]
+    return [stats.rounds, stats.draft_n, stats.draft_n_accepted, trees.hexdigest()[:16]]
 
 
 def _together(llm: Any, asked: Sequence[Sequence[int]]) -> list[list[int]]:
