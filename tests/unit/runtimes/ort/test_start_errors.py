@@ -105,9 +105,3 @@ def test_too_little_memory_is_an_error_of_its_own() -> None:
         "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 9",
     ):
         assert isinstance(start_error(["cuda"], text), DeviceMemoryError)
-
-
-@pytest.mark.parametrize("text", ["", "Protobuf parsing failed.", "CUDA failure 700: illegal"])
-def test_what_is_not_known_is_left_to_others(text: str) -> None:
-    assert find_cause(text) is None
-    assert start_error(["cuda"], text) is None
