@@ -34,15 +34,11 @@ ALL = (CPU, CUDA0, CUDA1, VULKAN0)
     [
         ((), (CUDA0, CUDA1, VULKAN0)),
         (("cpu",), ()),
-        (("CPU",), ()),
         (("gpu",), (CUDA0, CUDA1, VULKAN0)),
         (("cuda",), (CUDA0,)),
-        (("Cuda",), (CUDA0,)),
         (("vulkan",), (VULKAN0,)),
-        (("cuda1",), (CUDA1,)),
         (("CUDA1", "cuda0"), (CUDA1, CUDA0)),
         (("cuda1", "gpu"), (CUDA1, CUDA0, VULKAN0)),
-        (("cuda0", "cuda", "CUDA0"), (CUDA0,)),
         (("cuda0", "cpu"), (CUDA0,)),
     ],
 )
@@ -58,9 +54,7 @@ def test_devices_have_names_and_kinds(
         (("abacus",), ALL),
         (("cuda2",), ALL),
         (("cuda0,cuda1",), ALL),  # the command line splits them
-        (("0",), ALL),
         (("",), ALL),
-        (("cuda0", "abacus"), ALL),
         (("gpu",), (CPU,)),
         (("cuda",), (CPU,)),
     ],

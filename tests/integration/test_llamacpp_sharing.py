@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,8 @@ import pytest
 
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.engine import Engine
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.exactness.sharing import shares_alike
-from edge_spec.loader import load_engine
-from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
 from edge_spec.testing import check_sharing
 
@@ -199,41 +193,3 @@ def test_the_cache_is_freed_when_all_have_left(model: LlamaCppModel, tokens: Tok
     for one in others:
         one.close()
     assert cache._opened is None
-
-
-def test_texts_are_those_written_alone_though_shared_passes_fail(
-    gguf: Files, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every third one. Rejected drafts are among the rows, and prompts between the answers."""
-    pytest.importorskip("llama_cpp")
-    asked = LoadOptions(runtime="llamacpp", threads=1, drafter="suffix")
-    with load_engine(str(gguf("llama")), asked, lambda what, fraction: None) as engine:
-        passes = engine.parts.passes
-        assert isinstance(passes, SharedPasses)
-        prompts = [[tokens(5 + seed, seed), tokens(20, 9 + seed)] for seed in range(3)]
-        alone = [texts_of(engine, each) for each in prompts]
-        passes.prepare_for(len(prompts))
-        passes.settle()
-        monkeypatch.setattr(joint.JointCache, "_decode", failing_each_third())
-        engines = [engine, *(engine.fork() for _ in prompts[1:])]
-        with ThreadPoolExecutor(len(engines)) as threads:
-            assert list(threads.map(texts_of, engines, prompts)) == alone
-        for each in engines[1:]:
-            each.close()
-
-
-def texts_of(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    return [
-        [token.id for token in engine.generate(prompt, max_tokens=30).tokens] for prompt in prompts
-    ]
-
-
-def failing_each_third() -> Callable[[Any, Any], None]:
-    count, decode = itertools.count(), joint.JointCache._decode
-
-    def decode_or_fail(cache: Any, batch: Any) -> None:
-        if next(count) % 3 == 1:
-            raise SessionError("the device is gone", remedy="Restart.")
-        decode(cache, batch)
-
-    return decode_or_fail
