@@ -16,20 +16,13 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.exporters.coreml.package import read_function
-from edge_spec.fitting.devices import placements_of
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtime_choice import Resolution
-from edge_spec.models.source import Source
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
 from edge_spec.runtimes.coreml.library import import_coremltools
 from edge_spec.runtimes.coreml.package import read_specification, signatures_of_spec
-from edge_spec.testing import check_session
 from fixtures.coreml_in_numpy import NumpyProgram
-
-OWN_TOLERANCE = 0.05  # as in test_coreml_session.py
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
@@ -103,14 +96,6 @@ def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[PretendedMod
     return PretendedModel
 
 
-@pytest.mark.usefixtures("native")
-def test_core_ml_passes_the_conformance_suite_but_for_its_own_calls(
-    packaged: Callable[..., Bundle],
-) -> None:
-    model = CoreMlRuntime().open(packaged(), RuntimeOptions(context_length=48))
-    assert check_session(model, OWN_TOLERANCE).max_difference > 0
-
-
 @pytest.mark.parametrize(
     ("variant", "compute", "device", "units"),
     [
@@ -162,39 +147,3 @@ def test_what_core_ml_raises_is_one_line_with_a_remedy(
     native.fault = ""
     session.prefill([4])
     assert session.length == 4
-
-
-@pytest.mark.usefixtures("native")
-def test_the_devices_of_a_mac_are_listed() -> None:
-    found = [(device.name, device.kind) for device in CoreMlRuntime().devices(RuntimeOptions())]
-    assert found == [("gpu", "gpu"), ("ane", "npu")]
-
-
-@pytest.mark.usefixtures("native")
-def test_a_conversion_is_laid_out_for_the_device_that_will_run_it(
-    hf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    source = Source(str(hf("llama")), lambda what, fraction: None)
-
-    def compute(*providers: str) -> str | None:
-        stored = Resolution(source, CoreMlRuntime(), LoadOptions(), providers).stored
-        assert not stored.is_there
-        return stored.options.compute
-
-    assert compute("ane") == "ane"
-    assert [compute(*given) for given in ((), ("gpu",), ("all",))] == [None] * 3
-
-
-@pytest.mark.usefixtures("native")
-def test_where_operations_run_is_asked_of_the_compiled_package(
-    packaged: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from coremltools.models.compute_plan import MLComputePlan
-
-    def fail(path: str, compute_units: Any) -> Any:
-        assert path.endswith("model.mlmodelc")
-        raise RuntimeError(f"no plan for {compute_units.name}")
-
-    monkeypatch.setattr(MLComputePlan, "load_from_path", fail)
-    refused(DeviceError, lambda: placements_of(packaged()), "no plan for CPU_AND_GPU")

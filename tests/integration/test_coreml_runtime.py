@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +15,6 @@ from edge_spec.cli.main import run
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UsageError
-from edge_spec.exporters.coreml.package import read_function
-from edge_spec.fitting.devices import devices_of
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.coreml import library as library_module
@@ -29,7 +25,7 @@ from edge_spec.runtimes.coreml.package import (
     signatures_of_spec,
 )
 from edge_spec.runtimes.static.layout import Signature, read_layout
-from fixtures.coreml_in_numpy import open_in_numpy, signatures_of_program
+from fixtures.coreml_in_numpy import open_in_numpy
 
 
 def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> None:
@@ -53,12 +49,6 @@ def test_other_systems_are_refused_with_what_works_there(
     refused(DeviceError, require_core_ml, f"{text}.*--runtime ort")
 
 
-@pytest.mark.parametrize("macos", ["15.0", "26.1"])
-def test_newer_systems_are_not_refused(macos: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_module, "this_system", lambda: ("darwin", macos))
-    require_core_ml()
-
-
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the tests themselves run on a Mac."""
@@ -79,28 +69,6 @@ def test_nothing_is_converted_where_core_ml_cannot_run_it(
     assert not list(tmp_path.rglob("*.mlpackage"))
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_the_list_of_devices_says_why_core_ml_has_none() -> None:
-    (device,) = devices_of("coreml")
-    assert device["name"] is None and "macOS 15" in device["fault"]
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_where_operations_run_is_told_on_macos_only(
-    packaged: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["devices", "--model", str(packaged().path)]) == 1
-    assert "macOS 15" in capsys.readouterr().err
-
-
-def test_no_runtime_tells_where_operations_of_other_bundles_run(
-    exported: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["devices", "--model", str(exported("llama").path)]) == 2
-    assert "bundle of format onnx" in capsys.readouterr().err
-    assert run(["devices", "--model", "x", "--rpc", "a:1"]) == 2
-
-
 @pytest.mark.parametrize(
     ("runtime", "options", "text"),
     [
@@ -115,12 +83,6 @@ def test_options_that_mean_nothing_are_refused(
 ) -> None:
     opened = runtimes.load_runtime(runtime)
     refused(UsageError, lambda: opened.open(packaged(), RuntimeOptions(**options)), text)
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_a_bundle_of_another_format_is_refused(exported: Callable[..., Bundle]) -> None:
-    call = lambda: open_in_numpy(exported("llama"))  # noqa: E731
-    refused(UsageError, call, "is a bundle of format onnx, not coreml")
 
 
 @pytest.fixture
@@ -166,17 +128,6 @@ def test_a_damaged_package_is_named(
     refused(BundleError, use, str(bundle.path))
 
 
-def test_a_program_tells_of_its_functions_what_a_package_does(
-    packaged: Callable[..., Bundle],
-) -> None:
-    package = package_of(packaged())
-    spec = read_specification(package)
-    told = signatures_of_spec(spec)
-    functions = {name: read_function(package, spec, name) for name in told}
-    assert signatures_of_program(SimpleNamespace(functions=functions)) == told
-    assert sorted(told) == ["prefill_64", "rows_1", "rows_4", "rows_8"]
-
-
 def changed(
     signatures: dict[str, Signature], part: str, name: str, shape: tuple[int, ...] | None
 ) -> dict[str, Signature]:
@@ -214,19 +165,6 @@ def test_functions_of_another_form_are_refused(
         changed(signatures, part, name, shape), bundle.config, "the package"
     )
     refused(BundleError, call, f"the package is no model of edge-spec: .*{text}")
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [({"vocab_size": 9}, "scores 265 tokens, the model has 9"), ({"context_length": 122}, "129")],
-)
-def test_a_package_that_does_not_fit_its_manifest_is_refused(
-    changes: Any, text: str, packaged: Callable[..., Bundle]
-) -> None:
-    bundle = packaged()
-    signatures = signatures_of_spec(read_specification(package_of(bundle)))
-    config = replace(bundle.config, **changes)
-    refused(BundleError, lambda: read_layout(signatures, config, "it"), text)
 
 
 @pytest.mark.parametrize(("name", "instead"), [("mil", "coreml"), ("ik", "llamacpp")])

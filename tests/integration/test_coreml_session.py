@@ -90,86 +90,6 @@ def both(
     return side_by_side.Both((session, reference), TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("variant", "compute"),
-    [
-        ("llama", "gpu"),
-        ("llama-bias", "gpu"),
-        ("llama-llama3", "gpu"),
-        ("qwen2", "gpu"),
-        ("qwen3", "gpu"),
-        ("qwen3", "ane"),
-    ],
-)
-def test_every_kind_of_model_scores_as_the_reference_does(
-    variant: str,
-    compute: str,
-    packaged: Callable[..., Bundle],
-    checkpoint: Callable[..., Any],
-    side_by_side: ModuleType,
-    tokens: Tokens,
-    random_tree: RandomTree,
-) -> None:
-    model = open_in_numpy(packaged(variant, compute))
-    reference = ReferenceModel(checkpoint(variant), CONTEXT)
-    both = side_by_side.Both((model.open_session(), reference.open_session()), TOLERANCE)
-    both.prefill(tokens(70))
-    tree = random_tree(7, seed=1)
-    both.forward(tree)
-    both.commit(tree.path(6))
-    both.chain(tokens(3, seed=2))
-
-
-@pytest.mark.parametrize(
-    ("size", "runs"),
-    [
-        (1, [("rows_1", 0)]),
-        (3, [("rows_4", 0)]),
-        (20, [("prefill_64", 0)]),
-        (64, [("prefill_64", 0)]),
-        (70, [("prefill_64", 0), ("rows_8", 64)]),
-        # 128 slots do not hold a second padded prefill of 64.
-        (99, [("prefill_64", 0), ("prefill_64", 64)]),
-    ],
-)
-def test_a_prefill_runs_the_smallest_function_that_holds_its_rest(
-    size: int, runs: Any, both: Any, watched: Watched, tokens: Tokens
-) -> None:
-    both.prefill(tokens(size))
-    assert watched.runs == runs
-    both.chain(tokens(1, seed=1))
-
-
-def test_a_prefill_near_the_end_runs_scoring_functions(
-    both: Any, watched: Watched, tokens: Tokens
-) -> None:
-    both.prefill(tokens(64))
-    both.chain(tokens(8, seed=1))
-    both.commit(range(8))
-    watched.runs.clear()
-    both.prefill(tokens(20, seed=2))
-    assert watched.runs == [("rows_8", 72), ("rows_8", 80), ("rows_4", 88)]
-    both.chain(tokens(8, seed=3))
-
-
-@pytest.mark.parametrize(("rows", "function"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8)])
-def test_a_tree_runs_the_smallest_function_that_holds_it(
-    rows: int, function: int, both: Any, watched: Watched, random_tree: RandomTree
-) -> None:
-    both.forward(random_tree(rows, seed=1))
-    assert watched.runs == [(f"rows_{function}", 0)]
-
-
-def test_an_accepted_path_stays_where_it_is(both: Any, watched: Watched, tokens: Tokens) -> None:
-    both.prefill(tokens(5))
-    parents = np.array([-1, 0, 0, 2, 2, 4], np.int32)
-    both.forward(TokenTree(np.array(tokens(6), np.int32), parents, np.ones(6, np.float32)))
-    both.commit([0, 2, 4, 5])
-    both.chain(tokens(2, seed=1))
-    assert watched.runs[-1] == ("rows_4", 11)
-    assert watched.moves == 0
-
-
 def star(tokens: list[int]) -> TokenTree:
     """All rows hang below row 0: to keep the last one leaves a hole of all others."""
     parents = np.array([-1, *(0 for _ in tokens[1:])], np.int32)
@@ -184,38 +104,6 @@ def test_slots_that_run_out_are_made_free(both: Any, watched: Watched, tokens: T
     assert watched.moves >= 4  # of two states
     assert max(slot for _, slot in watched.runs) == 120
     both.forward(star(tokens(8, seed=500)))
-
-
-@pytest.mark.parametrize("length", [8, 6, 5, 3, 0])
-def test_a_rollback_forgets_tokens_with_holes_among_them(
-    length: int, both: Any, tokens: Tokens, random_tree: RandomTree
-) -> None:
-    both.prefill(tokens(5))
-    parents = np.array([-1, 0, 0, 2, 2, 4], np.int32)
-    both.forward(TokenTree(np.array(tokens(6), np.int32), parents, np.ones(6, np.float32)))
-    both.commit([0, 2, 4, 5])
-    both.rollback(length)
-    both.forward(random_tree(6, seed=3))
-    both.commit([0])
-    both.chain(tokens(3, seed=4))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_anything_in_any_order(
-    seed: int, both: Any, watched: Watched, tokens: Tokens, random_tree: RandomTree
-) -> None:
-    random = np.random.RandomState(seed)
-    for step in range(60):
-        room = CONTEXT - both.length
-        if room < 9 or random.rand() < 0.1:
-            both.rollback(random.randint(0, both.length + 1))
-        elif random.rand() < 0.1:
-            both.prefill(tokens(random.randint(1, min(room, 30)), step))
-        else:
-            tree = random_tree(random.randint(1, 9), step)
-            both.forward(tree)
-            both.commit(tree.path(random.randint(0, len(tree))))
-    assert watched.moves > 0
 
 
 def test_a_pass_that_fails_leaves_the_session_usable(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +13,18 @@ import gguf
 import httpx
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from edge_spec import Engine, load
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.cli.main import app
-from edge_spec.control.cost import RowCosts
 from edge_spec.core import sampling
-from edge_spec.core.metrics import DraftRounds
-from edge_spec.core.model_parts import Encoder, RelativePositions
+from edge_spec.core.model_parts import Encoder
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnknownArchitectureError, UnsupportedModelError, UsageError
-from edge_spec.exporters.gguf.metadata import require_writable
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
-from fixtures import families, t5_models
+from fixtures import t5_models
 from fixtures import text_distribution as text
 from fixtures.axes import each_first
 
@@ -97,24 +91,6 @@ def test_a_source_is_encoded_once_for_all_its_answers(session: Callable[..., tup
     assert source.length == 5 and decoder.sources[1:] == [[5, 6, 8]]
 
 
-def test_a_source_that_ends_as_the_one_before_is_encoded_while_it_is_read(
-    session: Callable[..., tuple],
-) -> None:
-    """Not in the first pass of its answer, which is timed as any other one is."""
-    source, decoder = session()
-    source.prefill([5, 6, t5_models.END])
-    assert not hasattr(decoder, "sources")  # it may go on
-    source.forward(TokenTree.chain(t5_models.PAD))
-    source.commit([0])
-    source.rollback(0)
-    source.prefill([7, 8])
-    assert len(decoder.sources) == 1
-    source.prefill([t5_models.END])
-    assert decoder.sources[1:] == [[7, 8, t5_models.END]]
-    source.forward(TokenTree.chain(t5_models.PAD))
-    assert len(decoder.sources) == 2
-
-
 def test_a_source_that_changes_at_its_end_changes_all_scores(
     session: Callable[..., tuple],
 ) -> None:
@@ -164,48 +140,6 @@ def test_drafts_read_the_same_source_and_change_no_text(
             assert counts.draft_n > 0
             if own:
                 assert counts.draft_n_accepted > counts.draft_n // 2
-
-
-@pytest.mark.parametrize(("share", "wanted"), [(0.0, False), (0.95, True)])
-def test_a_pair_is_known_by_its_answers_to_other_sources(
-    share: float,
-    wanted: bool,
-    target: Path,
-    draft: Path,
-    cached: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In the next process too: a draft that was wrong before does not read the first source. What
-    passes cost is not measured: of a model so small, noise would decide."""
-    monkeypatch.setattr("edge_spec.loader.open.draft_token_s", lambda *measured: 1e-6)
-    monkeypatch.setattr(
-        "edge_spec.loader.open.begun_costs",
-        lambda *measured: RowCosts({1: 1e-3, 2: 1.2e-3, 8: 2e-3}),
-    )
-    opened = partial(load, str(target), runtime="reference", drafter="draft-model")
-    with opened(draft=str(draft), draft_runtime="reference") as first:
-        history = first.parts.history
-        assert history is not None
-        history.observe(DraftRounds(400, round(400 * share)))
-        (drafter,) = first.parts.speculation.drafters
-        assert not drafter.reported_acceptance and first.parts.speculation.policy.wants(drafter)
-    with opened(draft=str(draft), draft_runtime="reference") as second:
-        (drafter,) = second.parts.speculation.drafters
-        assert drafter.reported_acceptance == (share,) * 4
-        assert second.parts.speculation.policy.wants(drafter) == wanted
-    for path in (Path(os.environ["EDGE_SPEC_CACHE"]) / "pairs").glob("*.json"):
-        os.utime(path, (0, 0))
-    with opened(draft=str(draft), draft_runtime="reference") as later:
-        (drafter,) = later.parts.speculation.drafters
-        assert later.parts.speculation.policy.wants(drafter)  # prompts may have changed
-
-
-def test_the_encoders_threads_do_not_wait_for_more_work(target: Path, cached: None) -> None:
-    """They would take the cores from the decoder, which goes on at once."""
-    with load(str(target), runtime="ort", drafter="none") as opened:
-        model: Any = opened.parts.model
-        options = model._encoder.get_session_options()
-        assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 @pytest.mark.slow
@@ -272,34 +206,9 @@ def test_the_server_completes_sources_and_refuses_chats(engine: Engine) -> None:
     assert refused.status_code == 400 and "chat template" in refused.json()["error"]["message"]
 
 
-def test_generate_says_nothing_but_the_answer(engine: Engine, target: Path) -> None:
-    asked = ["generate", str(target), SOURCE, "--runtime", "reference", "--max-tokens", "5"]
-    answer = CliRunner().invoke(app, asked)
-    assert answer.exit_code == 0
-    assert answer.stdout.strip() == engine.generate(SOURCE, max_tokens=5).text.strip()
-    assert "chat template" not in answer.output
-
-
 def test_a_draft_without_an_encoder_is_refused(target: Path, hf: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match=r"cannot read what .* reads"):
         load(str(target), runtime="reference", draft=str(hf("llama")), draft_runtime="reference")
-
-
-def test_a_source_may_end_with_the_token_that_begins_its_answer(
-    session: Callable[[], tuple[SourceSession, Watched]],
-) -> None:
-    """As BART's does, in whatever pieces it comes."""
-    _, decoder = session()
-    source = SourceSession(decoder, Encoder(3, t5_models.END, ends_source=True), 64)
-    text = [5, 6, t5_models.END, t5_models.END, 9]
-    for token in text:
-        source.prefill([token])
-    source.forward(TokenTree.chain(10))
-    source.commit([0])
-    source.rollback(2)
-    source.prefill(text[2:])
-    assert decoder.sources == [[5, 6, t5_models.END]]
-    assert (source.length, decoder.length) == (5, 2)
 
 
 def test_barts_answer_begins_with_the_tokens_that_it_forces(tmp_path: Path, cached: None) -> None:
@@ -308,15 +217,6 @@ def test_barts_answer_begins_with_the_tokens_that_it_forces(tmp_path: Path, cach
         tokens = opened.encode(SOURCE)
         assert tokens[-3:] == [t5_models.END, t5_models.END, BART["forced_bos_token_id"]]
         assert opened.generate(SOURCE, max_tokens=5).text
-
-
-def test_marian_never_writes_its_start(tmp_path: Path) -> None:
-    """Which transformers has among its bad words: its score would be that of an empty row."""
-    path = t5_models.write(tmp_path / "model", "marian")
-    found = open_checkpoint(path).float32("lm_head.bias")
-    stated = families.load("marian").weights["final_logits_bias"].ravel()
-    np.testing.assert_array_equal(np.delete(found, 7), np.delete(stated, 7))
-    assert found[7] == stated[7] - np.float32(families.NEVER)
 
 
 @pytest.mark.parametrize(
@@ -337,17 +237,6 @@ def test_what_a_bart_may_not_have_is_named_before_its_tensors_are(
     assert refused.value.remedy == "Use a model without it."  # GGUF has no BART
 
 
-def test_a_t5_that_is_refused_is_not_sent_to_llama_cpp(tmp_path: Path) -> None:
-    """Which no runtime here asks for an encoder."""
-    with pytest.raises(UnsupportedModelError, match="the activation 'tanh'") as refused:
-        open_checkpoint(t5_models.write(tmp_path / "model", feed_forward_proj="tanh"))
-    assert refused.value.remedy == "Use a model without it."
-    source = open_checkpoint(t5_models.write(tmp_path / "other"))
-    with pytest.raises(UnsupportedModelError, match="does not write its") as refused:
-        require_writable(source)
-    assert refused.value.remedy == "Use --runtime ort."
-
-
 @pytest.mark.parametrize("kind", ["mt5", "pegasus_x", "nllb-moe"])
 def test_an_encoder_decoder_of_another_kind_is_refused_in_words(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match=f"'{kind}', which has an encoder"):
@@ -362,21 +251,3 @@ def test_a_t5_as_gguf_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="'t5' model") as refused:
         open_checkpoint(tmp_path / "model.gguf")
     assert "Hugging Face directory" in str(refused.value.remedy)
-
-
-def test_another_activation_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="gated-relu"):
-        open_checkpoint(t5_models.write(tmp_path / "model", feed_forward_proj="gated-relu"))
-
-
-def test_distances_share_buckets_as_t5s_do() -> None:
-    """By transformers' T5Attention; edges that float32 decides are among them."""
-    relative = RelativePositions(32, 128)
-    past = relative.buckets(both_ways=False)[128::-1]
-    assert past[[0, 15, 16, 18, 19, 31, 32, 112, 113, 128]].tolist() == [
-        *(0, 15, 16, 16, 17, 21, 21, 30, 31, 31)
-    ]
-    both = relative.buckets(both_ways=True)
-    after = both[[128, 129, 135, 136, 144, 160, 192, 256]].tolist()
-    assert after == [0, 17, 23, 24, 26, 28, 30, 31]
-    assert both[[127, 121, 120, 112, 96, 64, 0]].tolist() == [1, 7, 8, 10, 12, 14, 15]

@@ -84,23 +84,6 @@ def test_a_state_has_all_parts_and_goes_on_elsewhere(
     model.close()
 
 
-@pytest.mark.parametrize("runtime", ["reference", "ort"])
-def test_rows_after_a_state_take_in_what_convolutions_kept(
-    runtime: str, opened: Callable[[str, str], Model]
-) -> None:
-    """Without it, the first rows after it would take in zeros."""
-    session = opened("lfm2", runtime).open_session()
-    assert isinstance(session, Restorable)
-    session.prefill(TEXT[:9])
-    state = session.state()
-    assert (len(state["kv"]), len(state["gated"])) == (2, 4)  # layers of each kind
-    tree = TokenTree.chain(TEXT[9], TEXT[10:14])
-    expected = session.forward(tree).logits[:2].copy()
-    session.rollback(0)
-    session.restore({**state, "gated": np.zeros_like(state["gated"])}, 9)
-    assert np.abs(session.forward(tree).logits[:2] - expected).max() > 1e-3
-
-
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_cache_that_grows_with_its_text_scores_as_a_whole_one(
     name: str, opened: Callable[[str, str], Model], monkeypatch: pytest.MonkeyPatch
@@ -142,11 +125,3 @@ def test_other_writers_name_what_they_do_not_write(
         exporter.export(family(name), tmp_path / "out", ExportOptions(), lambda *_: None)
     assert all(feature in str(refused.value) for feature in UNWRITTEN[name])
     assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
-
-
-def test_windows_and_norms_are_not_written_to_gguf(family: Family, tmp_path: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"layer kinds, .*norm places"):
-        runtimes.load_exporter("gguf").export(
-            family("gemma3"), tmp_path / "out", ExportOptions(), lambda *_: None
-        )
-    assert not (tmp_path / "out").exists()

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.core.watchdog import WatchedModel
-from edge_spec.errors import BundleError, SessionError, UnsupportedModelError
+from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows.install import stock_weights
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
-from edge_spec.runtimes.ort.feature_graph import feature_graph
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_features
 from fixtures import family_gguf
@@ -87,18 +83,6 @@ def test_llamacpp_gives_what_the_reference_computes(
     model.close()
 
 
-def test_llamacpp_collects_on_in_a_larger_cache(
-    gguf: Callable[..., Path],
-    open_llama: Callable[..., Any],
-    tokens: Tokens,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.session.FIRST_TOKENS", 32)
-    session = collecting(open_llama("llamacpp", gguf("llama")).open_session(), (0, 2))
-    session.prefill(tokens(90))
-    assert session.forward(TokenTree.chain(*tokens(1))).features is not None
-
-
 @pytest.mark.usefixtures("callback")
 @pytest.mark.parametrize("family", ["gemma3", "phi3", "granite", "lfm2"])
 def test_llamacpp_gives_those_of_other_architectures(
@@ -157,14 +141,6 @@ def test_llamacpp_scores_the_same_bit_for_bit_while_features_are_collected(
     model.close()
 
 
-@pytest.mark.parametrize("layers", [(2, 1), (1, 1), (-1,), (3,)])
-def test_layers_that_a_model_does_not_have(
-    layers: tuple[int, ...], exported: Callable[..., Bundle]
-) -> None:
-    with pytest.raises(ValueError, match=r"order|no feature 3"):
-        collecting(opened(exported("llama")).open_session(), layers)
-
-
 @pytest.mark.parametrize("quantization", ["fp32", "int4"])
 def test_scores_stay_the_same_bit_for_bit_while_features_are_collected(
     quantization: str, exported: Callable[..., Bundle], tokens: Tokens
@@ -182,42 +158,6 @@ def test_scores_stay_the_same_bit_for_bit_while_features_are_collected(
     for score in scores[1:]:
         np.testing.assert_array_equal(score.logits, scores[0].logits)
     assert [score.features is None for score in scores] == [True, False, True]
-
-
-def test_a_prompt_of_several_passes_in_onnxruntime(
-    tiny: ModuleType, exported: Callable[..., Bundle], tokens: Tokens, hf: Callable[..., Path]
-) -> None:
-    """What is told is that of each block, though the buffers are bound again."""
-    found: list[np.ndarray] = []
-    session = opened(exported("llama")).open_session()
-    session.collect_features((1,), lambda at, rows: found.append(rows.copy()))
-    text = tokens(100)
-    session.prefill(text[:40])
-    session.prefill(text[40:])
-    whole: list[np.ndarray] = []
-    reference = ReferenceModel(open_checkpoint(hf("llama"))).open_session()
-    reference.collect_features((1,), lambda at, rows: whole.append(rows.copy()))
-    reference.prefill(text)
-    np.testing.assert_allclose(np.concatenate(found), whole[0], atol=TOLERANCE, rtol=0)
-
-
-def test_a_bundle_whose_streams_have_other_names_is_to_be_exported_again(
-    exported: Callable[..., Bundle], tmp_path: Path
-) -> None:
-    bundle = exported("llama")
-    graph = onnx.load(str(bundle.file("model.onnx")), load_external_data=False)
-    for node in graph.graph.node:
-        names = [name.replace(".sum", ".other") for name in node.output]
-        node.output[:] = names
-    (tmp_path / "model.onnx").write_bytes(graph.SerializeToString())
-    with pytest.raises(BundleError, match="features") as error:
-        feature_graph(tmp_path / "model.onnx", bundle.config, (1,))
-    assert error.value.remedy == "Export the model again."
-
-
-def test_a_watched_session_gives_features(hf: Callable[..., Path]) -> None:
-    watched = WatchedModel(ReferenceModel(open_checkpoint(hf("llama"))))
-    check_features(watched, LAYERS, TOLERANCE)
 
 
 def test_a_session_that_collects_shares_no_pass(exported: Callable[..., Bundle]) -> None:

@@ -19,10 +19,9 @@ from edge_spec.core import turns
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.models import runtimes
-from edge_spec.runtimes.llamacpp import compute_thread, upstream
+from edge_spec.runtimes.llamacpp import compute_thread
 from edge_spec.runtimes.llamacpp.compute_thread import Worker, in_compute_thread
 
-_WAITED_S = 0.05  # longer than it takes to look at two clocks
 _MOST_S = 60.0  # for what takes milliseconds, on a machine that is busy
 
 
@@ -79,45 +78,6 @@ def test_passes_that_several_threads_ask_for_are_made_by_one(
     model.close()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
-def test_threads_that_ask_for_passes_bring_no_pools_of_their_own(
-    gguf: Callable[..., Path],
-) -> None:
-    """Among what the process has are those of no Python thread: the library's."""
-
-    def others() -> int:
-        tasks = [each.name for each in Path("/proc/self/task").iterdir()]
-        ours = {thread.native_id for thread in threading.enumerate()}
-        return sum(int(each) not in ours for each in tasks)
-
-    model = open_model(gguf())
-    sessions = [model.open_session() for _ in range(4)]
-    sessions[0].forward(TokenTree.chain(1))
-    before, counts = others(), []
-    stays = threading.Barrier(4)  # a thread that ends takes its pool with it
-
-    def write(number: int) -> None:
-        sessions[number].forward(TokenTree.chain(1))
-        stays.wait(_MOST_S)
-        if number == 0:
-            counts.append(others())
-        stays.wait(_MOST_S)
-
-    in_threads(4, write)
-    assert counts == [before]
-    model.close()
-
-
-def test_what_a_call_raises_is_raised_where_it_was_asked_for() -> None:
-    @in_compute_thread
-    def failing() -> None:
-        raise KeyError("lost")
-
-    with pytest.raises(KeyError, match="lost"):
-        failing()
-    assert in_compute_thread(lambda: 5)() == 5
-
-
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows interrupts no wait")
 def test_an_interrupt_comes_after_the_pass_that_runs() -> None:
     seen = []
@@ -167,35 +127,6 @@ def test_a_pass_that_waits_for_its_turn_is_given_up_by_an_interrupt() -> None:
     assert not begun
 
 
-def test_the_time_of_a_pass_leaves_out_what_it_waited_for_its_turn() -> None:
-    """Or sessions would try fewer threads because others compute."""
-    runs, free = Event(), Event()
-    main = threading.main_thread().ident
-
-    def first() -> None:
-        runs.set()
-        assert free.wait(_MOST_S)
-
-    def release() -> None:
-        while not turns.is_waiting(main):
-            pass
-        until_s = time.perf_counter() + _WAITED_S
-        while time.perf_counter() < until_s:
-            pass
-        free.set()
-
-    others = [Thread(target=in_compute_thread(first)), Thread(target=release)]
-    others[0].start()
-    assert runs.wait(_MOST_S)
-    others[1].start()
-    started_s, own_started_s = time.perf_counter(), turns.own_clock()
-    in_compute_thread(lambda: None)()
-    own_s, all_s = turns.own_clock() - own_started_s, time.perf_counter() - started_s
-    for other in others:
-        other.join()
-    assert all_s - own_s >= _WAITED_S
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_forked_process_makes_passes_of_its_own(gguf: Callable[..., Path]) -> None:
     """The thread of the parent is not in it, and OpenMP's pool of that neither."""
@@ -234,17 +165,3 @@ def test_a_worker_that_is_lost_frees_its_caller() -> None:
     assert worker.call(fault, ()) is None
     assert worker.is_lost
     stays.set()
-
-
-def test_threads_wait_shortly_only_where_the_user_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    with upstream._short_spins():
-        assert int(os.environ["GOMP_SPINCOUNT"]) < 10_000
-    assert "GOMP_SPINCOUNT" not in os.environ  # other processes get what the user has
-    for name, value in (("GOMP_SPINCOUNT", "77"), ("OMP_WAIT_POLICY", "active")):
-        with monkeypatch.context() as chosen:
-            chosen.setenv(name, value)
-            with upstream._short_spins():
-                assert os.environ.get("GOMP_SPINCOUNT") == ("77" if name[0] == "G" else None)
-            assert os.environ[name] == value

@@ -15,7 +15,6 @@ from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session
 from edge_spec.runtimes.reference import ReferenceModel
-from fixtures import tiny_models
 
 Files = Callable[..., Path]
 Tokens = Callable[..., list[int]]
@@ -94,26 +93,3 @@ def test_a_growth_that_fails_leaves_the_cache_as_it_was(
         np.testing.assert_array_equal(scored(one, probe), before)
     one.prefill(tokens(60))
     assert one.length == 80
-
-
-def test_a_window_goes_back_to_any_token_also_after_it_has_moved(
-    llama: str, tmp_path: Path, open_llama: OpenLlama, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To a larger cache, and into another session."""
-    monkeypatch.setattr(session, "FIRST_TOKENS", 32)
-    model = open_llama(llama, tiny_models.write_gemma3(tmp_path / "gemma3.gguf", window=8))
-    text = np.random.default_rng(0).integers(3, 200, 100).tolist()
-    tree = TokenTree.chain(5, [6, 7])
-    grown, other = model.open_session(), model.open_session()
-    grown.prefill(text[:50])
-    state = grown.state()
-    grown.prefill(text[50:])
-    expected = scored(grown, tree)
-    other.restore(state, 50)
-    for one, length in ((grown, 20), (other, 9)):
-        one.rollback(length)
-        one.prefill(text[length:])
-        np.testing.assert_allclose(scored(one, tree), expected, atol=TOLERANCE, rtol=0)
-    cut = {"sequence": state["sequence"][:-1]}
-    with pytest.raises(ValueError, match="no sequence"):
-        other.restore(cut, 50)

@@ -53,12 +53,6 @@ lost.free_context(1)  # no context: it would crash
 assert (on_cpu.forward(TokenTree.chain(1)).logits == before).all()
 print("survived")
 """
-INTERRUPTED = """
-try:
-    guarded(interrupted).decode(0, None)
-except KeyboardInterrupt:
-    print(*seen)
-"""
 ELSEWHERE = """
 guarded(abort)
 abort(0, None)
@@ -95,12 +89,6 @@ def test_a_fault_on_a_device_is_an_error_and_all_else_goes_on(
     *told, last = done.stdout.splitlines()
     assert last == "survived" and len(told) == 3
     assert all(line.startswith(f"llama.cpp has lost a device: {reason}. ") for line in told)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs os.kill with SIGINT")
-def test_an_interrupt_waits_for_the_call_as_one_without_a_thread_does() -> None:
-    done = run(INTERRUPTED)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
 def test_a_fault_that_nobody_waits_for_ends_the_process_with_one_line() -> None:

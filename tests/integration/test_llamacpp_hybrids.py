@@ -19,7 +19,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel
-from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES, HybridSession
+from edge_spec.runtimes.llamacpp.hybrid import KEPT_STATES
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.testing import check_features, check_session, feature_prompt
 from fixtures.family_gguf import write_gguf
@@ -97,34 +97,6 @@ def test_it_passes_the_suite_of_features(path: Path, model: LlamaCppModel) -> No
     session.close()
 
 
-def test_scores_stay_the_same_while_features_are_collected(model: LlamaCppModel) -> None:
-    """Bit for bit, so that drafting from them changes no text."""
-    layers = (1, model.config.num_layers) if model.capabilities.hidden_states else (1,)
-    plain, asked = model.open_session(), collecting(model.open_session(), layers)
-    for session in (plain, asked):
-        session.prefill(TEXT[:9])
-    for row in (TEXT[9:14], TEXT[11:12], TEXT[12:20]):
-        np.testing.assert_array_equal(scores(asked, row), scores(plain, row))
-        for session in (plain, asked):
-            session.commit(range(min(len(row), 2)))
-    plain.close()
-    asked.close()
-
-
-def test_final_states_are_refused_where_they_change_the_scores(
-    path: Path, model: LlamaCppModel
-) -> None:
-    session = model.open_session()
-    if model.capabilities.hidden_states:
-        assert scores(session, TEXT[:2]).shape == (2, VOCABULARY)
-        assert session.forward(TokenTree.chain(5)).hidden is not None
-        return
-    with pytest.raises(UnsupportedModelError, match="final states of this model"):
-        collecting(session, (model.config.num_layers,))
-    assert session.forward(TokenTree.chain(5)).hidden is None  # it goes on as before
-    session.close()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_drafts_commits_and_rollbacks_changes_what_follows(
     seed: int, model: LlamaCppModel
@@ -158,26 +130,6 @@ def test_no_order_of_drafts_commits_and_rollbacks_changes_what_follows(
     session.close()
 
 
-def test_a_cache_that_grows_takes_its_states_along(
-    model: LlamaCppModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.session.FIRST_TOKENS", 64)
-    text = np.random.RandomState(0).randint(0, VOCABULARY, 100).tolist()
-    session, whole = model.open_session(), model.open_session()
-    session.prefill(text[:60])
-    scores(session, [text[60], 1, 2])
-    session.commit([0])
-    for token in text[61:99]:
-        scores(session, [token])
-        session.commit([0])
-    whole.prefill(text[:99])
-    np.testing.assert_allclose(
-        scores(session, [text[99]]), scores(whole, [text[99]]), atol=TOLERANCE, rtol=0
-    )
-    session.close()
-    whole.close()
-
-
 def test_what_it_drafts_leaves_its_text_as_it_is(path: Path) -> None:
     texts, drafted = [], []
     for drafter in ("none", "suffix"):
@@ -192,75 +144,6 @@ def test_what_it_drafts_leaves_its_text_as_it_is(path: Path) -> None:
             drafted.append(result.stats.draft_n)
     assert texts[0] == texts[1]
     assert drafted[1] > 0
-
-
-@pytest.mark.parametrize("kept", [1, 3, KEPT_STATES])
-def test_the_bound_of_its_rollback_is_the_librarys(
-    kept: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So many rows of a pass are dropped without reading text again, and of one more, which nothing
-    drafts, the library has no state."""
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.hybrid.KEPT_STATES", kept)
-    opened = runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(path), FLOAT32)
-    assert opened.capabilities.rollback_rows == kept
-    session = opened.open_session()
-    assert isinstance(session, HybridSession)
-    for num_dropped in (kept, kept + 1):
-        monkeypatch.setattr(session, "_most_rows", kept + 2)
-        session.prefill([1, 2, 3])
-        scores(session, [4, *[5] * num_dropped])
-        session.commit([0])
-        library, context = session._library, session._context()
-        memory = library.memory(context)
-        removed = library.sequence_remove(memory, 0, session.length, -1)
-        assert removed == (num_dropped <= kept)
-        session._read_again(0)
-    session.close()
-    opened.close()
-
-
-def test_no_round_drafts_more_than_it_takes_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A text that repeats itself is drafted for as far as rounds allow."""
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.hybrid.KEPT_STATES", 2)
-    widths: list[int] = []
-    scored = HybridSession.forward
-    monkeypatch.setattr(
-        HybridSession,
-        "forward",
-        lambda self, tree: widths.append(len(tree)) or scored(self, tree),
-    )
-    options = LoadOptions(runtime="llamacpp", drafter="suffix", lossless="ties")
-    with (
-        load_engine(str(path), options, lambda *_: None) as engine,
-        engine.verifying_all_draft_tokens(),
-    ):
-        del widths[:]
-        result = engine.generate([5, 6, 7, 8] * 4, max_tokens=24)
-        assert result.stats.draft_n > 0
-    assert max(widths) == 3
-
-
-def test_asked_for_trees_it_says_why_it_drafts_in_chains(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    options = LoadOptions(runtime="llamacpp", drafter="suffix,lookahead")
-    with load_engine(str(path), options, lambda *_: None):
-        pass
-    [told] = [each.getMessage() for each in caplog.records if "in chains" in each.getMessage()]
-    assert "lookahead" in told and "suffix" not in told and "\n" not in told
-    assert "recurrent layers have one state for the text" in told
-
-
-def test_a_tree_is_no_pass_of_it(model: LlamaCppModel) -> None:
-    session = model.open_session()
-    assert isinstance(session, HybridSession)
-    session.prefill([1, 2, 3])
-    tree = TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3))
-    with pytest.raises(ValueError, match="a chain of up to 8 rows: its recurrent layers"):
-        session.forward(tree)
-    session.close()
 
 
 def test_a_library_that_keeps_no_states_is_refused_in_words(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,18 +80,3 @@ def test_ctrl_c_between_two_calls_of_the_library_loses_no_committed_token(
         both.forward(random_tree(6, seed=1))
         both.commit([0])
         both.chain(tokens(4))
-
-
-def test_a_prefill_between_two_passes_leaves_hidden_states_alone(
-    side_by_side: ModuleType,
-    make_both: Callable[..., Both],
-    tokens: Tokens,
-    random_tree: RandomTree,
-) -> None:
-    pytest.importorskip("llama_cpp")
-    both = make_both(side_by_side.SETUPS["llamacpp"])
-    for seed in range(3):
-        both.prefill(tokens(9, seed))
-        for tree in (TokenTree.chain(1, tokens(5, seed)), random_tree(9, seed)):
-            both.forward(tree)
-            assert both.sessions[0].forward(tree).hidden is not None

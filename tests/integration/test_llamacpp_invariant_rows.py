@@ -13,7 +13,6 @@ import pytest
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Session
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -23,7 +22,7 @@ from edge_spec.exactness.sharing import SLICE_TOKENS, slices_alike
 from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, joint, shared_session, transfer
+from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
 from fixtures import family_gguf
 from fixtures.random_trees import random_path, random_tree
 from fixtures.silence import quiet
@@ -104,23 +103,6 @@ class Told:
             self.session.rollback(len(self.text))
         if self._drawn.randint(4) == 0:
             self.read(70)
-
-
-def test_heads_that_our_attention_does_not_take_are_measured(
-    tiny: Any, tmp_path: Path, open_llama: OpenLlama
-) -> None:
-    """All matrices are in tiles, and rows of attention still depend on their pass."""
-    pytest.importorskip("llama_cpp")
-    for head_dim, is_known in ((12, False), (8, True)):
-        built = tiny.build("qwen3", num_attention_heads=8, head_dim=head_dim)
-        path = tiny.write_gguf(built, tmp_path / f"{head_dim}.gguf", "Q8_0")
-        model = open_llama("llamacpp", path)
-        kernels = model.capabilities.kernels
-        if kernels is None or kernels.startswith("rows: off"):
-            pytest.skip("there are no kernels to test")
-        assert ", not" not in kernels
-        assert model.capabilities.invariant_rows == is_known
-        model.close()
 
 
 def test_nothing_that_is_measured_of_the_rows_says_otherwise(model: LlamaCppModel) -> None:
@@ -211,68 +193,6 @@ def test_a_text_does_not_depend_on_who_is_served_beside(model: LlamaCppModel) ->
         for each in engines[1:]:
             each.close()
     assert [beside[number % 4][number // 4] for number in range(40)] == alone
-
-
-def test_a_draft_on_the_same_kernels_changes_no_text(
-    model: LlamaCppModel, gguf: Callable[..., Path]
-) -> None:
-    """Two models at once, of which one drafts trees for the other."""
-    options = LoadOptions(
-        runtime="llamacpp",
-        draft=(str(gguf("llama", "Q8_0")),),
-        draft_runtime="llamacpp",
-        drafter="draft-model",
-        threads=2,
-    )
-    with load_engine(str(model._weights._path), options, quiet) as engine:
-        prompts = [f"{word} after {word}" for word in ("rain", "the night", "a long story")]
-        with engine.without_drafting():
-            alone = [engine.generate(each, max_tokens=40).text for each in prompts]
-        with engine.verifying_all_draft_tokens():
-            results = [engine.generate(each, max_tokens=40) for each in prompts]
-        assert sum(result.stats.draft_n for result in results) > 0
-        assert [result.text for result in results] == alone
-
-
-@pytest.mark.parametrize(("eighth_s", "name"), [(0.011, "suffix+recycling"), (0.02, "suffix")])
-def test_auto_chooses_by_what_rows_cost_here(
-    eighth_s: float, name: str, gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("llama_cpp")
-    costs = RowCosts({1: 0.01, 8: eighth_s})
-    monkeypatch.setattr("edge_spec.loader.open.begun_costs", lambda model, key: costs)
-    with load_engine(str(gguf()), LoadOptions(runtime="llamacpp", threads=1), quiet) as engine:
-        assert engine.parts.speculation.drafters[0].name == name
-        engine.set_drafter("auto")
-        assert engine.generate("the night", max_tokens=4).tokens
-        assert engine.parts.speculation.drafters[0].name == name
-
-
-def test_a_prompt_is_read_beside_the_others_and_nothing_is_copied(
-    model: LlamaCppModel, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a long conversation, to go back and to join again would copy all of it in each answer."""
-    drawn: Any = np.random.RandomState(7)
-    all_told = [Told(model, drawn, tokens) for _ in range(2)]
-    for told in all_told:
-        told.read(60)
-    trees = [TokenTree.chain(each) for each in tokens(2)]
-
-    def shared_pass() -> list[np.ndarray]:
-        parts = [PassPart(each.session, tree) for each, tree in zip(all_told, trees, strict=True)]
-        return [out.logits for out in model.forward_together(parts, 2)]
-
-    shared_pass()
-    for each, tree in zip(all_told, trees, strict=True):
-        each.session.commit([0])
-        each.text += tree.tokens.tolist()
-    for module in (joint, shared_session, transfer):
-        monkeypatch.setattr(module, "write_sequence", lambda *arguments: pytest.fail("copied"))
-    all_told[0].read(200)
-    found = shared_pass()
-    monkeypatch.undo()
-    for each, tree, logits in zip(all_told, trees, found, strict=True):
-        np.testing.assert_array_equal(logits, scored_at_once(model, each.text, tree))
 
 
 def test_a_prompt_that_fails_beside_the_others_goes_on_alone(

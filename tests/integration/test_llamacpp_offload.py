@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.errors import DeviceMemoryError
 from edge_spec.models import runtimes
-from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppRuntime, upstream
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
-from edge_spec.runtimes.llamacpp.memory import gguf_memory, model_parts
-from edge_spec.runtimes.llamacpp.offload import fitted, offload
+from edge_spec.runtimes.llamacpp.memory import model_parts
+from edge_spec.runtimes.llamacpp.offload import offload
 
 LAYERS = 6  # and a head
 WANTED = RuntimeOptions()
@@ -62,68 +57,3 @@ def test_two_devices_share_what_is_offloaded_by_what_is_free(source: ModelInfo) 
     assert offload(source, WANTED, few).num_layers == 0
     # Whoever names one device gets no other.
     assert set(offload(source, WANTED, [small]).by_device) == {"cuda1"}
-
-
-def test_numbers_that_were_asked_for_are_taken(source: ModelInfo) -> None:
-    for asked, given in ((1, 1), (LAYERS, LAYERS), (999, LAYERS + 1)):
-        options = replace(WANTED, gpu_layers=asked)
-        found = fitted(source, options, [gpu(1)])
-        assert found is not None and found.num_layers == given
-    assert fitted(source, replace(WANTED, gpu_layers=0), [gpu(10**9)]) is None
-    assert fitted(source, WANTED, []) is None
-
-
-def test_it_is_told_where_not_all_fit(source: ModelInfo, caplog: pytest.LogCaptureFixture) -> None:
-    assert fitted(source, WANTED, [gpu(needs(source, LAYERS + 1))]) is not None
-    assert not caplog.messages
-    fitted(source, WANTED, [gpu(needs(source, 3))])
-    assert caplog.messages[0].startswith("cuda0 has room for 3 of 7 layers of model.gguf: ")
-    assert fitted(source, WANTED, [gpu(1000)]) is None  # nobody asked for that device
-    with pytest.raises(DeviceMemoryError, match="cuda0 has too little memory for any layer"):
-        fitted(source, replace(WANTED, providers=("cuda0",)), [gpu(1000)])
-
-
-def test_memory_is_told_by_device(source: ModelInfo) -> None:
-    """What devices have, the processor's memory does not hold, but for embeddings and buffers."""
-    whole = gguf_memory(source, WANTED, None)
-    assert not whole.on_devices
-    part = gguf_memory(source, WANTED, None, offload(source, WANTED, [gpu(needs(source, 3))]))
-    parts = model_parts(source, WANTED, None)
-    assert part.on_devices["cuda0"] == 2 * (parts.layers[0] + parts.cache) + parts.head + parts.work
-    assert whole.weights - part.weights == 2 * parts.layers[0] + parts.head
-    assert whole.cache - part.cache == 2 * parts.cache
-
-
-@pytest.mark.parametrize("named", [None, "cuda0"])
-def test_a_draft_is_on_the_cpu_unless_another_device_was_asked_for(
-    named: str | None, source: ModelInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = pytest.importorskip("llama_cpp") and runtimes.load_runtime("llamacpp")
-    assert isinstance(there, LlamaCppRuntime)
-    monkeypatch.setattr(upstream, "own_devices", lambda: [gpu(10**9)])
-    options = LoadOptions(device="cuda0", draft="small", draft_device=named)
-    target = there.memory(source, options.runtime_options)
-    draft = there.memory(source, options.draft_runtime_options)
-    assert set(target.on_devices) == {"cuda0"}
-    assert set(draft.on_devices) == ({"cuda0"} if named else set())
-    assert options.drafts_elsewhere == (named is None)
-
-
-def test_a_prompt_is_read_when_prefill_returns(
-    llama: str, gguf: Callable[..., Path], open_llama: Any
-) -> None:
-    """The device is waited for after the last of its passes, not between them."""
-    model = open_llama(llama, gguf())
-    library, calls = model._weights.library, []
-
-    def told(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            calls.append(name)
-            return getattr(library, name)(*arguments)
-
-        return call
-
-    names = ("decode", "synchronize")
-    model._weights.library = replace(library, **{name: told(name) for name in names})
-    model.open_session().prefill([1] * 100)
-    assert calls == ["decode", "synchronize"]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
-import logging
 import mmap
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -153,30 +150,6 @@ def test_a_closed_session_says_so_instead_of_reading_freed_memory(
         closed.rollback(0)
 
 
-NEVER_CLOSED = """
-import sys
-from pathlib import Path
-from edge_spec.models import runtimes
-from edge_spec.core.model import RuntimeOptions
-from edge_spec.core.tree import TokenTree
-opened = runtimes.open_model_info(Path(sys.argv[2]))
-model = runtimes.load_runtime(sys.argv[1]).open(opened, RuntimeOptions(threads=1))
-sessions = [model.open_session() for _ in range(2)]
-for session in sessions:
-    session.prefill([1, 2, 3])
-    result = session.forward(TokenTree.chain(4, [5]))
-cycle = [sessions, model]
-cycle.append(cycle)
-"""
-
-
-@pytest.mark.parametrize("last", ["", "del model, sessions, session"])
-def test_a_program_that_closes_nothing_ends_quietly(last: str, llama: str, gguf: Files) -> None:
-    command = [sys.executable, "-c", NEVER_CLOSED + last, llama, str(gguf())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def damaged(path: Path, at: Path) -> Any:
     """What `open_published` returned before the file lost the last of its weights."""
     at.write_bytes(path.read_bytes())
@@ -204,23 +177,6 @@ def test_nothing_is_written_to_the_terminal(
         runtime.open(damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1))
     assert "cut.gguf" in str(caught.value) and "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_librarys_messages_go_to_logging(
-    llama: str, gguf: Files, open_llama: OpenLlama, tmp_path: Path, caplog: Any
-) -> None:
-    name = f"edge_spec.{library_of(llama).name}"
-    with caplog.at_level(logging.DEBUG, logger=name):
-        open_llama(llama, gguf()).open_session()
-        debug = [record for record in caplog.records if record.name == name]
-        with pytest.raises(EdgeSpecError):
-            runtimes.load_runtime(llama).open(
-                damaged(gguf(), tmp_path / "cut.gguf"), RuntimeOptions(threads=1)
-            )
-    assert any("n_ctx" in record.getMessage() for record in debug)
-    assert all("\n" not in record.getMessage() for record in caplog.records)
-    assert all(record.levelno < logging.WARNING for record in debug)
-    assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
 def test_opening_and_closing_many_times_leaves_no_file_open(llama: str, gguf: Files) -> None:

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,26 +117,6 @@ def test_the_text_of_two_servers_is_the_local_text_with_and_without_speculation(
     assert 0 < speculative.stats.draft_n_accepted < speculative.stats.draft_n
 
 
-def test_servers_are_listed_and_can_be_chosen(
-    gguf: Callable[..., Path], servers: list[Server], caplog: pytest.LogCaptureFixture
-) -> None:
-    names = tuple(server.name for server in servers)
-    runtime: Any = runtimes.load_runtime("llamacpp")
-    options = RuntimeOptions(threads=1, rpc_servers=names)
-    listed = [device for device in runtime.devices(options) if device.kind == "remote"]
-    assert [device.description for device in listed] == list(names)
-    assert all(device.fault is None and device.total_bytes for device in listed)
-    published = runtimes.open_model_info(gguf())
-    with caplog.at_level(logging.DEBUG):
-        chosen = replace(options, providers=(listed[1].name,), rpc_servers=names[1:])
-        model = runtime.open(published, chosen)
-        model.open_session().prefill([1, 2, 3])
-        model.close()
-    told = [line for line in caplog.messages if "model buffer size" in line]
-    assert any(names[1] in line for line in told)
-    assert not any(names[0] in line for line in told)
-
-
 def test_a_server_that_is_gone_since_it_was_listed_is_refused(
     gguf: Callable[..., Path], servers: list[Server]
 ) -> None:
@@ -168,28 +147,6 @@ def test_a_server_that_is_busy_or_no_server_is_refused_in_time(
         name = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(DeviceError, match=f"{name} cannot be used: it serves another client"):
             runtime.open(published, replace(options, rpc_servers=(name,)))
-
-
-def test_a_server_of_another_version_is_refused_with_its_version(
-    gguf: Callable[..., Path],
-) -> None:
-    """The library ends the process, so that it must not be this one."""
-    with socket.create_server(("127.0.0.1", 0)) as pretended:
-
-        def serve() -> None:
-            pretended.accept()[0].close()  # whether it is free
-            with pretended.accept()[0] as client:
-                client.recv(1024)
-                client.sendall((28).to_bytes(8, "little") + bytes([3, 2, 1]) + bytes(25))
-                client.recv(1)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        name = f"127.0.0.1:{pretended.getsockname()[1]}"
-        options = RuntimeOptions(threads=1, rpc_servers=(name,))
-        with pytest.raises(DeviceError, match=r"RPC server version mismatch: 3\.2\.1"):
-            runtimes.load_runtime("llamacpp").open(runtimes.open_model_info(gguf()), options)
-        thread.join()
 
 
 DYING = """

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.features import collects, collects_alone
+from edge_spec.core.features import collects
 from edge_spec.core.model import Forward
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
@@ -130,26 +130,6 @@ def test_each_has_the_features_of_its_own_passes(
             for each in pairs[round % 4]:
                 each.session.close()
             pairs[round % 4] = (Told(model, layers), Told(model, layers))
-    model.close()
-
-
-def test_without_features_nothing_is_copied(
-    gguf: Callable[..., Path], open_llama: Callable[..., LlamaCppModel]
-) -> None:
-    """A cache in which nobody ever collects has no tap, and one that has it copies nothing where
-    nobody in a pass collects."""
-    model = open_llama("llamacpp", gguf("qwen2", "Q4_0"))
-    told = [Told(model, ()) for _ in range(3)]
-    cache = told[0].session.joint
-    parts = [PassPart(each.session, TokenTree.chain(5, [6])) for each in told]
-    assert all(out.features is None for out in model.forward_together(parts, 6))
-    assert cache._choices.tap is None
-    told[0].collect((1,))
-    assert collects(told[0].session) and not collects_alone(told[0].session)
-    outs = model.forward_together(parts, 6)
-    assert [out.features is None for out in outs] == [False, True, True]
-    model.forward_together(parts[1:], 4)
-    assert not cache._choices.tap._fields.num_streams
     model.close()
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.engine import Engine
-from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.exactness.sharing import shares_alike
-from edge_spec.loader import load_engine
-from edge_spec.models import runtimes
-from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, joint, upstream
-from edge_spec.runtimes.llamacpp.model import MOST_SHARING
+from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
 from edge_spec.testing import check_sharing
 
 Files = Callable[..., Path]
@@ -57,18 +48,6 @@ def test_trees_of_several_score_as_alone(model: LlamaCppModel) -> None:
     for way in model.ways:
         model.choose_way(way)
         assert check_sharing(model, TOLERANCE) <= TOLERANCE
-
-
-def test_a_sliding_window_takes_turns(gguf: Files) -> None:
-    """Its layers give up cells by themselves, and a sequence that moves leaves out what they have
-    passed."""
-    pytest.importorskip("llama_cpp")
-    source = runtimes.open_model_info(gguf("llama"))
-    for window, most in ((0, MOST_SHARING), (16, 1)):
-        library = replace(upstream.library(), state_window=lambda handle, window=window: window)
-        model = LlamaCppModel(library, source, RuntimeOptions(threads=1))
-        assert model.prepare_sharing(4) == most
-        model.close()
 
 
 @pytest.mark.parametrize("first_cells", [32, 1024])
@@ -214,52 +193,3 @@ def test_the_cache_is_freed_when_all_have_left(model: LlamaCppModel, tokens: Tok
     for one in others:
         one.close()
     assert cache._opened is None
-
-
-def test_a_session_that_stays_alone_goes_back(model: LlamaCppModel, tokens: Tokens) -> None:
-    one, other = model.open_session(), model.open_session()
-    together(model, (one, chain(tokens(2))), (other, chain(tokens(2))))
-    for _ in range(20):
-        one.forward(chain(tokens(2)))
-        one.commit([0])
-    assert one._member is None
-    assert other._member is not None
-    assert one.length == 20
-
-
-def test_texts_are_those_written_alone_though_shared_passes_fail(
-    gguf: Files, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every third one. Rejected drafts are among the rows, and prompts between the answers."""
-    pytest.importorskip("llama_cpp")
-    asked = LoadOptions(runtime="llamacpp", threads=1, drafter="suffix")
-    with load_engine(str(gguf("llama")), asked, lambda what, fraction: None) as engine:
-        passes = engine.parts.passes
-        assert isinstance(passes, SharedPasses)
-        prompts = [[tokens(5 + seed, seed), tokens(20, 9 + seed)] for seed in range(3)]
-        alone = [texts_of(engine, each) for each in prompts]
-        passes.prepare_for(len(prompts))
-        passes.settle()
-        monkeypatch.setattr(joint.JointCache, "_decode", failing_each_third())
-        engines = [engine, *(engine.fork() for _ in prompts[1:])]
-        with ThreadPoolExecutor(len(engines)) as threads:
-            assert list(threads.map(texts_of, engines, prompts)) == alone
-        for each in engines[1:]:
-            each.close()
-
-
-def texts_of(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    return [
-        [token.id for token in engine.generate(prompt, max_tokens=30).tokens] for prompt in prompts
-    ]
-
-
-def failing_each_third() -> Callable[[Any, Any], None]:
-    count, decode = itertools.count(), joint.JointCache._decode
-
-    def decode_or_fail(cache: Any, batch: Any) -> None:
-        if next(count) % 3 == 1:
-            raise SessionError("the device is gone", remedy="Restart.")
-        decode(cache, batch)
-
-    return decode_or_fail

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -65,35 +64,6 @@ def test_single_rows_are_those_of_wider_passes_where_that_is_chosen(
     assert max(changes[STEADY], changes["f16-bf16"]) < ALIKE
 
 
-def test_a_longer_cache_is_as_steady(llamacpp: LlamaCppModel, monkeypatch: Any) -> None:
-    """The switch belongs to a context, which another one takes the place of."""
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.session.FIRST_TOKENS", 64)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, llamacpp.config.vocab_size, LONG + 2).tolist()
-    llamacpp.choose_way(STEADY)
-    assert change(llamacpp, tokens) < ALIKE
-
-
-def test_without_the_switch_a_session_works_as_before(
-    llamacpp: LlamaCppModel, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.llamacpp.unlisted._SCHEDULER", "no_such_function")
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, llamacpp.config.vocab_size, LONG + 2).tolist()
-    scores = []
-    for way in ("f16", STEADY):
-        llamacpp.choose_way(way)
-        scores.append(first_rows(llamacpp, tokens))
-    assert np.array_equal(*scores)
-
-
-@pytest.mark.parametrize("options", [{"kv_type": "f16"}, {"flash_attention": False}])
-def test_what_a_user_chose_is_the_only_way(
-    options: dict[str, Any], path: Path, open_llama: OpenLlama
-) -> None:
-    assert len(open_llama("llamacpp", path, **options).ways) == 1
-
-
 def test_the_number_of_threads_changes_no_score(path: Path, open_llama: OpenLlama) -> None:
     found = []
     for threads in (1, 2):
@@ -103,20 +73,3 @@ def test_the_number_of_threads_changes_no_score(path: Path, open_llama: OpenLlam
         found.append(first_rows(model, drawn.tolist()))
         model.close()
     assert np.array_equal(found[0], found[1])
-
-
-def test_the_library_s_own_loop_scores_what_a_session_scores(llamacpp: LlamaCppModel) -> None:
-    """Or a comparison of what they take would be one of different work."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, llamacpp.config.vocab_size, LONG + 2).tolist()
-    llamacpp.choose_way(llamacpp.ways[0])
-    with (
-        closing(llamacpp.open_session()) as session,
-        closing(llamacpp.open_own_loop(tokens[:LONG])) as loop,
-    ):
-        session.prefill(tokens[:LONG])
-        for token in tokens[LONG:]:
-            ours = session.forward(TokenTree.chain(token)).logits[0]
-            session.commit([0])
-            loop.step(token)
-            assert np.array_equal(loop.logits(), ours)

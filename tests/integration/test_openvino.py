@@ -18,10 +18,8 @@ from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.kv_cache import room_read_whole
 from edge_spec.runtimes.openvino import OpenVinoRuntime
 from edge_spec.runtimes.openvino import library as own_library
-from edge_spec.runtimes.openvino.devices import choose, listed
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import families, tolerance
 
@@ -29,20 +27,6 @@ pytest.importorskip("openvino", reason="no wheel of openvino here")
 
 CONTEXT = 128
 STACKED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-
-
-class Core:
-    """What plugins of a laptop would tell."""
-
-    available_devices = ("CPU", "GPU.0", "GPU.1", "NPU", "BATCH")
-
-    def get_property(self, device: str, name: str) -> object:
-        told = {"FULL_DEVICE_NAME": f"Acme {device}", "GPU_DEVICE_TOTAL_MEM_SIZE": 8 << 30}
-        if name == "DEVICE_TYPE" and device == "GPU.0":
-            return "Type.INTEGRATED"
-        if name not in told:
-            raise RuntimeError(name)
-        return told[name]
 
 
 def exported(directory: Path, quantization: str = "fp32") -> Bundle:
@@ -83,10 +67,6 @@ def require_like_reference(bundle: Bundle, text: np.ndarray) -> None:
     model.close()
 
 
-def test_scores_are_those_of_the_reference(bundle: Bundle) -> None:
-    require_like_reference(bundle, np.arange(1, 15))
-
-
 @pytest.mark.parametrize("family", ["gemma3", "gemma2"])
 def test_windows_norms_and_caps(family: str, tmp_path: Path) -> None:
     families.write_hf(family, tmp_path / "model")
@@ -118,23 +98,6 @@ def test_integer_weights_score_like_their_float_activations(
     assert float(np.abs(scores[0] - scores[1]).max()) < 1e-3 * deviation
 
 
-def test_devices_by_name() -> None:
-    core = Core()
-    assert [choose(core, names) for names in ((), ["gpu"], ["GPU.1"], ["gpu:1"], ["cpu:0"])] == [
-        "CPU",
-        "GPU.0",
-        "GPU.1",
-        "GPU.1",
-        "CPU",
-    ]
-    for wrong in (["cuda"], ["gpu", "cpu"]):
-        with pytest.raises(UsageError):
-            choose(core, wrong)
-    gpu = next(device for device in listed(core) if device.name == "gpu")
-    assert (gpu.kind, gpu.total_bytes, gpu.shares_memory) == ("gpu", 8 << 30, True)
-    assert gpu.description == "Acme GPU.0"
-
-
 def test_a_device_that_is_not_here(bundle: Bundle) -> None:
     with pytest.raises(UsageError, match="openvino has no device 'gpu:7' here"):
         OpenVinoRuntime().open(bundle, RuntimeOptions(providers=("gpu:7",)))
@@ -157,17 +120,3 @@ def test_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[openvino\]"'):
         own_library.import_openvino()
-
-
-def test_the_forecast_grows_with_the_context(bundle: Bundle) -> None:
-    runtime = OpenVinoRuntime()
-    short, long = (runtime.memory(bundle, RuntimeOptions(), tokens) for tokens in (1, CONTEXT))
-    assert 0 < short.cache < long.cache
-    assert short.mapped_twice < short.weights
-
-
-@pytest.mark.parametrize("needed", [1, 64, 65, 900, 5000])
-def test_room_is_whole_kernels_and_an_eighth_more_at_most(needed: int) -> None:
-    slots = room_read_whole(needed, 1 << 20)
-    assert slots % 64 == 0
-    assert needed <= slots < needed + max(64, needed // 8 + 64)

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
-from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtRuntime, devices, graph_loader, listing
+from edge_spec.models.bundle import Bundle
+from edge_spec.runtimes.ort import OrtRuntime, devices, listing
 from edge_spec.runtimes.ort.cuda_driver import CudaDevice, CudaDriver
 from edge_spec.runtimes.ort.devices import (
     ProviderChoice,
@@ -26,7 +25,6 @@ from edge_spec.runtimes.ort.devices import (
     require_started,
 )
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.ort.probe_graph import attention_probe
 
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 Exported = Callable[..., Bundle]
@@ -120,18 +118,6 @@ def test_each_cuda_device_has_a_name_and_its_number_reaches_the_provider(
         choose(Pretended(), ["cuda", "cuda:1"])
 
 
-def test_qualcomms_provider_is_an_npu_and_none_where_it_only_compiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Elsewhere it shows the processor, on which it emulates the NPU."""
-    pretended = Pretended(ep_device("QNNExecutionProvider", "CPU", library_path="x"))
-    monkeypatch.setattr(devices.sys, "platform", "linux")
-    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
-    assert choices(pretended)["qnn"].kind == "npu"
-    monkeypatch.setattr(devices.platform, "machine", lambda: "x86_64")
-    assert "qnn" not in choices(pretended)
-
-
 @pytest.mark.parametrize(
     "name", ["dml", "DirectML", "tensorrt", "TensorrtExecutionProvider", "vitisai", "migraphx:1"]
 )
@@ -160,120 +146,12 @@ def test_a_damaged_onnxruntime_is_not_called_missing(
     assert "uninstall both" in caught.value.remedy
 
 
-def test_no_name_stands_for_the_cpu_and_loads_no_package() -> None:
-    assert [choice.name for choice in choose(onnxruntime, [])] == ["cpu"]
-    assert devices.load_packages.cache_info().currsize == 0
-
-
 @pytest.mark.parametrize("name", ["abacus", "azure", "AzureExecutionProvider", "gpu", ""])
 def test_a_name_that_is_no_device_lists_those_there_are(name: str) -> None:
     """Azure is a provider that onnxruntime calls available: it would call a service."""
     with pytest.raises(UsageError, match="onnxruntime has no device") as caught:
         choose(onnxruntime, ["cpu", name])
     assert "There are: cpu" in caught.value.remedy
-
-
-class OnMac:
-    """onnxruntime's macOS wheel, which has Core ML's provider built in and no device of it."""
-
-    def get_available_providers(self) -> list[str]:
-        return ["CoreMLExecutionProvider", "AzureExecutionProvider", "CPUExecutionProvider"]
-
-    def get_ep_devices(self) -> Any:
-        return (ep_device("CPUExecutionProvider", "CPU"),)
-
-
-@pytest.mark.parametrize(
-    ("name", "units"),
-    [
-        ("coreml", "ALL"),
-        ("CoreMLExecutionProvider", "ALL"),
-        ("coreml-ane", "CPUAndNeuralEngine"),
-        ("CoreML-GPU", "CPUAndGPU"),
-        ("coreml-cpu", "CPUOnly"),
-    ],
-)
-def test_core_ml_has_a_name_for_each_set_of_units(tmp_path: Path, name: str, units: str) -> None:
-    """Option names and values: coreml_provider_factory.h and coreml_options.cc of onnxruntime."""
-    chosen = choose(OnMac(), [name, "cpu"])
-    options = {"ModelFormat": "MLProgram", "MLComputeUnits": units}
-    assert add_providers(None, chosen) == [
-        ("CoreMLExecutionProvider", options),
-        "CPUExecutionProvider",
-    ]
-    kept = options | {"ModelCacheDirectory": str(tmp_path / "kept")}
-    assert add_providers(None, chosen, tmp_path / "kept") == [
-        ("CoreMLExecutionProvider", kept),
-        "CPUExecutionProvider",
-    ]
-    assert (tmp_path / "kept").is_dir()
-
-
-def test_core_mls_names_tell_their_kinds() -> None:
-    found = choices(OnMac())
-    assert {name: choice.kind for name, choice in found.items()} == {
-        "coreml": None,
-        "coreml-ane": "npu",
-        "coreml-gpu": "gpu",
-        "coreml-cpu": "cpu",
-        "cpu": "cpu",
-    }
-
-
-def test_two_sets_of_core_mls_units_are_refused() -> None:
-    """onnxruntime would ignore the second."""
-    with pytest.raises(UsageError, match="once in a session, not as coreml-ane and coreml-gpu"):
-        choose(OnMac(), ["coreml-ane", "coreml-gpu"])
-
-
-@pytest.mark.skipif(
-    "CoreMLExecutionProvider" in onnxruntime.get_available_providers(), reason="Core ML is here"
-)
-def test_core_ml_where_there_is_none_is_one_line(exported: Exported) -> None:
-    """Also where it is listed and does not start: onnxruntime warns and takes the CPU."""
-    with pytest.raises(UsageError, match="no device 'coreml-ane'") as caught:
-        OrtRuntime().open(exported(), RuntimeOptions(providers=("coreml-ane",)))
-    assert "\n" not in str(caught.value)
-    chosen = choose(OnMac(), ["coreml-ane"])
-    with pytest.warns(UserWarning, match="not in available provider names"):
-        session = onnxruntime.InferenceSession(
-            exported().file("model.onnx"), providers=add_providers(None, chosen)
-        )
-    with pytest.raises(DeviceError, match="cannot start coreml-ane, and would run on the CPU"):
-        require_started(session, chosen)
-
-
-def test_what_a_provider_compiles_belongs_to_one_state_of_the_files(exported: Exported) -> None:
-    """Core ML's provider goes by the path, and would run an older export's graph."""
-    int4, fp32 = exported(quantization="int4"), exported(quantization="fp32")
-    assert graph_loader._compiled(int4) != graph_loader._compiled(fp32)
-    assert graph_loader._compiled(int4) == graph_loader._compiled(open_bundle(int4.path))
-
-
-def test_devices_of_packages_are_added_in_order() -> None:
-    npu, cpu = (ep_device(f"{name}ExecutionProvider", name) for name in ("NPU", "CPU"))
-    npu.ep_metadata["library_path"] = "x"
-    chosen = [
-        ProviderChoice("npu", npu.ep_name, "npu", "", npu),
-        ProviderChoice("cpu", cpu.ep_name, "cpu", "", cpu),
-    ]
-    added: list[Any] = []
-    settings = SimpleNamespace(add_provider_for_devices=lambda found, how: added.extend(found))
-    assert add_providers(settings, chosen) is None
-    assert added == [npu, cpu]
-    assert add_providers(settings, [CUDA, chosen[1]]) == ["CUDAExecutionProvider", cpu.ep_name]
-    with pytest.raises(UsageError, match="cannot use cuda beside"):
-        add_providers(settings, [chosen[0], CUDA])
-
-
-def test_a_device_that_is_gone_when_it_is_added_is_one_line() -> None:
-    npu = ep_device("NPUExecutionProvider", "NPU", library_path="x")
-    with pytest.raises(DeviceError, match="cannot start npu") as caught:
-        # The real one, for what is no OrtEpDevice.
-        add_providers(
-            onnxruntime.SessionOptions(), [ProviderChoice("npu", npu.ep_name, "npu", "", npu)]
-        )
-    assert "\n" not in str(caught.value)
 
 
 def test_a_session_that_runs_on_the_cpu_instead_is_refused(exported: Exported) -> None:
@@ -306,23 +184,6 @@ def test_a_package_that_does_not_load_says_why(
     assert "/no/such/library" in (listed["onnxruntime-ep-gone"].fault or "")
     assert listed["cpu"].fault is None
     json.dumps([device.fault for device in listed.values()])
-
-
-def test_a_device_that_works_has_no_fault_and_one_that_is_not_there_has() -> None:
-    assert listing.fault("cpu") is None
-    assert "no device 'cuda'" in (listing.fault("cuda") or "") or "cuda" in choices(onnxruntime)
-
-
-def test_wrong_numbers_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float16, as well as in float32, the CPU's are right."""
-    for half in ((), ("CPUExecutionProvider",)):
-        monkeypatch.setattr(listing, "_HALF", half)
-        listing._probe("cpu")
-    right = attention_probe(np.dtype(np.float16))
-    wrong = right._replace(expected=right.expected * 1.1)
-    monkeypatch.setattr(listing, "attention_probe", lambda dtype: wrong)
-    with pytest.raises(ValueError, match=r"attention is off by 9\.[01]%"):
-        listing._probe("cpu")
 
 
 def test_the_reason_that_a_library_prints_is_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Forward, RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceError, SessionError, UsageError
+from edge_spec.errors import DeviceError, SessionError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime, devices, graph_forms, trial
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime, devices, graph_forms
 from edge_spec.runtimes.ort.devices import choose
-from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm, formed_graph, forms_for
-from edge_spec.runtimes.ort.session import OrtSession
+from edge_spec.runtimes.ort.graph_forms import GraphForm
 from edge_spec.testing import check_session
 from fixtures import families, tiny_generation
 from fixtures import tiny_models as tiny
@@ -106,28 +104,6 @@ def test_float16_keeps_the_promises_of_a_session(
     assert 0 < error(half.hidden, exact.hidden) < HALF_ERROR
 
 
-@pytest.mark.parametrize("name", ["gemma3", "granite", "stacked"])
-def test_integers_stay_where_they_are_and_their_scales_are_rounded(
-    name: str, bundle: Opened
-) -> None:
-    """Of what a device gets beside the file, nothing is a second copy of a matrix."""
-    stored = bundle(name, "int8")
-    form = forms_for(["CUDAExecutionProvider"], stored.config)[0]
-    assert form is not None
-    made = formed_graph(stored.file("model.onnx"), stored.config, form)
-    assert all(array.dtype == np.float16 for array in made.initializers.values())
-    assert not any(key.endswith("_proj.weight.float16") for key in made.initializers)
-    exact = chain_of(opened(stored, REFERENCE)).logits
-    assert error(chain_of(opened(stored, form)).logits, exact) < HALF_ERROR
-
-
-def test_a_reference_takes_activations_as_they_are(bundle: Opened) -> None:
-    """Where the CPU rounds them to int8, scores of quantized weights move by far more than float16
-    moves them: a device that rounds nothing would be called wrong."""
-    rounded, kept = (chain_of(opened(bundle("gemma3", "int8"), form)) for form in (None, REFERENCE))
-    assert error(rounded.logits, kept.logits) > 0  # else there is nothing to keep
-
-
 @pytest.mark.parametrize("name", ["gemma3", "gemma2", "gpt-oss", "stacked"])
 def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Opened) -> None:
     """Windows stay, soft caps and sinks too; the operator's own mask stands for the bias."""
@@ -143,16 +119,6 @@ def test_a_graph_for_chains_scores_them_as_that_for_trees(name: str, bundle: Ope
         session.forward(TokenTree(np.array([4, 5, 6]), np.array([-1, 0, 0]), np.ones(3)))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "smollm3", "stacked"])
-def test_rotation_before_attention_scores_trees_alike(name: str, bundle: Opened) -> None:
-    """Several rotations, a part of each head, layers without any, two forms of attention."""
-    apart = opened(bundle(name), GraphForm(is_rotated_apart=True, is_attended_once=True))
-    check_session(apart, 1e-3)
-    np.testing.assert_allclose(
-        chain_of(apart).logits, chain_of(opened(bundle(name), None)).logits, atol=1e-4
-    )
-
-
 def test_drafting_in_float16_changes_no_text(tmp_path: Path) -> None:
     """Chains, trees, wrong tokens and plain rounds, against plain rounds alone; of this model each
     choice is clear by far more than rows of other widths differ."""
@@ -162,24 +128,6 @@ def test_drafting_in_float16_changes_no_text(tmp_path: Path) -> None:
     written = tiny_generation.generation(found, prompt, tiny_generation.MAX_TOKENS, frozenset())
     assert len(written["text"]) == tiny_generation.MAX_TOKENS
     assert len(written["rounds"]) < tiny_generation.MAX_TOKENS  # several tokens in some
-
-
-def test_a_state_is_of_the_type_of_its_cache(bundle: Opened) -> None:
-    half, exact = (opened(bundle("stacked"), form).open_session() for form in (HALF, None))
-    for session in (half, exact):
-        session.prefill([1, 2, 3])
-    assert half.state()["kv"].dtype == np.float16
-    with pytest.raises(ValueError, match="kv is float16"):
-        exact.restore(half.state(), 3)
-    with pytest.raises(ValueError, match="kv is float32"):
-        half.restore(exact.state(), 3)
-
-
-def test_what_shares_a_float32_cache_is_not_offered(bundle: Opened) -> None:
-    half = opened(bundle("stacked"), HALF)
-    assert half.prepare_sharing(4) == 1
-    with pytest.raises(UsageError, match="cannot draft for itself on this device"):
-        half.open_session().open_exit(1)
 
 
 @pytest.fixture
@@ -236,33 +184,3 @@ def test_a_device_gets_its_form_and_another_one_where_the_first_overflows(
     assert isinstance(exact, OrtModel)
     assert exact.form is None
     assert error(chain_of(wide).logits, chain_of(exact).logits) < HALF_ERROR
-
-
-def test_trees_that_a_device_refuses_leave_it_its_chains(
-    bundle: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = OrtSession.forward
-
-    def forward(session: OrtSession, tree: TokenTree) -> Forward:
-        if not tree.is_chain:
-            raise SessionError("no bias is taken here", remedy="Choose another --device.")
-        return right(session, tree)
-
-    expected = trial.scores(opened(bundle("stacked"), None))
-    monkeypatch.setattr(OrtSession, "forward", forward)
-    assert not trial.require_same(trial.scores(opened(bundle("stacked"), None)), expected, "odd")
-
-
-def test_families_with_large_streams_get_a_wide_one_at_once(bundle: Opened) -> None:
-    plain, gemma = bundle("stacked").config, bundle("gemma3").config
-    assert wide_streams("CUDAExecutionProvider", plain) == [False, True]
-    assert wide_streams("CUDAExecutionProvider", gemma) == [True]
-    assert wide_streams("WebGpuExecutionProvider", gemma) == [False]  # float32 throughout
-    sinks = forms_for(["CUDAExecutionProvider"], bundle("gpt-oss", "fp16").config)
-    assert not any(form is None or form.takes_trees for form in sinks)
-    assert forms_for(["OpenVINOExecutionProvider", "CPUExecutionProvider"], plain) == [None]
-
-
-def wide_streams(provider: str, config: ModelConfig) -> list[bool]:
-    """Whether each form to try has a wide stream."""
-    return [form is not None and form.has_wide_stream for form in forms_for([provider], config)]

@@ -13,12 +13,12 @@ import pytest
 
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import BundleError, UnsupportedModelError
+from edge_spec.errors import BundleError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.ort import OrtRuntime, trial
+from edge_spec.runtimes.ort import OrtRuntime
 
 GROWING = Path(__file__).parents[1] / "fixtures" / "growing"
 NAMES = ("gemma3_text", "gpt2")
@@ -72,17 +72,6 @@ def test_it_says_that_it_takes_chains_only(model: Model, session: Session) -> No
     assert not measure_batch_invariance(model, USUAL_WIDTHS).branch_invariant
 
 
-def test_only_rows_of_the_last_pass_can_be_committed(session: Session) -> None:
-    session.prefill([1, 2, 3])
-    session.forward(TokenTree.chain(4, [5]))
-    for rows in ([0, 1, 2], [1], []):
-        with pytest.raises(ValueError, match="rows"):
-            session.commit(rows)
-    session.rollback(2)
-    with pytest.raises(ValueError, match="rows"):
-        session.commit([0])
-
-
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_drafting_changes_no_token(name: str, exact: bool) -> None:
@@ -93,39 +82,6 @@ def test_drafting_changes_no_token(name: str, exact: bool) -> None:
             result = engine.generate(PROMPT, max_tokens=60)
             texts.append([token.id for token in result.tokens])
     assert texts[0] == texts[1] == texts[2]
-
-
-def test_a_conversation_goes_on_from_its_cache() -> None:
-    options = LoadOptions(runtime="ort")
-    with load_engine(str(GROWING / "gpt2"), options, lambda what, done: None) as engine:
-        first = [{"role": "user", "content": "hi"}]
-        answer = engine.chat(first, max_tokens=5)
-        asked = [*first, {"role": "assistant", "content": answer.text}, *first]
-        assert engine.chat(asked, max_tokens=5).stats.cached_n > 0
-
-
-def test_a_model_that_cannot_run_in_part_drafts_not_for_itself() -> None:
-    options = LoadOptions(runtime="ort", drafter="early-exit", exit_layer=1)
-    with pytest.raises(UnsupportedModelError) as caught:  # noqa: SIM117
-        with load_engine(str(GROWING / "gpt2"), options, lambda what, done: None) as engine:
-            engine.generate(PROMPT, max_tokens=4)
-    assert "\n" not in str(caught.value)
-
-
-def test_its_memory_is_forecast(session: Session) -> None:
-    bundle = open_bundle(GROWING / "gpt2")
-    memory = OrtRuntime().memory(bundle, RuntimeOptions())
-    layers, width = 2, 4 * 8
-    assert memory.cache == 2 * layers * 2 * width * 128 * 4  # past and present, keys and values
-    assert memory.weights >= bundle.num_bytes
-
-
-def test_a_device_is_tried_on_a_chain() -> None:
-    model = opened("gpt2")
-    scores = trial.scores(model)
-    assert trial.require_same(scores, trial.scores(model), "cpu")
-    assert scores.chain.shape == (4, model.config.vocab_size)
-    assert scores.tree is None
 
 
 def test_another_kind_of_graph_is_refused(exported: Callable[..., object], tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.core.tree import TokenTree
-from edge_spec.errors import BundleError, UsageError
+from edge_spec.errors import BundleError
 from edge_spec.exactness.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
@@ -85,13 +83,6 @@ def test_a_bundle_written_damaged_is_refused_in_one_line(
     assert "cannot load" in refusal(copy, "model.onnx")
 
 
-def test_a_bundle_that_lists_no_graph_is_refused(copy: Path) -> None:
-    manifest = json.loads((copy / MANIFEST).read_text())
-    del manifest["files"]["model.onnx"]
-    (copy / MANIFEST).write_text(json.dumps(manifest))
-    refusal(copy, "model.onnx")
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -111,34 +102,6 @@ def test_a_graph_that_is_not_as_the_manifest_says_is_refused(
     manifest["architecture"] |= said
     (copy / MANIFEST).write_text(json.dumps(manifest))
     refusal(copy, "manifest")
-
-
-def test_an_unknown_device_names_the_known_ones(exported: Exported) -> None:
-    options = RuntimeOptions(providers=("abacus",))
-    with pytest.raises(UsageError) as caught:
-        OrtRuntime().open(exported(), options)
-    assert "'abacus'" in str(caught.value)
-    assert "cpu" in caught.value.remedy
-
-
-@pytest.mark.parametrize("name", ["cpu", "CPU", "CPUExecutionProvider"])
-def test_a_device_has_a_short_and_a_long_name(name: str, exported: Exported) -> None:
-    OrtRuntime().open(exported(), RuntimeOptions(providers=(name,)))
-
-
-@pytest.mark.parametrize(("asked", "given"), [(None, 127), (64, 64), (10_000, 127)])
-def test_a_context_is_one_shorter_than_the_model_has_at_most(
-    asked: int | None, given: int, exported: Exported
-) -> None:
-    model = OrtRuntime().open(exported(), RuntimeOptions(context_length=asked))
-    assert model.config.context_length == given
-
-
-def test_the_last_token_of_the_context_is_scored(exported: Exported) -> None:
-    model = OrtRuntime().open(exported(), RuntimeOptions())
-    session = model.open_session()
-    session.prefill([1] * (model.config.context_length - 1))
-    assert np.isfinite(session.forward(TokenTree.chain(2, [])).logits).all()
 
 
 def test_float_rows_hardly_depend_on_the_width(

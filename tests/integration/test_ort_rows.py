@@ -20,7 +20,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows import install, library
 from edge_spec.runtimes.ort import OrtRuntime, rows
 from edge_spec.runtimes.ort.growing import GrowingModel
-from edge_spec.runtimes.ort.rows_graph import OPERATOR, rows_graph
+from edge_spec.runtimes.ort.rows_graph import rows_graph
 
 Exported = Callable[..., Bundle]
 _OUTPUTS, _VALUES = 40, 384  # no multiple of a tile's rows; an odd number of blocks of 128
@@ -156,16 +156,6 @@ def test_rows_have_the_same_bits_in_passes_of_any_width_on_any_number_of_threads
         np.testing.assert_array_equal(run(session, x), single)
 
 
-def test_a_pass_without_rows_and_numbers_that_are_none(tmp_path: Path) -> None:
-    session, x = opened(changed(Matrix().graph(), tmp_path)), activations(2)
-    assert run(session, x[:0]).shape == (0, _OUTPUTS)
-    expected = run(session, x)
-    x[0, 5] = np.nan
-    found = run(session, x)
-    assert np.isnan(found[0]).all()
-    np.testing.assert_array_equal(found[1], expected[1])
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -192,12 +182,6 @@ def test_sessions_over_one_file_share_what_is_packed_of_it(tmp_path: Path) -> No
     os.utime(tmp_path, ns=(0, 0))  # another state of its file
     later = opened(changed(other.graph(), tmp_path))
     assert not np.array_equal(run(later, x), expected)
-
-
-def test_what_was_packed_goes_with_the_last_session(tmp_path: Path) -> None:
-    first, other, x = Matrix(), Matrix(zero_points=True), activations(3)
-    expected = run(opened(changed(first.graph(), tmp_path)), x)
-    assert not np.array_equal(run(opened(changed(other.graph(), tmp_path)), x), expected)
 
 
 @pytest.mark.parametrize(
@@ -257,10 +241,6 @@ def test_a_bundle_gets_them_and_stays_as_it_is(
     assert not np.array_equal(ours, stock)
 
 
-def test_a_model_of_floats_has_none(exported: Exported) -> None:
-    assert scores(exported())[1] == "rows: off, there are no kernels for its types"
-
-
 def test_what_does_not_load_leaves_onnxruntime_as_it_is(
     exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,19 +253,3 @@ def test_what_does_not_load_leaves_onnxruntime_as_it_is(
     assert line == "rows: off, undefined symbol: no_such_function"
     monkeypatch.setenv(install.VARIABLE, "off")
     np.testing.assert_array_equal(found, scores(bundle)[0])
-
-
-def test_profiles_are_of_the_kernels_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = OrtRuntime()
-    assert runtime.kernels().startswith(library.table())
-    monkeypatch.setenv(install.VARIABLE, "off")
-    assert runtime.kernels() == ""
-
-
-def test_graphs_of_a_model_are_changed_alike(exported: Exported) -> None:
-    """The graph of features takes the place of the first one between two passes."""
-    model = OrtRuntime().open(exported("llama", "int4"), RuntimeOptions(threads=1))
-    assert OPERATOR in model.node_placement()["CPUExecutionProvider"]
-    model._inference = model._open_featured(frozenset({1}))
-    assert OPERATOR in model.node_placement()["CPUExecutionProvider"]
-    model.close()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Barrier
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +22,7 @@ from edge_spec.exporters.onnx import OnnxExporter, segments, stacked
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.models.bundle_files import list_files
-from edge_spec.runtimes.ort import OrtModel, OrtRuntime, memory
-from edge_spec.runtimes.ort.graph_loader import GraphLoader
+from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from fixtures import families
 
@@ -160,35 +157,6 @@ def test_a_window_is_made_in_every_segment(
     np.testing.assert_array_equal(*found)
 
 
-def test_an_exit_shares_the_cache_of_the_segments(export: Export, tokens: Tokens) -> None:
-    bundle = export()
-    found = []
-    for model in (opened(bundle), whole(bundle)):
-        session = model.open_session()
-        session.prefill(tokens(20))
-        early = session.open_exit(1)
-        drafted = early.forward(TokenTree.chain(3, [])).logits.copy()
-        verified = session.forward(TokenTree.chain(3, [4, 5])).logits.copy()
-        found.append((drafted, verified))
-        model.close()
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_segments_go_on_with_fewer_threads(export: Export, tokens: Tokens) -> None:
-    model = opened(export())
-    fewer = model._loader.open_whole(1)
-    assert isinstance(fewer, SegmentedInference)
-    sessions = [model.open_session() for _ in range(2)]
-    text = tokens(30)
-    for session in sessions:
-        session.prefill(text)
-    sessions[1]._passes.use(fewer)
-    one, other = (session.forward(TokenTree.chain(1, [2])).logits for session in sessions)
-    np.testing.assert_array_equal(one, other)
-    model.close()
-
-
 def test_an_interrupted_pass_ends_in_any_segment(export: Export, tokens: Tokens) -> None:
     model = opened(export())
     session = model.open_session()
@@ -197,42 +165,6 @@ def test_an_interrupted_pass_ends_in_any_segment(export: Export, tokens: Tokens)
     with pytest.raises(SessionError, match="failed on 2 rows"):
         session.forward(TokenTree.chain(1, []))
     model.close()
-
-
-def test_segments_are_loaded_at_the_same_time(
-    export: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each waits until the other has begun: one after the other, that would never be."""
-    bundle = export()
-    begun, load = Barrier(2, timeout=60), GraphLoader.open
-
-    def waiting(self: Any, name: str, threads: int | None = None) -> Any:
-        begun.wait()
-        return load(self, name, threads)
-
-    monkeypatch.setattr(GraphLoader, "open", waiting)
-    opened(bundle).close()
-
-
-def test_a_small_model_is_one_graph(tiny: ModuleType, tmp_path: Path) -> None:
-    source = open_checkpoint(tiny.write_hf(tiny.build("llama"), tmp_path / "hf"))
-    options = ExportOptions("int4", check=False)
-    OnnxExporter().export(source, tmp_path / "out", options, lambda what, part: None)
-    bundle = open_bundle(tmp_path / "out")
-    assert not segment_files(bundle)
-    assert not isinstance(opened(bundle)._inference, SegmentedInference)
-
-
-def test_segments_hold_each_node_once_and_about_as_many_bytes(export: Export) -> None:
-    bundle = export("int8", "llama", 2)
-    whole_graph = onnx.load(bundle.file("model.onnx"), load_external_data=False).graph
-    parts = [
-        onnx.load(bundle.file(name), load_external_data=False).graph
-        for name in segment_files(bundle)
-    ]
-    assert [node for part in parts for node in part.node] == list(whole_graph.node)
-    counts = [sum(node.op_type == "MatMulNBits" for node in part.node) for part in parts]
-    assert abs(counts[0] - counts[1]) <= 5  # of the head, and a layer's four
 
 
 def _changed(bundle: Bundle, name: str, change: Callable[[Any], object]) -> Bundle:
@@ -266,26 +198,3 @@ def test_segments_that_do_not_fit_are_refused_in_one_line(
     with pytest.raises(BundleError, match=said) as caught:
         opened(_changed(copy, "segment.1.onnx", change))
     assert "\n" not in str(caught.value)
-
-
-def test_segments_in_another_order_are_refused(copy: Bundle) -> None:
-    first, second = (copy.file(name).read_bytes() for name in segment_files(copy))
-    for name, content in (("segment.0.onnx", second), ("segment.1.onnx", first)):
-        copy.file(name).write_bytes(content)
-    with pytest.raises(BundleError, match="do not follow each other"):
-        opened(copy)
-
-
-def test_a_first_segment_alone_is_no_model(export: Export) -> None:
-    with pytest.raises(BundleError, match="not the one that its manifest describes"):
-        opened(without(export(), ["segment.1.onnx"]))
-
-
-def test_each_segment_has_buffers_of_its_own(export: Export) -> None:
-    bundle = export()
-    segmented, one = (
-        memory.bundle_memory(each, RuntimeOptions(), 512)
-        for each in (bundle, without(bundle, segment_files(bundle)))
-    )
-    assert one.work < segmented.work < 2 * one.work  # scores and masks are there once
-    assert replace(segmented, work=one.work) == one

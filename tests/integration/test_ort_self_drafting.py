@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-import onnx
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions, SelfDrafting
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.models.bundle import MANIFEST, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
@@ -120,21 +116,6 @@ def test_an_exit_scores_as_a_model_of_the_first_layers(
     compare(random_tree(5, seed=2))
 
 
-@pytest.mark.parametrize("quantization", ["int4", "int8", "fp16"])
-def test_an_exit_scores_as_an_export_of_the_first_layers(
-    quantization: str, made: Callable[..., Made], tokens: Tokens
-) -> None:
-    """The same kernels read the same weights: not a bit differs."""
-    target = made(quantization).model.open_session()
-    first = made(quantization, layers=2).model.open_session()
-    for session in (target, first):
-        session.prefill(tokens(30))
-    exit = target.open_exit(2)
-    for width in (1, 4):
-        found, expected = exit.forward(chain(tokens(width))), first.forward(chain(tokens(width)))
-        np.testing.assert_array_equal(found.logits, expected.logits)
-
-
 @pytest.mark.parametrize("quantization", ["fp32", "int4"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_skipping_nothing_scores_as_the_target(
@@ -174,55 +155,6 @@ def test_what_is_skipped_adds_nothing(
         tolerance.require_float32(found, expected, model.config, 30 + len(tree))
 
 
-def test_the_set_may_change_between_passes(made: Callable[..., Made], tokens: Tokens) -> None:
-    target = made().model.open_session()
-    target.prefill(tokens(30))
-    changing = target.open_skipping(frozenset())
-    found = []
-    for skipped in [{3}, set(), {2, 3, 4}, {5}]:
-        changing.skipped = frozenset(skipped)
-        assert changing.skipped == skipped
-        fixed = target.open_skipping(frozenset(skipped))
-        found.append(changing.forward(chain(tokens(3))).logits.copy())
-        np.testing.assert_array_equal(fixed.forward(chain(tokens(3))).logits, found[-1])
-    assert all(np.abs(found[0] - other).max() > 0.1 for other in found[1:])
-
-
-def test_influence_is_how_far_each_sublayer_turns_the_stream(
-    made: Callable[..., Made], tokens: Tokens
-) -> None:
-    """Also found with one sublayer more at a time: `hidden` is the stream, scaled, in this model.
-    In float32, cosines are exact to 1e-6."""
-    target = made().model.open_session()
-    target.prefill(tokens(20))
-    session = target.open_skipping(frozenset({1, 5}))
-    text = tokens(40, seed=1)
-    found = session.influence(text)
-    assert session.skipped == {1, 5}
-    assert session.length == target.length == 20
-    stream = []
-    for run in range(SUBLAYERS + 1):
-        session.skipped = frozenset(range(run, SUBLAYERS))
-        hidden = session.forward(chain(text)).hidden
-        assert hidden is not None
-        stream.append(hidden / np.linalg.norm(hidden, axis=1, keepdims=True))
-    expected = [1 - np.mean(np.sum(before * after, axis=1)) for before, after in pairwise(stream)]
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
-    assert found.min() > 0.01
-
-
-@pytest.mark.parametrize("quantization", ["fp32", "int4"])
-def test_sublayers_that_add_nothing_have_no_influence(
-    quantization: str, made: Callable[..., Made], tokens: Tokens
-) -> None:
-    """Over a text of more than one pass too."""
-    session = made(quantization, still=(2, 5)).model.open_session()
-    found = session.open_skipping(frozenset()).influence(tokens(300))
-    still = np.isin(np.arange(SUBLAYERS), [2, 5])
-    assert np.abs(found[still]).max() < 1e-9
-    assert found[~still].min() > 0.01
-
-
 @pytest.mark.parametrize("layers", [-1, 0, LAYERS])
 def test_an_exit_that_the_model_does_not_have_is_refused(
     layers: int, made: Callable[..., Made]
@@ -244,25 +176,6 @@ def test_a_sublayer_that_the_model_does_not_have_is_refused(
     assert part.skipped == {1}
 
 
-def test_an_older_bundle_runs_but_has_no_parts(
-    made: Callable[..., Made], tokens: Tokens, tmp_path: Path
-) -> None:
-    """Those before had no graph for them."""
-    directory = Path(shutil.copytree(made().path, tmp_path / "older"))
-    (directory / "partial.onnx").unlink()
-    manifest = json.loads((directory / MANIFEST).read_text())
-    del manifest["files"]["partial.onnx"]
-    (directory / MANIFEST).write_text(json.dumps(manifest))
-    model = OrtRuntime().open(open_bundle(directory), RuntimeOptions(threads=1))
-    sessions = (model.open_session(), made().model.open_session())
-    found, expected = (session.forward(chain(tokens(5))).logits for session in sessions)
-    np.testing.assert_array_equal(found, expected)
-    with pytest.raises(UsageError, match=r"older was exported without.*Export it again"):
-        sessions[0].open_exit(1)
-    with pytest.raises(UsageError, match="Export it again"):
-        sessions[0].open_skipping(frozenset())
-
-
 def test_parts_of_all_sessions_share_one_copy_of_the_weights(
     made: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,24 +190,3 @@ def test_parts_of_all_sessions_share_one_copy_of_the_weights(
         session.open_exit(1)
         session.open_skipping(frozenset({3}))
     assert loaded == ["model.onnx", "partial.onnx"]
-
-
-def test_both_graphs_hold_the_same_weights(made: Callable[..., Made]) -> None:
-    whole, partial = (
-        onnx.load(made().path / name, load_external_data=False)
-        for name in ("model.onnx", "partial.onnx")
-    )
-    assert list(partial.graph.initializer) == list(whole.graph.initializer)
-    branches = [
-        attribute.g
-        for node in partial.graph.node
-        if node.op_type == "If"
-        for attribute in node.attribute
-    ]
-    assert len(branches) == 2 * SUBLAYERS
-    assert not any(branch.initializer for branch in branches)
-
-
-def test_it_says_that_it_can_draft_for_itself(made: Callable[..., Made]) -> None:
-    assert isinstance(made().model.open_session(), SelfDrafting)
-    assert not isinstance(ReferenceModel(made().source).open_session(), SelfDrafting)

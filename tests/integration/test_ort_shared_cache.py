@@ -13,7 +13,6 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ContextFullError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
@@ -97,57 +96,6 @@ def use_at_random(part: Any, random: Any, tokens: Tokens, random_tree: RandomTre
         part.rollback(start)
 
 
-@pytest.mark.parametrize("grows", ["target", "part"])
-def test_a_part_scores_the_same_after_the_cache_has_moved(
-    grows: str, model: OrtModel, tokens: Tokens
-) -> None:
-    """It has a binding of this width to the old buffers."""
-    scores = []
-    for moved in (False, True):
-        target = model.open_session()
-        target.prefill(tokens(500))
-        exit = target.open_exit(2)
-        exit.forward(chain(tokens(3)))
-        if moved:
-            session = target if grows == "target" else exit
-            session.prefill(tokens(30, seed=5))
-            session.rollback(500)
-        target.prefill(tokens(4, seed=1))
-        scores.append(exit.forward(chain(tokens(3, seed=2))).logits.copy())
-    np.testing.assert_array_equal(scores[0], scores[1])
-
-
-def test_what_the_target_commits_its_parts_have_committed(model: OrtModel, tokens: Tokens) -> None:
-    target = model.open_session()
-    first = target.open_exit(1)
-    target.prefill(tokens(10))
-    second = target.open_exit(2)
-    assert first.length == second.length == 10
-    for part in (first, second):
-        part.forward(chain(tokens(4)))
-        part.commit(range(4))
-        assert (part.length, target.length) == (14, 10)
-    assert first.length == 10  # the second has overwritten what it had
-    target.forward(chain(tokens(6)))
-    assert second.length == 10  # and the target that
-    target.commit(range(3))
-    assert first.length == second.length == 13
-    target.rollback(5)
-    assert first.length == second.length == 5
-
-
-def test_a_part_goes_back_and_forth_up_to_its_target(model: OrtModel, tokens: Tokens) -> None:
-    target = model.open_session()
-    target.prefill(tokens(10))
-    exit = target.open_exit(2)
-    expected = exit.forward(chain(tokens(2))).logits.copy()
-    exit.rollback(0)
-    with pytest.raises(ValueError, match="roll back"):
-        exit.rollback(11)
-    exit.rollback(10)
-    np.testing.assert_array_equal(exit.forward(chain(tokens(2))).logits, expected)
-
-
 @pytest.mark.parametrize("use", ["forward", "prefill", "influence"])
 def test_a_part_does_not_overwrite_what_its_target_has_committed(
     use: str, model: OrtModel, tokens: Tokens
@@ -177,23 +125,3 @@ def test_rows_that_another_session_has_overwritten_are_not_committed(
     first.influence(tokens(3))
     with pytest.raises(ValueError, match="the rows to commit are gone"):
         first.commit([0])
-
-
-def test_a_part_that_was_closed_is_forgotten(model: OrtModel, tokens: Tokens) -> None:
-    target = model.open_session()
-    exit = target.open_exit(1)
-    exit.close()
-    exit.close()
-    target.prefill(tokens(4))
-    assert exit.length == 0
-
-
-def test_a_full_context_is_refused_as_by_the_target(model: OrtModel, tokens: Tokens) -> None:
-    target = model.open_session()
-    target.prefill(tokens(CONTEXT - 2))
-    exit = target.open_exit(1)
-    with pytest.raises(ContextFullError):
-        exit.forward(chain(tokens(3)))
-    exit.forward(chain(tokens(2)))
-    with pytest.raises(ContextFullError):
-        exit.influence(tokens(3))

@@ -76,22 +76,7 @@ def test_without_memory_for_it_the_graph_stays_as_it_is(
     assert not opened(model, 1)
 
 
-def test_a_graph_that_cannot_be_opened_again_is_done_without(
-    model: OrtModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_spec.runtimes.ort.graph_loader.GRAPH_FILE", "manifest.json")
-    assert not opened(model, 1)
-
-
 def test_a_model_is_closed_while_the_graph_is_opened_once_more(model: OrtModel) -> None:
     model._fewer.is_ready(1)
     model.close()
     assert not model._fewer._opened
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_one_thread_cannot_become_fewer(bundle: Bundle, threads: int) -> None:
-    opened = OrtRuntime().open(bundle, RuntimeOptions(threads=threads))
-    assert isinstance(opened, OrtModel)
-    assert (opened.open_session()._threads is None) == (threads == 1)
-    opened.close()

@@ -168,23 +168,6 @@ def test_drafting_meanwhile_changes_no_text(
         assert ready > 0
 
 
-def test_forks_with_drafts_that_anticipate_all_write_their_own_text(open_engine: Open) -> None:
-    engine = open_engine("llama", draft_overlap=DraftOverlap.ON)
-    asked = prompts(4)
-    engine.set_drafter("none")
-    alone = [answer(engine, prompt) for prompt in asked]
-    engine.set_drafter("draft-model")
-
-    def converse(thread: int) -> list[tuple[Text, str]]:
-        with engine.fork() as fork:
-            texts = [answer(fork, prompt) for prompt in asked]
-            assert not faults(fork)
-        return texts
-
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(converse, range(2))) == [alone] * 2
-
-
 def test_a_model_knows_all_caches_that_threads_opened(
     gguf: Callable[..., Path], open_llama: Callable[..., Any]
 ) -> None:

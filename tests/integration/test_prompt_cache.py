@@ -4,17 +4,14 @@ to, bit for bit, on the real runtimes."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.model import Restorable
 from edge_spec.engine import prompt_files
 from edge_spec.engine.engine import Engine
@@ -24,7 +21,6 @@ from edge_spec.engine.snapshot_file import Snapshot, read_snapshot, write_snapsh
 from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.reference.session import ReferenceSession
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.long_prompts import DOCUMENT, MODULES, QUESTIONS, RUNTIMES, answer, bits, tokens
 
@@ -102,25 +98,6 @@ def test_a_prompt_that_begins_alike_is_read_from_where_they_part(
             assert bits(found) == bits(expected)
 
 
-def test_the_cache_afterwards_is_the_one_that_reading_writes(opened: Open, tmp_path: Path) -> None:
-    prompt = DOCUMENT + QUESTIONS[0]
-    once(opened, tmp_path, prompt)
-    states = []
-    for directory in (None, tmp_path):
-        with opened(directory) as engine:
-            with closing(engine.generate(prompt, max_tokens=4, stream=True)) as generation:
-                next(generation)
-            target = engine._conversation.decoder.target
-            assert isinstance(target, Restorable)
-            target.rollback(len(prompt) - 1)
-            states.append(target.state())
-            assert engine.last is not None
-            assert engine.last.stats.cached_n == (2 * PREFILL_TOKENS if directory else 0)
-    read, recalled = states
-    assert read.keys() == recalled.keys() and read
-    assert all(np.array_equal(read[name], recalled[name]) for name in read)
-
-
 def test_every_kept_state_is_that_of_reading_its_tokens(opened: Open, tmp_path: Path) -> None:
     """Also where a conversation went on, was rolled back, or an answer's own tokens were there."""
     with opened(tmp_path) as engine:
@@ -147,49 +124,6 @@ def test_every_kept_state_is_that_of_reading_its_tokens(opened: Open, tmp_path: 
                 target.prefill(snapshot.tokens[start : start + PREFILL_TOKENS].tolist())
             state = target.state()
             assert all(np.array_equal(state[name], snapshot.cache[name]) for name in state), length
-
-
-@pytest.mark.parametrize("forked", [True, False])
-def test_what_two_prompts_share_is_kept_for_a_third(
-    reference: Open, tmp_path: Path, forked: bool
-) -> None:
-    """As requests of a server share a system prompt, and their ends are long and differ."""
-    system = DOCUMENT[:600]
-    first, second, third = (system + tokens(seed, 300) for seed in (5, 6, 7))
-    with reference(tmp_path) as engine:
-        answer(engine, first)
-        if forked:
-            with engine.fork() as other:
-                answer(other, second)
-                assert other.last is not None and other.last.stats.cached_n == 0
-        else:
-            answer(engine, second)
-    found = once(reference, tmp_path, third)
-    assert found.stats.cached_n == 2 * PREFILL_TOKENS
-    assert bits(found) == bits(once(reference, None, third))
-
-
-def test_four_conversations_read_their_common_beginning_once(
-    reference: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted where the model reads: one beginning, as far as whole passes go, and four ends."""
-    system, read = DOCUMENT[:600], [0]
-    prefill = ReferenceSession.prefill
-
-    def counting(session: ReferenceSession, tokens: Sequence[int]) -> None:
-        read[0] += len(tokens)
-        prefill(session, tokens)
-
-    with reference(tmp_path) as engine, ExitStack() as opened:
-        engines = [engine, *(opened.enter_context(engine.fork()) for _ in range(3))]
-        monkeypatch.setattr(ReferenceSession, "prefill", counting)
-        for number, each in enumerate(engines):
-            answer(each, system + tokens(number, 40))
-            prompts = engine.parts.prompts.files
-            assert prompts is not None
-            prompts.flush()
-    beginning, prompt = 2 * PREFILL_TOKENS, 640 - 1  # the last token is scored
-    assert read[0] == beginning + 4 * (prompt - beginning)
 
 
 def test_another_model_or_way_of_computing_does_not_take_it(
@@ -226,15 +160,7 @@ def of_another(path: Path) -> None:
     write_snapshot(path, changed)
 
 
-def of_another_length(path: Path) -> None:
-    """A sealed one whose state is not of its tokens."""
-    snapshot = read_snapshot(path)
-    short = {name: array[..., :-1] for name, array in snapshot.cache.items()}
-    changed = Snapshot(snapshot.description, snapshot.tokens, short, {})
-    write_snapshot(path, changed)
-
-
-@pytest.mark.parametrize("damage", [cut, flipped, emptied, of_another, of_another_length])
+@pytest.mark.parametrize("damage", [cut, flipped, emptied, of_another])
 def test_a_damaged_one_is_read_again_and_replaced(
     reference: Open,
     tmp_path: Path,
@@ -335,40 +261,3 @@ def test_a_place_that_cannot_be_written_costs_only_time(
     assert any("cannot be saved" in line for line in caplog.messages)
     with pytest.raises(UsageError, match="is no directory"):
         reference(tmp_path / "file")
-
-
-def test_a_conversation_that_was_restored_has_no_passes_of_its_own(
-    reference: Open, tmp_path: Path
-) -> None:
-    with reference(tmp_path / "prompts") as engine:
-        engine.generate(DOCUMENT, max_tokens=2)
-        assert engine._conversation.num_whole == 2 * PREFILL_TOKENS
-        engine.snapshot(tmp_path / "chat")
-        engine.restore(tmp_path / "chat")
-        assert engine._conversation.num_whole == 0
-
-
-def test_a_servers_system_prompt_is_read_once(reference: Open, tmp_path: Path) -> None:
-    """By any slot, and beyond a restart; what clients ask differs."""
-    system = {"role": "system", "content": " ".join(map(str, tokens(1, 250)))}
-
-    def cached(questions: list[str]) -> list[int]:
-        """Of each request, tokens that were in the cache."""
-        found = []
-        with (
-            reference(tmp_path) as engine,
-            RunningServer(engine, ServerOptions(port=0, parallel=2, grace_s=0.0)) as running,
-            httpx.Client(base_url=running.url, timeout=60) as client,
-        ):
-            for question in questions:
-                messages = [system, {"role": "user", "content": question}]
-                body = {"messages": messages, "max_tokens": 2}
-                found.append(
-                    client.post("/v1/chat/completions", json=body).json()["timings"]["cache_n"]
-                )
-        return found
-
-    long = [" ".join(map(str, tokens(seed, 150))) for seed in (2, 3, 4)]
-    first, _ = cached(long[:2])
-    (third,) = cached(long[2:])
-    assert first == 0 and third >= PREFILL_TOKENS and third % PREFILL_TOKENS == 0

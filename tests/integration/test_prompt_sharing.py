@@ -10,10 +10,8 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import httpx
 import pytest
 
-from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_files import PREFILL_TOKENS
@@ -99,24 +97,6 @@ def test_answers_are_those_of_conversations_alone(
         assert engine.runtime == "reference" or bits(one) == bits(other)
 
 
-def test_conversations_go_on_after_it(opened: Open) -> None:
-    """A second turn finds its own first one in the cache, as ever."""
-    prompts = [SYSTEM + tokens(seed, 40) for seed in range(COUNT)]
-    with opened() as engine, ExitStack() as rest:
-        engines = [engine, *(rest.enter_context(engine.fork()) for _ in range(COUNT - 1))]
-        firsts = together(engines, prompts)
-        longer = [
-            [*prompt, *(token.id for token in first.tokens), *tokens(9, 30)]
-            for prompt, first in zip(prompts, firsts, strict=True)
-        ]
-        seconds = together(engines, longer)
-    for second, prompt in zip(seconds, prompts, strict=True):
-        assert second.stats.cached_n >= len(prompt)
-    expected = alone(opened, longer)
-    for second, plain in zip(seconds, expected, strict=True):
-        assert [token.id for token in second.tokens] == [token.id for token in plain.tokens]
-
-
 @pytest.mark.parametrize("num_own", [40, 300])
 def test_a_common_beginning_is_read_once(
     model: Path, monkeypatch: pytest.MonkeyPatch, num_own: int
@@ -137,27 +117,3 @@ def test_a_common_beginning_is_read_once(
         together(engines, [SYSTEM + tokens(seed, num_own) for seed in range(4)])
     prompt = len(SYSTEM) + num_own - 1  # the last token is scored
     assert sum(read) == WHOLE + 4 * (prompt - WHOLE)
-
-
-def test_slots_of_a_server_read_a_system_prompt_once(model: Path) -> None:
-    """Whatever a slot holds of the prompt before; what clients ask differs."""
-    system = {"role": "system", "content": " ".join(map(str, tokens(1, 250)))}
-    options = LoadOptions(runtime="reference", drafter="none")
-    with (
-        load_engine(str(model), options, lambda what, part: None) as engine,
-        RunningServer(engine, ServerOptions(port=0, parallel=2, grace_s=0.0)) as running,
-        httpx.Client(base_url=running.url, timeout=60) as client,
-    ):
-
-        def cached(*messages: dict[str, str]) -> int:
-            """Returns how many tokens of the prompt were in the cache."""
-            body = {"messages": messages, "max_tokens": 2}
-            return int(client.post("/v1/chat/completions", json=body).json()["timings"]["cache_n"])
-
-        for _ in range(2):  # each slot has had a short prompt
-            cached({"role": "user", "content": "hello"})
-        found = [
-            cached(system, {"role": "user", "content": " ".join(map(str, tokens(seed, 150)))})
-            for seed in (2, 3)
-        ]
-    assert found[0] < PREFILL_TOKENS <= found[1]

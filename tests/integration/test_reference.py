@@ -1,4 +1,4 @@
-"""The numpy reference against Hugging Face transformers, and against itself in other passes."""
+"""The numpy reference against Hugging Face transformers and in a stream of layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ContextFullError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceRuntime
@@ -22,7 +20,6 @@ FIXTURE = Path(__file__).parents[1] / "fixtures" / "reference_logits.npz"
 VARIANTS = ("llama", "llama-linear", "llama-llama3", "llama-bias", "mistral", "qwen2", "qwen3")
 
 Tokens = Callable[..., list[int]]
-Scores = Callable[[Session, list[int]], np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -66,36 +63,6 @@ def test_logits_equal_those_of_transformers(
     tolerance.require_float32(logits, expected, model.config, len(tokens))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_row_of_a_tree_scores_as_its_path_alone(
-    seed: int,
-    model: ReferenceModel,
-    tokens: Tokens,
-    scores: Scores,
-    random_tree: Callable[..., TokenTree],
-) -> None:
-    tree = random_tree(12, seed)
-    session = model.open_session()
-    session.prefill(tokens(10, seed))
-    result = session.forward(tree)
-    assert not tree.is_chain
-    assert result.hidden is not None
-    for row in range(len(tree)):
-        path = tree.tokens[tree.path(row)].tolist()
-        tolerance.require_float32(
-            result.logits[row], scores(session, path)[-1], model.config, 10 + len(tree)
-        )
-    logits = model.logits(result.hidden)  # hidden is what the head sees
-    tolerance.require_float32(logits, result.logits, model.config, 10 + len(tree))
-
-
-def test_a_longer_context_than_the_model_has_is_not_given(
-    checkpoint: Callable[..., StoredCheckpoint],
-) -> None:
-    options = RuntimeOptions(context_length=10_000)
-    assert ReferenceRuntime().open(checkpoint(), options).config.context_length == 128
-
-
 def test_layers_in_a_stream_score_as_the_opened_model(
     checkpoint: Callable[..., StoredCheckpoint], model: ReferenceModel, tokens: Tokens
 ) -> None:
@@ -115,30 +82,3 @@ def test_layers_in_a_stream_score_as_the_opened_model(
         np.array([3, 60])
     )  # fewer rows at once, whose sums may be in another order
     tolerance.require_float32(some, found[[3, 60]], model.config, len(texts[0]))
-
-
-def test_inputs_are_observed_before_their_matrix_is_read(
-    checkpoint: Callable[..., StoredCheckpoint], model: ReferenceModel, tokens: Tokens
-) -> None:
-    """By hand for the first layer's queries, and for the head from the hidden states."""
-    text, source = tokens(120), checkpoint("llama-llama3")
-    seen: dict[str, np.ndarray] = {}
-    stream = ReferenceRuntime().open_layers(source, [text], seen.__setitem__)
-    for _ in range(model.config.num_layers):
-        stream.advance()
-    stream.logits(np.arange(len(text)))
-    embedded = model.weight("model.embed_tokens.weight")[text]
-    normed = model.norm(embedded, "model.layers.0.input_layernorm")
-    assert np.allclose(seen["model.layers.0.self_attn.q_proj.weight"], normed, rtol=1e-5)
-    hidden = model.open_session().forward(TokenTree.chain(text[0], text[1:])).hidden
-    assert hidden is not None
-    assert np.allclose(seen["lm_head.weight"], hidden, atol=1e-4)
-    matrices = {name for name in source.names() if name.endswith("_proj.weight")}
-    assert set(seen) == matrices | {"lm_head.weight"}
-
-
-def test_a_sequence_beyond_the_context_is_refused(
-    checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens
-) -> None:
-    with pytest.raises(ContextFullError):
-        ReferenceRuntime().open_layers(checkpoint(), [tokens(5), tokens(129)])

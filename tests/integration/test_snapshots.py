@@ -149,35 +149,3 @@ def test_no_length_or_position_that_is_wrong_reaches_the_library(
     assert np.array_equal(other.state()["sequence"], before) and other.length == len(PROMPT)
     other.restore({"sequence": sequence}, 20)
     assert other.length == 20
-
-
-def test_a_library_that_writes_another_form_tells_nothing(
-    gguf: Callable[..., Path], open_llama: Callable[..., Any]
-) -> None:
-    session = open_llama("llamacpp", gguf("llama")).open_session()
-    session.prefill(PROMPT)
-    form = session._library.state_form._replace(words_before=7)
-    session._library = replace(session._library, state_form=form)
-    assert session.state() == {}
-
-
-@pytest.mark.slow
-@pytest.mark.model
-@pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
-def test_the_demo_model_goes_on_with_a_chat(runtime: str, demo_gguf: Path, tmp_path: Path) -> None:
-    # One thread waits for no other: two engines and another worker share the cores.
-    options = LoadOptions(runtime=runtime, exact=True, threads=1)
-    with (
-        load_engine("smollm2", options, lambda what, fraction: None) as engine,
-        load_engine("smollm2", options, lambda what, fraction: None) as other,
-    ):
-        messages = [{"role": "user", "content": "Name three colours."}]
-        answer = engine.chat(messages, max_tokens=24)
-        messages.append({"role": "assistant", "content": answer.text})
-        engine.snapshot(tmp_path / "chat", {"messages": messages})
-        note = other.restore(tmp_path / "chat")
-        assert note == {"messages": messages}
-        messages.append({"role": "user", "content": "And three animals?"})
-        expected, found = (each.chat(messages, max_tokens=24) for each in (engine, other))
-        assert found.text == expected.text
-        assert found.stats.cached_n == expected.stats.cached_n > answer.stats.prompt_n

@@ -9,23 +9,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_spec.core.model import RuntimeOptions
-from edge_spec.core.tree import TokenTree
 from edge_spec.engine.results import GenerationResult
-from edge_spec.errors import DeviceMemoryError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
-from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
-from edge_spec.runtimes.llamacpp.library import LibraryDevice
-from edge_spec.runtimes.llamacpp.offload import offload
-from edge_spec.runtimes.llamacpp.upstream import library
+from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.testing.session import check_session
 
 OnVulkan = Callable[..., LlamaCppModel]
@@ -91,14 +84,6 @@ def test_the_device_is_listed_and_others_are_refused(target: Path, open_llama: O
     assert "vulkan0 (" in caught.value.remedy
 
 
-def test_a_plan_measures_the_device(target: Path, tmp_path: Path) -> None:
-    arguments = ("plan", str(target), "--draft", "none", "--json")
-    done = run(COMMAND, *arguments, EDGE_SPEC_CACHE=str(tmp_path))
-    assert done.returncode == 0, done.stderr[-500:]
-    places = [each["target"] for each in json.loads(done.stdout)["placements"]]
-    assert "vulkan0" in [each["device"] for each in places if each["runtime"] == "llamacpp"]
-
-
 def test_some_layers_on_the_device_score_as_all_and_none(
     on_vulkan: OnVulkan, target: Path, open_llama: OpenLlama, scores: Any
 ) -> None:
@@ -106,36 +91,6 @@ def test_some_layers_on_the_device_score_as_all_and_none(
     for layers in (0, 1, 2, None):
         found = scores(on_vulkan(gpu_layers=layers).open_session(), [1, 2, 3])
         assert abs(found - expected).max() < TOLERANCE
-
-
-def test_as_many_layers_as_fit_leave_the_cpu(
-    target: Path,
-    on_vulkan: OnVulkan,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The device says that it has less than it has; the library says where the layers went."""
-
-    def with_free(free_bytes: int) -> list[LibraryDevice]:
-        there = library().devices()
-        return [each if each.is_cpu else each._replace(free_bytes=free_bytes) for each in there]
-
-    def say(free_bytes: int) -> None:
-        changed = replace(library(), devices=lambda *servers: with_free(free_bytes))
-        monkeypatch.setattr(LlamaCppRuntime, "_library", staticmethod(lambda: changed))
-
-    source = runtimes.open_model_info(target)
-    [device] = [each for each in library().devices() if not each.is_cpu]
-    needed = offload(source, RuntimeOptions(gpu_layers=2), [device]).by_device["vulkan0"]
-    say(int(needed / 0.9) + 1000)
-    with caplog.at_level("DEBUG"):
-        on_vulkan().open_session().forward(TokenTree.chain(1))
-    assert "vulkan0 has room for 2 of 3 layers" in caplog.text
-    for layer, where in enumerate(("CPU", "Vulkan0", "Vulkan0")):
-        assert f"layer {layer:>3} assigned to device {where}" in caplog.text
-    say(1000)
-    with pytest.raises(DeviceMemoryError, match="vulkan0 has too little memory for any layer"):
-        on_vulkan()
 
 
 OPENED = """

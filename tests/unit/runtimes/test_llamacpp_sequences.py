@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edge_spec.runtimes.llamacpp.library import SequenceForm
-from edge_spec.runtimes.llamacpp.places import MAX_BYTES, MAX_PLACES, Place, Places
 from edge_spec.runtimes.llamacpp.sequences import is_hybrid_sequence, is_recurrent_state
 from edge_spec.runtimes.llamacpp.transfer import holds_windowed
 
@@ -89,27 +88,3 @@ def test_a_sequence_of_another_length_is_refused() -> None:
     assert not is_hybrid_sequence(stored(HYBRID), LENGTH - 1, FORM)
     assert not holds_windowed(stored(windowed()), LENGTH + 1, WINDOW, FORM)
     assert not holds_windowed(stored(windowed() + bytes(3)), LENGTH, WINDOW, FORM)
-
-
-def test_places_are_few_and_closer_to_the_end() -> None:
-    places = Places()
-    for length in range(100, 10_001, 100):
-        places.add(Place(length, np.zeros(8, np.uint8)))
-    lengths = [place.length for place in places]
-    assert len(lengths) == MAX_PLACES and lengths[-1] == 10_000
-    for parted in range(1000, 10_000, 50):  # what is read beside what has to be
-        found = places.before(parted)
-        more = parted - (found.length if found else 0)
-        assert more <= max(200, 10_000 - parted)
-
-
-def test_places_stay_within_their_bytes_and_those_that_were_used_stay_longest() -> None:
-    places, state = Places(), np.zeros(MAX_BYTES // 4, np.uint8)
-    for length in (10, 20, 30, 40, 50):
-        places.add(Place(length, state))
-        if length == 20:
-            found = places.before(25)
-            assert found is not None
-            found.was_used = True
-    assert sum(place.state.nbytes for place in places) <= MAX_BYTES
-    assert [place.length for place in places if place.length in (20, 50)] == [20, 50]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.fitting.devices import FunctionPlacement
 from edge_spec.runtimes.coreml.unit_plan import summarize
 
 
@@ -74,28 +72,6 @@ OPERATIONS: list[tuple[str, Any, Sequence[Any], Any]] = [
 ]
 
 
-def test_operations_and_costs_are_counted_by_unit_and_fallbacks_named() -> None:
-    (found,) = summarize(Plan({"rows_1": OPERATIONS}), "ane")
-    assert found.function == "rows_1"
-    assert found.operations == {"cpu": 3, "ane": 2, "gpu": 1, "unknown": 1}
-    assert found.shares == pytest.approx({"ane": 0.625, "cpu": 0.3125, "gpu": 0.0625, "unknown": 0})
-    assert found.fallbacks == {"gather": 2, "slice_update": 1}
-
-
-def test_fallbacks_are_of_the_unit_that_was_asked_for() -> None:
-    plan = Plan({"rows_1": OPERATIONS})
-    assert summarize(plan, "gpu")[0].fallbacks == {"gather": 1, "cast": 1}
-    assert summarize(plan, "all")[0].fallbacks == {}
-
-
-def test_functions_come_by_name_and_one_without_costs_has_no_shares() -> None:
-    found = summarize(
-        Plan({"rows_8": OPERATIONS, "rows_1": [("ios17.add", None, (), None)]}), "ane"
-    )
-    assert [each.function for each in found] == ["rows_1", "rows_8"]
-    assert found[0] == FunctionPlacement("rows_1", {"unknown": 1}, {}, {})
-
-
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> str:
     """A command that shows the plan above for any bundle."""
@@ -113,12 +89,3 @@ def test_a_table_shows_them(placed: str, capsys: pytest.CaptureFixture[str]) -> 
     assert header.split()[0] == "function"
     for text in ("cpu 3, ane 2", "ane 62.5%, cpu 31.2%", "gather 2, slice_update 1"):
         assert text in row
-
-
-def test_json_has_them(placed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["devices", "--model", placed, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["placements"]
-    assert found["operations"]["ane"] == 2 and found["fallbacks"] == {
-        "gather": 2,
-        "slice_update": 1,
-    }

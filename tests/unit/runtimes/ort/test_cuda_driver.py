@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 
 from edge_spec.errors import DeviceError
 from edge_spec.runtimes.ort import cuda_driver
-from edge_spec.runtimes.ort.cuda_driver import prepare_cuda, require_driver
+from edge_spec.runtimes.ort.cuda_driver import require_driver
 
 STUB = r"""
 #include <stdlib.h>
@@ -74,14 +73,6 @@ def test_devices_have_the_drivers_numbers_names_and_memory() -> None:
     assert [(cuda_driver.free_bytes(device) or 0) >> 30 for device in found.devices] == [20, 6]
 
 
-def test_memory_that_nvml_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = cuda_driver.cuda_driver().devices[0]
-    monkeypatch.setenv("STUB_NVML", "9")  # NVML_ERROR_DRIVER_NOT_LOADED
-    assert cuda_driver.free_bytes(device) is None
-    monkeypatch.setattr(cuda_driver, "_NVML", "libno-such-nvml.so.1")
-    assert cuda_driver.free_bytes(device) is None
-
-
 @pytest.mark.parametrize(
     ("settings", "said", "remedy"),
     [
@@ -112,31 +103,3 @@ def test_no_driver_is_one_line_with_the_linkers_own_words(monkeypatch: pytest.Mo
     ) as caught:
         require_driver(SimpleNamespace(cuda_version=None), ["CUDAExecutionProvider"])
     assert "\n" not in str(caught.value)
-
-
-LIBRARY = """
-cuda_version = "13.0"
-severities = []
-
-
-def set_default_logger_severity(severity):
-    severities.append(severity)
-
-
-def preload_dlls():
-    print("Failed to load libcublasLt.so.13")
-"""
-
-
-def test_what_preloading_prints_reaches_no_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As onnxruntime's module prints what it does not find."""
-    (tmp_path / "printing_library.py").write_text(LIBRARY)
-    monkeypatch.syspath_prepend(tmp_path)
-    library = import_module("printing_library")
-    prepare_cuda(library)
-    assert capfd.readouterr().out == ""
-    assert library.severities == [4]
-    library.preload_dlls()  # prints as before
-    assert "libcublasLt" in capfd.readouterr().out

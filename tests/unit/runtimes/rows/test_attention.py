@@ -109,23 +109,11 @@ def test_every_type_of_cache(table: str, kind: str) -> None:
     check(table, some_rows(5, 100, 64, 96, kind, kind))
 
 
-def test_keys_and_values_of_different_types(table: str) -> None:
-    check(table, some_rows(3, 90, 64, 64, "Q8_0", "F16"))
-    check(table, some_rows(3, 90, 64, 64, "F16", "Q4_1"))
-    check(table, some_rows(3, 90, 64, 64, "F32", "BF16"))
-
-
 @pytest.mark.parametrize("head", [8, 16, 40, 72, 128, 192, 256, 512])
 def test_every_size_of_head(table: str, head: int) -> None:
     for kind in ("F16", "BF16"):
         check(table, some_rows(7, 66, head, 8, kind, kind))
         check(table, some_rows(2, 66, 8, head, kind, kind))
-
-
-@pytest.mark.parametrize("count", range(1, 9))
-def test_every_number_of_rows(table: str, count: int) -> None:
-    for cells in (1, 2, 15, 63, 64, 65, 130):
-        check(table, some_rows(count, cells, 24, 40))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -140,22 +128,10 @@ def test_caps_sinks_and_slopes(table: str) -> None:
         check(table, rows)
 
 
-def test_a_row_without_mask_sees_everything(table: str) -> None:
-    rows = some_rows(4, 100)
-    assert np.array_equal(attend(table, replace(rows, masks=None)), attend(table, rows))
-
-
 def test_a_row_that_sees_nothing_is_zero_with_a_sink_too(table: str) -> None:
     rows = hidden(some_rows(3, 20), np.zeros((3, 20), bool))
     assert not attend(table, rows).any()
     assert not attend(table, replace(rows, sinks=np.ones(3, np.float32))).any()
-
-
-def test_scores_far_apart_and_huge_ones(table: str) -> None:
-    """Weights that vanish are as good as nothing, and a large score overflows nowhere."""
-    rows = some_rows(8, 100)
-    check(table, replace(rows, scale=30.0))
-    check(table, replace(rows, scale=30.0, softcap=50.0))
 
 
 def cases() -> Iterator[Rows]:

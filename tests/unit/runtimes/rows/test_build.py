@@ -52,16 +52,6 @@ def parts(library: Path) -> list[str]:
     return [line for line in lines if not line.startswith("compiled from ")]
 
 
-def test_every_table_of_the_machine_is_in_the_library(tmp_path: Path, all_sources: Path) -> None:
-    build.build(tmp_path / "library", compiler(tmp_path), "x86_64")
-    inside = parts(tmp_path / "library")
-    tables = [line for line in inside if line.startswith("-D")]
-    assert tables == [
-        "-DROWS_TABLES=TABLE(avx512vnni)TABLE(avxvnni)TABLE(avx2)TABLE(portable)",
-    ]
-    assert set(inside) - set(tables) == {*build.BY_MACHINE["x86_64"], *build.EVERYWHERE}
-
-
 def test_a_compiler_that_does_not_know_a_flag_leaves_out_one_table(
     tmp_path: Path, all_sources: Path
 ) -> None:
@@ -70,12 +60,6 @@ def test_a_compiler_that_does_not_know_a_flag_leaves_out_one_table(
     assert "kernels_avxvnni.cpp" not in inside
     assert "-DROWS_TABLES=TABLE(avx512vnni)TABLE(avx2)TABLE(portable)" in inside
     assert {"kernels_avx512vnni.cpp", "kernels_avx2.cpp", "plugin.cpp"} <= set(inside)
-
-
-def test_an_unknown_machine_has_the_portable_table_alone(tmp_path: Path, all_sources: Path) -> None:
-    build.build(tmp_path / "library", compiler(tmp_path), "riscv64")
-    inside = parts(tmp_path / "library")
-    assert set(inside) == {*build.EVERYWHERE, "-DROWS_TABLES=TABLE(portable)"}
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, all_sources: Path) -> None:
@@ -100,16 +84,6 @@ def test_a_library_is_current_until_a_source_changes(tmp_path: Path, all_sources
         source.write_text(change)
         os.utime(source, ns=(kept.st_atime_ns, kept.st_mtime_ns))  # its age says nothing
         assert build.is_current(library) == (not change)
-
-
-def test_a_library_without_sources_beside_it_is_a_wheels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "HERE", tmp_path)
-    library = tmp_path / "library"
-    assert not build.is_current(library)
-    library.write_text("whatever was compiled elsewhere")
-    assert build.is_current(library)
 
 
 class TestLoading:

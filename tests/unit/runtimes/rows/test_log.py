@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -56,12 +54,3 @@ def test_lines_that_nobody_listens_to_stay_in_the_library(
         assert told(log, caplog) == expected
     assert len(received) == len(expected)  # the others were never Python's
     assert log.errors_after(0) == "broken file"
-
-
-def test_kernels_are_tried_without_what_takes_longer_to_import_than_they_to_run() -> None:
-    tried = "import sys, edge_spec.runtimes.llamacpp.rows.self_test, edge_spec.core.isolated;"
-    listed = "print(sorted({'numpy', 'pydantic', 'tokenizers', 'gguf'} & {*sys.modules}))"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", tried + listed], check=True, capture_output=True, text=True
-    )
-    assert done.stdout == "[]\n"
