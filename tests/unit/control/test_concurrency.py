@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import pytest
 
-from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
@@ -38,23 +35,6 @@ def chain(tree_drafter: Any) -> Any:
     return tree_drafter(candidate)
 
 
-def test_load_counts_who_is_inside_from_any_thread() -> None:
-    load, inside = Concurrency(), Barrier(4, timeout=60)
-
-    def enter(_: int) -> int:
-        seen = 0
-        for _ in range(50):
-            with load.entered():
-                inside.wait()
-                seen = max(seen, load.active)
-                inside.wait()
-        return seen
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(enter, range(4))) == [4] * 4
-    assert load.active == 0
-
-
 def test_load_forgets_who_left_by_an_error() -> None:
     load = Concurrency()
     with pytest.raises(KeyboardInterrupt), load.entered():
@@ -75,24 +55,6 @@ def test_all_that_are_active_have_equal_parts_of_the_rows(
     assert plan.plain_reason is (PlainReason.SHARED if expected == 1 else None)
 
 
-def test_a_budget_that_is_smaller_stays_as_it_is(chain: Any) -> None:
-    load = Concurrency()
-    load.active = 2
-    policy = SharedPolicy(FixedPolicy(), load, 8)
-    assert len(rows(policy, [chain], Budget(2, 16)).tree) == 3
-    assert rows(policy, [chain], Budget(0, 1)).plain_reason is PlainReason.BUDGET
-    assert rows(policy, []).plain_reason is PlainReason.OFF
-
-
-def test_where_branches_may_grow_the_rows_are_limited_too(tree_drafter: Any) -> None:
-    def candidate(text: tuple[int, ...], budget: Budget) -> tuple[range, list[int]]:
-        return range(budget.num_rows - 1), [0] * (budget.num_rows - 1)
-
-    load = Concurrency()
-    load.active = 2
-    assert len(rows(SharedPolicy(FixedPolicy(), load, 6), [tree_drafter(candidate)]).tree) == 3
-
-
 def test_exact_mode_pads_what_is_left(chain: Any) -> None:
     load = Concurrency()
     policy = ExactPolicy(SharedPolicy(FixedPolicy(), load, 4), (2, 4, 8))
@@ -101,15 +63,6 @@ def test_exact_mode_pads_what_is_left(chain: Any) -> None:
         load.active = active
         plan = policy.choose([chain], 1, ALL)
         assert (plan.num_rows, len(plan.tree)) == (width, max(1, 4 // active))
-
-
-def test_a_measured_policy_says_why_it_is_plain(chain: Any) -> None:
-    from edge_spec.control.cost import RowCosts
-
-    load = Concurrency()
-    load.active = 9
-    measured = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.2}), {})
-    assert rows(SharedPolicy(measured, load, 8), [chain]).plain_reason is PlainReason.SHARED
 
 
 def test_the_text_is_the_same_however_many_are_active(decode: Any, greedy: Any, chain: Any) -> None:

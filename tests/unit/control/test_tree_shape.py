@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.tree_shape import best_shape, plan_rows
-from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.protocol import Budget
+from edge_spec.control.tree_shape import best_shape
 
 MOST_ROWS = 7
 
@@ -96,42 +94,6 @@ def test_nothing_is_drafted_where_nothing_pays(
     acceptance: list[float], seconds: dict[int, float], pass_s: float
 ) -> None:
     assert best_shape(acceptance, RowCosts(seconds), pass_s, 16, 8) == (-1,)
-
-
-def test_free_rows_are_all_used_and_steps_are_avoided() -> None:
-    free = RowCosts({1: 1.0, 16: 1.0})
-    assert len(best_shape([0.5, 0.2, 0.1], free, 0.0, 16, 8)) == 16
-    step = RowCosts({1: 1.0, 4: 1.0, 5: 3.0, 8: 3.0})
-    assert len(best_shape([0.5, 0.2, 0.1], step, 0.0, 16, 8)) == 4
-    # A chain where the first sample is nearly always right, siblings where the draft's passes cost.
-    assert best_shape([0.95, 0.01], step, 0.0, 16, 8) == (-1, 0, 1, 2)
-    assert best_shape([0.4, 0.3, 0.2], step, 0.6, 16, 8) == (-1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
-def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance: float) -> None:
-    """Their drafter says that each is right in half of the cases."""
-    tree = TokenTree(
-        np.arange(5, dtype=np.int32),
-        np.array([-1, 0, 0, 1, 2], np.int32),
-        np.array([1.0, 0.5, 0.5, 0.5, 0.5], np.float32),
-    )
-    reach = [1.0, 0.04, chance, 0.03, chance * chance]
-    plan = plan_rows(tree, reach, Budget(15, 16), RowCosts({1: 1.0, 16: 2.5}), 1.0)
-    assert plan is not None
-    expected = [0, 2, 4] if chance > 0.4 else [0, 2]
-    assert plan.tree.tokens.tolist() == expected
-
-
-def test_children_of_a_row_stand_in_their_order() -> None:
-    """The first of them has the larger subtree where first samples are right more often."""
-    shape = best_shape([0.6, 0.2, 0.1], RowCosts({1: 1.0, 16: 1.2}), 0.01, 12, 8)
-    sizes = [1] * len(shape)
-    for row in range(len(shape) - 1, 0, -1):
-        sizes[shape[row]] += sizes[row]
-    for parent in range(len(shape)):
-        children = [row for row in range(len(shape)) if shape[row] == parent]
-        assert all(sizes[one] >= sizes[other] for one, other in pairwise(children))
 
 
 def test_the_search_is_short() -> None:

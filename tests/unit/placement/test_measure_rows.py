@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
-from edge_spec.control.cost import forecast_speedup
-from edge_spec.core.model import Capabilities, Forward, OwnLoop
+from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement import measure
-from edge_spec.placement.comparison import own_loop_cost
 from edge_spec.placement.measure import QUICK_WIDTHS, measure_rows
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 SECONDS = {1: 1.0, 2: 1.2, 4: 2.0, 8: 2.4}
-MODEL = ScriptedModel(random_logits(9), 9)
 
 
 class Timed(ScriptedModel):
@@ -76,42 +72,3 @@ def test_only_passes_that_the_model_takes_are_measured(
     costs = measure_rows(model, clock=model.clock)
     assert set(model.widths) == widths
     assert costs.at(1) == pytest.approx(1.0)
-
-
-class Compared(Timed):
-    """Its library's own loop takes 0.8 of our step; now and then either of them waits long."""
-
-    def open_own_loop(self, tokens: Sequence[int]) -> OwnLoop:
-        self.open += 1
-        return TimedLoop(self)
-
-
-class TimedLoop:
-    def __init__(self, model: Compared) -> None:
-        self._model = model
-        self._steps = 0
-
-    def step(self, token: int) -> None:
-        self._model.now += 0.8 + 30 * (self._steps % 5 == 0)
-        self._steps += 1
-
-    def close(self) -> None:
-        self._model.open -= 1
-
-
-def test_our_step_is_compared_with_the_library_s_own_loop() -> None:
-    model = Compared()
-    assert own_loop_cost(model, model.clock) == pytest.approx(1 / 0.8)
-    assert set(model.widths) == {1} and model.open == 0
-
-
-def test_where_there_is_no_loop_or_no_room_for_it_nothing_is_compared() -> None:
-    assert own_loop_cost(MODEL) is None
-    assert own_loop_cost(Compared(context_length=256)) is None
-
-
-def test_a_clock_that_stands_still_divides_by_nothing() -> None:
-    costs = measure_rows(MODEL, clock=lambda: 1.0)
-    costs.observe(2, 0.0)
-    assert 0 < costs.at(1) < 1e-6
-    assert forecast_speedup([0.5], costs, 0.0) == pytest.approx(1.5)
