@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
-from edge_spec.errors import UsageError
 
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 aheads = st.lists(st.integers(0, 4), max_size=5)
@@ -56,12 +54,6 @@ def test_a_text_that_grew_fills_as_if_it_had_been_whole(
         assert grown.fill(ahead, 6) == filler(fill, [*text, *more]).fill(ahead, 6)
 
 
-@given(text=texts, ahead=aheads, count=st.integers(0, 8))
-def test_the_last_token_is_repeated(text: list[int], ahead: list[int], count: int) -> None:
-    found = filler(JacobiInit.REPEAT_LAST, text).fill(ahead, count)
-    assert found == [[*text, *ahead][-1]] * count
-
-
 @given(text=texts, ahead=aheads, seed=st.integers(0, 1000))
 def test_random_tokens_are_of_the_text_and_follow_the_seed(
     text: list[int], ahead: list[int], seed: int
@@ -72,36 +64,3 @@ def test_random_tokens_are_of_the_text_and_follow_the_seed(
     assert [other.fill(ahead, 20), other.fill(ahead, 20)] == [first, second]
     if len(set(text)) > 1:
         assert set(filler(JacobiInit.RANDOM, text, seed).fill([], 1000)) == set(text)
-
-
-def test_another_seed_gives_other_draft_tokens_and_so_does_another_draw() -> None:
-    text = list(range(100))
-    one = filler(JacobiInit.RANDOM, text, 1)
-    first = one.fill([], 20)
-    assert first != one.fill([], 20)
-    assert first != filler(JacobiInit.RANDOM, text, 2).fill([], 20)
-
-
-@pytest.mark.parametrize("fill", JacobiInit)
-def test_beginning_again_forgets_the_text_and_the_draws(fill: JacobiInit) -> None:
-    used = filler(fill, [1, 2, 3, 1, 4, 1])
-    used.fill([2], 7)
-    used.extend([2, 9])
-    used.begin([5, 6, 1, 5])
-    assert used.fill([6, 1], 9) == filler(fill, [5, 6, 1, 5]).fill([6, 1], 9)
-
-
-def test_what_followed_lately_counts_more_and_two_tokens_count_more_than_one() -> None:
-    assert filler(JacobiInit.NGRAM, [1, 2, 1, 3, 1]).fill([], 1) == [3]
-    assert filler(JacobiInit.NGRAM, [7, 1, 2, 8, 1, 3, 7, 1]).fill([], 1) == [2]
-    assert filler(JacobiInit.NGRAM, [7, 1, 2, 8, 1, 3, 9, 1]).fill([], 1) == [3]
-    assert filler(JacobiInit.NGRAM, [1, 2, 3]).fill([], 3) == [3, 3, 3]
-    assert filler(JacobiInit.NGRAM, [1, 2, 3]).fill([1], 3) == [2, 3, 3]
-
-
-def test_a_fill_is_named_as_on_the_command_line() -> None:
-    assert [JacobiInit.parse(name) for name in ("random", "repeat-last", "ngram")] == list(
-        JacobiInit
-    )
-    with pytest.raises(UsageError, match="Choose: random, repeat-last, ngram"):
-        JacobiInit.parse("dice")

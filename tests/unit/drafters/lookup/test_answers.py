@@ -19,8 +19,6 @@ from pydantic import TypeAdapter
 from edge_spec.drafters.lookup import answers as kept_answers
 from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, KeptAnswers
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
-from edge_spec.drafters.lookup.corpus_index import index_of
-from edge_spec.drafters.protocol import Budget
 from edge_spec.storage import json_store
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.storage.json_store import write_sealed
@@ -218,22 +216,6 @@ def test_a_file_of_another_vocabulary_starts_again(
     assert "another tokenizer" in line
 
 
-def test_tokens_outside_the_vocabulary_are_left_out(path: Path) -> None:
-    written(path, VOCABULARY.sha256, [60, 1, 2], [])
-    assert texts(opened(path)) == []
-    saved(path, 4)
-    assert texts(opened(path)) == [[1, 2, 3, 4]]
-
-
-def test_damage_after_opening_loses_no_new_answer(path: Path) -> None:
-    saved(path, 4)
-    answers = opened(path)
-    answer(answers, [1], 5)
-    path.write_bytes(b"garbage")
-    assert answers.save()
-    assert texts(opened(path)) == [[1, 5]]
-
-
 # What cannot be written
 
 
@@ -349,15 +331,3 @@ def test_a_second_session_has_more_draft_tokens_right(
         right.append(sum(token.drafter == "answers" for token in run.decoded))
         drafter.close()
     assert right[0] == 0 and right[1] > 25
-
-
-def test_the_longest_match_decides_among_files_and_answers(path: Path) -> None:
-    texts = index_of([[1, 2, 3, 4], [7, 8, 9]], VOCABULARY.size)
-    drafter = CorpusDrafter([texts], opened(path), "answers")
-    answer(drafter._answers, [0, 1, 2], 3, 5)  # type: ignore[arg-type]
-    budget = Budget(1, 64)
-    for prompt, expected in (([1, 2, 3], {4, 5}), ([0, 1, 2, 3], {5}), ([6, 7, 8], {9})):
-        drafter.begin(prompt)
-        tree = drafter.propose(prompt[-1], budget)
-        assert set(tree.tokens[1:].tolist()) == expected
-        assert set(tree.proposed_by[1:]) == {"answers"}
