@@ -75,15 +75,3 @@ def test_what_drafting_wrote_is_read_anew_after_a_plain_end(
     running.finish()
     assert engine.generate(PROMPT, max_tokens=2).stats.cached_n == 0
     assert engine.generate(PROMPT, max_tokens=2).stats.cached_n == len(PROMPT) - 1
-
-
-def test_an_engine_names_the_drafters_that_it_can_have(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    """Each can be chosen; the others need a draft, a corpus or another runtime."""
-    engine = make_engine(remembers_all())
-    assert {"suffix", "lookahead", "recycling", "jacobi"} <= set(engine.drafters)
-    assert not {"draft-model", "cascade", "corpus", "early-exit"} & set(engine.drafters)
-    for name in set(engine.drafters) - {"answers"}:  # which needs a file
-        engine.set_drafter(name)
-        engine.generate(PROMPT, max_tokens=2)

@@ -121,15 +121,6 @@ def test_a_stop_string_may_name_special_tokens_which_no_text_shows(
     assert result.finish_reason == FinishReason.STOP
 
 
-def test_a_stop_string_in_the_last_incomplete_character_cuts_too(
-    make_engine: Any, scripted: Any
-) -> None:
-    engine = make_engine(writes(scripted, b"abc\xe2\x82", end=False))
-    result = engine.generate(list(PROMPT), stop="\ufffd", max_tokens=5)
-    assert result.text == joined(result) == "abc"
-    assert result.finish_reason == FinishReason.STOP
-
-
 def test_max_tokens_and_drafting_do_not_change_the_text(
     make_engine: Any, scripted: Any, tree_drafter: Any
 ) -> None:

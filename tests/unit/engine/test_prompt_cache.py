@@ -166,20 +166,6 @@ def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) 
             assert waiting.recalled.result(30) == 0
 
 
-@pytest.mark.parametrize("held", [50, 300, PREFILL_TOKENS + 40])
-def test_what_was_not_read_in_whole_passes_is_for_nobody_else(
-    sharing: PromptCache, model: ScriptedModel, held: int
-) -> None:
-    """As after an answer: its rows may have been scored in a tree."""
-    session = model.open_session()
-    session.prefill(BEGINNING[:held])
-    with begin_reading(sharing, prompt(1)) as reading:
-        reading.recall(session, 0)
-        assert answer(sharing, model.open_session(), prompt(2)) == 649  # and has not waited
-        read(reading, session)
-    assert session.committed == prompt(1)[:-1]
-
-
 class Choosy(ScriptedSession):
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         raise ValueError("no state of mine")

@@ -37,8 +37,6 @@ class Recording(ScriptedModel):
         self.held: Event | None = None
         self.running = Event()
         self.fails: Exception | None = None
-        self.overlapping = False  # whether a shared pass was made while another one was held
-        self._is_holding = False
 
     def open_session(self) -> Any:
         session = super().open_session()
@@ -57,7 +55,6 @@ class Recording(ScriptedModel):
         return session
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        self.overlapping |= self._is_holding
         self.note([len(part.tree) for part in parts], num_rows)
         if self.fails is not None:
             raise self.fails
@@ -70,9 +67,7 @@ class Recording(ScriptedModel):
         held, self.held = self.held, None
         self.running.set()
         if held is not None:
-            self._is_holding = True
             assert held.wait(TIMEOUT_S)
-            self._is_holding = False
 
 
 class Served:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import idle_process
@@ -19,7 +19,6 @@ from edge_spec.placement.idle_process import (
     is_idle,
     measure_when_idle,
 )
-from edge_spec.placement.machine import cpu_name
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -96,13 +95,6 @@ def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     plans.wait_for_begin()
     planner.close()
     assert planner.is_done
-
-
-def test_a_lifeline_that_has_ended_starts_nothing() -> None:
-    with Lifeline() as lifeline:
-        lifeline.end()
-        with pytest.raises(IsolatedError, match="not wanted"):
-            isolated(cpu_name, timeout_s=PATIENCE_S, lifeline=lifeline)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_spec.errors import UsageError
@@ -21,7 +20,6 @@ from edge_spec.placement.plan import (
     Placement,
 )
 from edge_spec.placement.ranking import ranked
-from edge_spec.placement.replay import Recording
 from fixtures.silence import quiet
 
 MB = 1_000_000
@@ -132,8 +130,3 @@ def test_devices_with_a_fault_are_told_where_there_is_no_other(tmp_path: Path) -
     ]
     with pytest.raises(UsageError, match=r"m\.gguf: ort cuda: no driver; openvino: not installed"):
         candidates(source, LoadOptions(), devices, quiet)
-
-
-def recorded(*tokens: int) -> Recording:
-    top = np.array(tokens, np.int32)[:, None]
-    return Recording("", (1, 2), tokens, top, np.zeros((len(tokens), 1), np.float32))

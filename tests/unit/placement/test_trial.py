@@ -37,7 +37,6 @@ class Machine:
 
     rates: Mapping[tuple[Place, str], float | None]
     asked: list[tuple[list[str], int]] = field(default_factory=list)
-    prompts: Prompts = ()
 
     def __call__(
         self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int, on_step: OnStep
@@ -45,7 +44,6 @@ class Machine:
         assert len({each.target for each in placements}) == 1  # which are open at once
         assert len({each.draft for each in placements} - {None}) <= 1
         self.asked.append(([each.drafter for each in placements], num_tokens))
-        self.prompts = prompts
         found = []
         for each in placements:
             rate = self.rates[each.target, each.drafter]

@@ -139,18 +139,6 @@ def test_nothing_is_read_beyond_the_drafts_context() -> None:
     assert len(drafter.propose(1, budget(9))) == 1 and not drafter.anticipates
 
 
-def test_another_text_or_another_way_to_choose_forgets_what_was_read() -> None:
-    seeded = Sampler(SamplingParams(temperature=1.0, seed=1), PROMPT)
-    for change in (lambda each: each.begin(PROMPT), lambda each: each.use_sampler(seeded)):
-        drafter, _ = drafter_of()
-        drafter.begin(PROMPT)
-        drafter.propose(PROMPT[-1], budget(2))
-        drafter.anticipate(passes(9))
-        change(drafter)
-        drafter.propose(PROMPT[-1], budget(2))
-        assert not drafter.was_ready
-
-
 class Selecting(DraftAheadCache):
     """Broken: a sample is used only where it is a likely one, and drawn again elsewhere."""
 

@@ -242,27 +242,6 @@ def test_a_support_smaller_than_the_shape_leaves_rows_out(support: int, parents:
     assert tree.parents.tolist() == parents
 
 
-@pytest.mark.parametrize(
-    ("count", "num_rows", "limits", "parents"),
-    [
-        (1, 64, {}, [-1, 0, 0, 0]),
-        (2, 64, {}, [-1, 0, 0, 0, 1, 1, 2]),
-        (8, 5, {}, [-1, 0, 0, 0, 1]),
-        (8, 64, {"max_rows": 2}, [-1, 0, 0, 0, 1, 1]),
-        (8, 64, {"max_rows": 1}, [-1, 0, 0, 0]),
-        (8, 64, {"context_length": len(PROMPT)}, [-1, 0, 0, 0]),
-        (8, 64, {"context_length": len(PROMPT) + 1}, [-1, 0, 0, 0, 1, 1]),
-    ],
-)
-def test_a_shape_is_cut_to_the_budget_and_to_what_the_draft_can_read(
-    count: int, num_rows: int, limits: dict[str, int], parents: list[int]
-) -> None:
-    drafter, _ = drafter_of(logits_of(scale=1.0), **limits)
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=1), PROMPT, sampled_drafts=True)
-    tree = shaped(drafter, sampler, Budget(count, num_rows, shape=SHAPE))
-    assert tree.parents.tolist() == parents
-
-
 def test_no_sample_is_verified_without_those_that_were_drawn_before_it() -> None:
     """A second sample alone is distributed otherwise than its draft_probs say: where second ones
     are right more often than first ones, a policy would keep them alone."""

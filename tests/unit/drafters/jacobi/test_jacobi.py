@@ -118,14 +118,3 @@ def constant(tokens: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("fill", [JacobiInit.NGRAM, JacobiInit.REPEAT_LAST])
 def test_a_constant_text_is_accepted_whole_from_the_second_round_on(fill: JacobiInit) -> None:
     assert written(constant, 6, fill=fill, block=5) == [0, 5, 5, 5, 5, 5]
-
-
-def test_the_rows_may_lie_anywhere_in_a_tree_of_several_drafters(make_tree: Any) -> None:
-    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=2)
-    drafter.begin([1])
-    assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 1, 1]
-    tree = make_tree(1, [5, 1, 6, 1], [0, 0, 1, 2])
-    logits = np.zeros((5, 20), np.float32)
-    logits[range(5), [10, 11, 12, 13, 14]] = 1
-    drafter.observe(tree, Forward(logits), Verdict((10,), (), False))
-    assert drafter.propose(10, AMPLE).tokens.tolist() == [10, 12, 14]

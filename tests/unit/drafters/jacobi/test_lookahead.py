@@ -27,17 +27,6 @@ Cells = dict[tuple[int, int], int]  # the window's tokens by row and by position
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("3,4,5", (3, 4, 5)), (" 15, 5 ,15", (15, 5, 15)), ("1,2,1", (1, 2, 1))],
-)
-def test_a_size_is_read(text: str, expected: tuple[int, int, int]) -> None:
-    size = WindowSize.parse(text)
-    assert (size.width, size.ngram, size.draft_tokens) == expected
-    assert WindowSize.parse(str(size)) == size
-    assert size.num_rows == (expected[1] - 1) * (expected[0] + expected[2])
-
-
-@pytest.mark.parametrize(
     ("texts", "why"),
     [
         (["", "3", "3,3", "3,3,3,3", "a,b,c", "3;3;3", "3,3,", "1.5,3,3", "9" * 5000], "no size"),

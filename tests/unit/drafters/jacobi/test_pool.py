@@ -33,16 +33,6 @@ def test_each_token_keeps_its_latest_ngrams(added: list[tuple[int, ...]], per_to
             assert pool.after(first) == latest(added[:count], first, per_token)
 
 
-@given(added=ngrams, bound=st.integers(1, 4))
-def test_of_first_tokens_the_latest_are_kept(added: list[tuple[int, ...]], bound: int) -> None:
-    pool = NgramPool(3, 50)
-    with mock.patch(BOUND, bound):
-        for ngram in added:
-            pool.add(ngram)
-    kept = list(dict.fromkeys(each[0] for each in reversed(added)))[:bound]
-    assert {first for first in range(5) if pool.after(first)} == set(kept)
-
-
 @given(added=ngrams, later=ngrams, per_token=st.integers(1, 4))
 def test_a_snapshot_is_the_pool(
     added: list[tuple[int, ...]], later: list[tuple[int, ...]], per_token: int

@@ -105,12 +105,6 @@ def test_a_repeated_text_is_drafted_and_a_new_one_is_not() -> None:
     assert len(drafter.propose(9, Budget(0, 1))) == 1
 
 
-def confidence(text: list[int]) -> list[float]:
-    drafter = SuffixDrafter()
-    drafter.begin(text)
-    return drafter.propose(text[-1], BUDGET).confidence[1:].tolist()
-
-
 @pytest.mark.parametrize(
     ("written", "learnt"),
     [
