@@ -123,6 +123,15 @@ def test_a_draft_that_pays_is_used(draft_token_s: float, right: float) -> None:
     assert len(drafter.asked) > 0.85 * ROUNDS  # it begins overconfident, and may rest for that once
 
 
+def test_a_draft_slower_than_its_target_is_seldom_asked_and_for_single_draft_tokens() -> None:
+    clock = Clock()
+    drafter = DraftingAtCost(clock, 1.5, 0.9)
+    result = simulate(clock, policy_of(clock), [drafter])
+    assert {budget.num_draft_tokens for budget in drafter.budgets} == {1}
+    assert 2 <= len(drafter.asked) <= 6  # it may have been slow because the machine was busy
+    assert result.token_s < 1.01 * PLAIN_S
+
+
 def test_a_draft_that_is_known_to_be_slower_is_not_tried() -> None:
     """To find it slow again it would have to read the text, which costs as much as it may win."""
     clock = Clock()

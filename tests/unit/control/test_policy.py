@@ -156,6 +156,15 @@ def test_exact_mode_verifies_chains_only(make_tree: Any, parents: tuple[int, ...
     assert len(plan.tree) == tree.depths.max() + 1  # equally likely rows: the longest path
 
 
+def test_exact_mode_tells_who_rests() -> None:
+    class Resting(Always):
+        def choose(self, drafters: Any, pending: int, budget: Budget) -> RoundPlan:
+            return super().choose(drafters, pending, budget)._replace(resting=frozenset("a"))
+
+    plan = ExactPolicy(Resting(TokenTree.chain(0, [1])), (1, 4)).choose([], 0, Budget(15, 64))
+    assert plan.resting == {"a"}
+
+
 @pytest.mark.parametrize("rows", [3, 4])
 def test_k_seq_siblings_are_kept_or_dropped_together(rows: int) -> None:
     probs = np.full(9, 1 / 9)

@@ -49,6 +49,11 @@ def test_what_a_plain_step_takes_more_after_a_wider_pass_belongs_to_that() -> No
     assert found.most_lost_s(4) >= found.at(4) - found.plain_s
 
 
+def test_nor_does_it_where_most_plain_steps_come_after_wider_passes() -> None:
+    found = seconds_after([4, 1, 4, 1, 4, 1, 1, 1] * 60, switch_s=0.2)
+    assert found.plain_s == pytest.approx(1.0, abs=0.03)  # else 1.10
+
+
 def test_shared_passes_are_learnt_by_themselves() -> None:
     own, shared = RowCosts(SECONDS), RowCosts({1: 0.5, 8: 0.6})
     found = RoundSeconds(own, shared)

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.tree_shape import best_shape
+from edge_spec.control.tree_shape import best_shape, plan_rows
+from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.protocol import Budget
 
 MOST_ROWS = 7
 
@@ -94,6 +96,21 @@ def test_nothing_is_drafted_where_nothing_pays(
     acceptance: list[float], seconds: dict[int, float], pass_s: float
 ) -> None:
     assert best_shape(acceptance, RowCosts(seconds), pass_s, 16, 8) == (-1,)
+
+
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
+def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance: float) -> None:
+    """Their drafter says that each is right in half of the cases."""
+    tree = TokenTree(
+        np.arange(5, dtype=np.int32),
+        np.array([-1, 0, 0, 1, 2], np.int32),
+        np.array([1.0, 0.5, 0.5, 0.5, 0.5], np.float32),
+    )
+    reach = [1.0, 0.04, chance, 0.03, chance * chance]
+    plan = plan_rows(tree, reach, Budget(15, 16), RowCosts({1: 1.0, 16: 2.5}), 1.0)
+    assert plan is not None
+    expected = [0, 2, 4] if chance > 0.4 else [0, 2]
+    assert plan.tree.tokens.tolist() == expected
 
 
 def test_the_search_is_short() -> None:
