@@ -393,3 +393,37 @@ def test_while_no_account_pays_for_an_answer_nobody_is_asked_or_observes() -> No
     plan = policy.choose([useless], 0, BUDGET)
     assert plan.resting == {"draft"} and plan.plain_reason == PlainReason.COOLDOWN
     assert 5 < len(useless.asked) < 60  # it is tried now and then
+
+
+class SiblingsDrafter(DraftingAtCost):
+    """Proposes three draft tokens that exclude each other, found by one pass."""
+
+    passes = 1
+
+    def propose(self, pending: int, budget: Budget) -> TokenTree:
+        self._clock.now += self.token_s
+        return TokenTree(
+            np.array([pending, 1, 2, 3], np.int32),
+            np.array([-1, 0, 0, 0], np.int32),
+            np.array([1.0, 0.5, 0.3, 0.15], np.float32),
+            proposed_by=("", *(self.name,) * 3),
+        )
+
+
+def branching(clock: Clock, draft_token_s: dict[str, float]) -> AdaptivePolicy:
+    costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
+    return AdaptivePolicy(costs, draft_token_s, clock=clock)
+
+
+def test_an_account_that_does_not_pay_for_a_tree_pays_for_its_likeliest_rows() -> None:
+    """A pass of the draft takes 0.2, a row 0.12 and at most a standard deviation more."""
+    clock = Clock()
+    found = []
+    for balance in (1.5, 0.75, 0.5, 0.2):
+        policy, drafter = branching(clock, {"draft": 0.2}), SiblingsDrafter(clock, 0.2, 0.9)
+        policy.wants(drafter)
+        policy.records["draft"].account.balance = balance
+        plan = policy.choose([drafter], 0, BUDGET)
+        assert plan.tree.tokens.tolist() == list(range(len(plan.tree)))
+        found.append(len(plan.tree))
+    assert found == [4, 3, 2, 1]

@@ -66,6 +66,33 @@ def test_no_row_left_out_is_likelier_than_one_that_is_in(seed: int, num_rows: in
     assert part.reach.tolist() == pytest.approx(best, abs=1e-6)  # float32 confidences
 
 
+@given(seed=st.integers(0, 10_000), passes=st.integers(0, 6), least=st.sampled_from([0.02, 0.2]))
+def test_siblings_that_cost_no_pass_are_proposed_below_what_a_pass_is_worth(
+    seed: int, passes: int, least: float
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def expand(path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
+        asked.append(path)
+        return expander(seed)(path)
+
+    budget = Budget(6, 12, min_reach=0.5, least_reach=least)
+    tree = grow("test", 4, budget, LearntAcceptance(PRIORS), (), expand, passes).tree
+    assert len(asked) <= passes
+    grown_from = set(tree.parents.tolist()[1:])
+    assert all(tree.reach[row] >= 0.5 - 1e-6 for row in grown_from)
+    # Of each row that was read, all that is worth its row; of others one, to learn from.
+    for path in asked:
+        rated = sorted((PRIORS[each.kind] for each in expander(seed)(path)), reverse=True)
+        if not path and len(tree) < budget.num_rows:
+            left, worth = 1.0, 0
+            for chance in rated:
+                worth += min(chance, left) >= least
+                left -= min(chance, left)
+            assert len(tree.children(0)) >= worth
+    assert int((tree.reach < least - 1e-6).sum()) <= 3
+
+
 @given(outcomes=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=50))
 def test_counts_survive_a_snapshot(outcomes: list[tuple[int, bool]]) -> None:
     acceptance, fresh = LearntAcceptance(PRIORS), LearntAcceptance(PRIORS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 
@@ -248,6 +249,32 @@ def test_who_fails_alone_is_told_and_the_others_go_on(method: str) -> None:
     served.end()
     assert isinstance(served.found["broken"], SessionError)
     assert np.array_equal(served.found["whole"].out.logits, logits(whole, 2))
+
+
+class Invariant(Recording):
+    """Promises what lets prompts be read beside the rows of others."""
+
+    def __init__(self, row_s: float = 1e-4) -> None:
+        super().__init__(lambda rows: 8e-3 + rows * row_s)
+        self.capabilities = replace(self.capabilities, invariant_rows=True)
+
+
+@pytest.mark.parametrize(
+    "shares, passes", [(True, [[3, 4, 32], [-78]]), (False, [[-28], [3], [-28], [4], [-54]])]
+)
+def test_who_collects_features_joins_where_shared_passes_give_them(
+    shares: bool, passes: list[list[int]]
+) -> None:
+    served = Served(model=Invariant())
+    sessions: list[Any] = [served.session(held) for held in (0, 4, 5)]
+    for each in sessions[:2]:
+        each.collects, each.shares_features, each.collect_features = True, shares, fails
+    released = served.hold()
+    served.read("prompt", sessions[0], 110)
+    served.ask("a", sessions[1], 3)
+    served.ask("b", sessions[2], 4)
+    released.set()
+    assert served.end() == passes
 
 
 @pytest.mark.parametrize("slices_agree", [True, False])

@@ -3,6 +3,7 @@ tokenizer makes of the draft's text."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -109,6 +110,34 @@ def test_a_draft_token_ends_before_the_drafts_special_tokens(languages: Language
         assert tree.tokens[1:].tolist() == target.codec.encode(before)
         # Nothing can join the last token: all of the draft's confidence is left.
         np.testing.assert_allclose(prod(tree.confidence.tolist()), 0.5 ** len(candidate), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["small", "large", "bytes", "permuted"])
+def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
+    name: str, languages: Languages
+) -> None:
+    target, draft = languages["target"], languages[name]
+    inner, prompt = spoken.Recording(), target.codec.encode("They said")
+    candidate = " caf\u00e9s \U0001f680 everywhere, nothing else"
+    inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
+    chances = np.random.default_rng(1).uniform(0.5, 1, len(inner.draft_tokens))
+    inner.confidence = chances.tolist()
+    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
+    drafter.begin(prompt)
+    tree = drafter.propose(prompt[-1], Budget(99, 100))
+    stream, starts = draft.codec.stream(), [0]
+    starts += accumulate(len(stream.push(id)) for id in inner.draft_tokens[:-2])
+    stream, begin = target.codec.stream(), 0
+    together: list[float] = []  # of the tokens of one character: all of its chance first
+    for token, confidence in zip(tree.tokens[1:].tolist(), tree.confidence[1:], strict=True):
+        piece = stream.push(token)
+        together.append(float(confidence))
+        if piece:
+            within = [at for at, start in enumerate(starts) if begin <= start < begin + len(piece)]
+            expected = [prod(chances[within]), *[1.0] * (len(together) - 1)]
+            np.testing.assert_allclose(together, expected, rtol=1e-5)
+            begin, together = begin + len(piece), []
+    assert begin == len(candidate)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3])
