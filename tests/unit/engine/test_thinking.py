@@ -80,6 +80,12 @@ def test_a_thought_comes_before_the_answer(
     assert result.reasoning_ms > 0
 
 
+def test_before_a_form_a_thought_has_no_end_but_its_own(engine: Engine) -> None:
+    result = answer(engine, f"{OPENING}so it is", max_tokens=40, grammar=YES)
+    assert result.reasoning.startswith("so it is")
+    assert (result.text, result.finish_reason) == ("", FinishReason.LENGTH)
+
+
 @pytest.mark.parametrize(
     ("message", "budget", "reasoning"),
     [
