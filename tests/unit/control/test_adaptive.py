@@ -18,7 +18,7 @@ from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, DrafterTraits
-from fixtures.costly_drafts import SLOPE, Clock, DraftingAtCost, Share, pass_s, policy_of, stats_of
+from fixtures.costly_drafts import Clock, DraftingAtCost, Share, pass_s, policy_of, stats_of
 
 ROUNDS = 2000
 BUDGET = Budget(15, 16)
@@ -165,21 +165,6 @@ def test_a_text_that_becomes_hard_is_noticed() -> None:
     assert lost < 0.05 * 1000
 
 
-def test_one_slow_draft_token_is_no_slow_draft() -> None:
-    """The machine paused for a minute: a mean over draft tokens would take hundreds to forget
-    that."""
-    clock = Clock()
-    drafter = DraftingAtCost(clock, 0.1, 0.8)
-    policy = policy_of(clock)
-    simulate(clock, policy, [drafter], rounds=100)
-    clock_before, drafter.token_s = drafter.token_s, 60.0
-    simulate(clock, policy, [drafter], rounds=1)
-    drafter.token_s = clock_before
-    asked = len(drafter.asked)
-    simulate(clock, policy, [drafter], rounds=1200)
-    assert len(drafter.asked) - asked > 100
-
-
 def test_a_machine_that_becomes_slower_sends_no_drafter_to_rest() -> None:
     """Three times, at once, and with noise: plain steps have become as slow, which is only not
     known yet."""
@@ -200,24 +185,6 @@ def test_a_machine_that_slept_says_nothing_about_its_draft() -> None:
     assert len(drafter.asked) > 290
 
 
-def test_nor_does_one_that_slept_outside_of_a_pass() -> None:
-    clock = Clock()
-    policy, drafter = policy_of(clock), DraftingAtCost(clock, 1.5, 0.0)
-    simulate(clock, policy, [], rounds=1, around_s=3600)
-    simulate(clock, policy, [drafter], rounds=100)
-    assert (
-        len(drafter.asked) <= 6
-    )  # a draft token that is slower than a step is not worth a draft token
-
-
-def test_a_free_drafter_without_candidates_does_not_rest() -> None:
-    """It takes hardly any time: noise alone must not send it away before the text repeats."""
-    clock = Clock()
-    drafter = DraftingAtCost(clock, 1e-4, 0.9, candidates=0.0)
-    simulate(clock, policy_of(clock), [drafter])
-    assert len(drafter.asked) == ROUNDS
-
-
 @pytest.mark.parametrize("order", ["useless first", "useful first"])
 def test_of_several_drafters_each_is_judged_by_what_it_does(order: str) -> None:
     """The one that is asked in vain rests, and the one that drafts after it goes on."""
@@ -229,19 +196,6 @@ def test_of_several_drafters_each_is_judged_by_what_it_does(order: str) -> None:
     assert len(useful.asked) > 0.85 * ROUNDS
     assert len(vain.asked) < 0.1 * ROUNDS
     assert PLAIN_S / result.token_s > 1.6
-
-
-def test_a_drafter_whose_rounds_are_better_is_asked_although_another_has_a_draft_token() -> None:
-    """A free draft token that is barely worth its row stands back; a sure one does not."""
-    clock = Clock()
-    weak = DraftingAtCost(clock, 1e-4, 0.3, name="weak", candidates=0.7)
-    strong = DraftingAtCost(clock, 0.02, 0.9, name="strong")
-    simulate(clock, policy_of(clock), [weak, strong], rounds=600)
-    assert len([number for number in strong.asked if number >= 300]) > 270
-    weak.name = "sure"
-    weak._right = 0.97
-    sure = simulate(clock, policy_of(clock), [weak], rounds=600)
-    assert sure.token_s < 0.5 * PLAIN_S
 
 
 class LookingUp(DraftingAtCost):
@@ -266,40 +220,6 @@ def test_a_draft_that_does_not_pay_leaves_what_is_looked_up(draft_token_s: float
         taken.append(simulate(clock, policy, drafters, rounds=100, noise=0).token_s)
     assert taken[0] < 0.75 * PLAIN_S
     assert taken[1] < 1.08 * taken[0]  # what the account of a text pays for
-
-
-def test_what_is_looked_up_stands_back_where_a_good_draft_says_otherwise() -> None:
-    """It says that it is right more often than it is, as what was found in another passage is."""
-    clock = Clock()
-    found = LookingUp(clock, 1e-4, 0.4, name="looked up", candidates=0.5)
-    draft = DraftingAtCost(clock, 0.05, 0.85)
-    policy = policy_of(clock, free={"looked up"})
-    together = simulate(clock, policy, [found, draft], rounds=400, noise=0).token_s
-    clock = Clock()
-    alone = simulate(clock, policy_of(clock), [DraftingAtCost(clock, 0.05, 0.85)], 400, noise=0)
-    assert together < 1.04 * alone.token_s
-
-
-@pytest.mark.parametrize("draft_token_s", [0.004, 0.1])
-def test_a_draft_that_takes_little_is_asked_what_it_says_of_many_rows(draft_token_s: float) -> None:
-    """Although rounds of what is looked up are better."""
-    clock = Clock()
-    found = LookingUp(clock, 1e-4, 0.8, name="looked up")
-    draft = DraftingAtCost(clock, draft_token_s, 0.75)
-    simulate(clock, policy_of(clock, free={"looked up"}), [found, draft], rounds=400)
-    late = [number for number in draft.asked if number >= 100]
-    assert len(late) > 270 if draft_token_s < 0.01 else len(late) < 30
-
-
-def test_steps_in_the_costs_decide_how_many_rows_are_scored() -> None:
-    """A kernel for four rows at a time: three cost as much as four, the fifth as much as all of
-    the four before."""
-    clock = Clock()
-    costs = RowCosts({1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
-    policy = AdaptivePolicy(costs, {}, {"draft"}, branches=False, clock=clock)
-    drafter = DraftingAtCost(clock, 0.0, 0.7)
-    drafter.learnt = LearntAcceptance([0.7])
-    assert len(policy.choose([drafter], 0, BUDGET).tree) == 4
 
 
 class Saying(DraftingAtCost):
@@ -346,16 +266,6 @@ def test_a_sampled_plan_is_not_held_against_another(sampled: bool) -> None:
     assert plan.tree.proposed_by[1] == ("costly" if sampled else "free")
 
 
-def test_a_drafter_is_not_charged_for_the_time_of_another() -> None:
-    """Free draft tokens that come after a slow attempt would seem slow too."""
-    clock = Clock()
-    slow = DraftingAtCost(clock, 0.5, 0.0, name="slow")
-    free = DraftingAtCost(clock, 1e-4, 0.5, name="free")
-    simulate(clock, policy_of(clock), [slow, free])
-    assert len(slow.asked) < 0.1 * ROUNDS
-    assert len(free.asked) > 0.9 * ROUNDS
-
-
 def test_a_drafter_that_observes_for_longer_than_it_wins_skips_rounds() -> None:
     clock = Clock()
     drafter, policy = DraftingAtCost(clock, 0.1, 0.8), policy_of(clock)
@@ -373,56 +283,6 @@ def test_a_drafter_that_observes_for_longer_than_it_wins_skips_rounds() -> None:
     assert skipped > 190
 
 
-@pytest.mark.parametrize(
-    ("drafters", "budget", "reason"),
-    [
-        (0, BUDGET, PlainReason.OFF),
-        (1, Budget(0, 16), PlainReason.BUDGET),
-        (1, BUDGET, PlainReason.NO_CANDIDATE),
-    ],
-)
-def test_a_plain_round_says_why(drafters: int, budget: Budget, reason: PlainReason) -> None:
-    clock = Clock()
-    nothing = [DraftingAtCost(clock, 0.1, 0.5, candidates=0.0) for _ in range(drafters)]
-    plan = policy_of(clock).choose(nothing, 7, budget)
-    assert plan.plain_reason == reason and plan.tree.tokens.tolist() == [7]
-
-
-def test_a_draft_token_that_is_too_unlikely_is_below_break_even() -> None:
-    clock = Clock()
-    drafter = DraftingAtCost(clock, 0.01, 0.0)
-    for _ in range(400):
-        drafter.learnt.observe(0, False)
-    plan = policy_of(clock).choose([drafter], 0, BUDGET)
-    assert plan.plain_reason == PlainReason.BELOW_BREAK_EVEN
-
-
-def test_the_budget_tells_a_drafter_how_likely_its_draft_tokens_have_to_be() -> None:
-    """What a draft token and its row cost, over the time of a token: the one that follows has to be
-    worth it, and a row that is there without a pass its row alone."""
-    clock = Clock()
-    drafter = DraftingAtCost(clock, 0.25, 0.9)
-    policy = policy_of(clock, {"draft": 0.25}, free={"draft"})
-    assert policy.wants(drafter)
-    policy.records["draft"].account.settle(6.0)  # there is enough for all of them
-    policy.choose([drafter], 0, Budget(5, 9, probes=False))
-    [budget] = drafter.budgets
-    assert (budget.num_draft_tokens, budget.num_rows) == (5, 9)
-    assert not (budget.branches or budget.probes)
-    assert budget.min_reach == pytest.approx((0.25 + SLOPE) / 0.85)
-    assert budget.least_reach == pytest.approx(SLOPE)
-
-
-def test_slow_rounds_do_not_lower_what_draft_tokens_have_to_win() -> None:
-    """A draft token is worth a token's time at the better of the rate and plain steps; otherwise
-    losses would call for more of what caused them."""
-    clock = Clock()
-    drafter = DraftingAtCost(clock, 0.25, 0.0)
-    policy = policy_of(clock, {"draft": 0.25})
-    simulate(clock, policy, [drafter], rounds=40, around_s=0.0)
-    assert min(budget.min_reach for budget in drafter.budgets if budget.num_draft_tokens > 1) > 0.33
-
-
 def test_the_same_rounds_make_the_same_plans() -> None:
     results = []
     for _ in range(2):
@@ -430,59 +290,6 @@ def test_the_same_rounds_make_the_same_plans() -> None:
         drafters = [DraftingAtCost(clock, 0.1, 0.6), DraftingAtCost(clock, 0.3, 0.5, name="other")]
         results.append(simulate(clock, policy_of(clock), drafters, rounds=500))
     assert results[0] == results[1]
-
-
-class Sampling(DraftingAtCost):
-    """Offers siblings, and takes the shape that it is asked for."""
-
-    def __init__(self, clock: Clock, acceptance: Sequence[float]) -> None:
-        super().__init__(clock, 0.02, 0.5)
-        self.acceptance = acceptance
-
-    def sibling_acceptance(self) -> Sequence[float]:
-        return self.acceptance
-
-
-def test_the_end_of_a_text_leaves_no_small_shape_for_the_next() -> None:
-    clock = Clock()
-    policy = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.1}), {"draft": 0.02}, clock=clock)
-    drafter = Sampling(clock, (0.6, 0.2, 0.1))
-    for rows in (2, 2, 16, 2, *[16] * 64, 2, 2, 16):
-        policy.choose([drafter], 0, Budget(rows - 1, rows))
-    shapes = [len(budget.shape) for budget in drafter.budgets]
-    assert shapes[:4] == [2, 2, 16, 0]
-    assert set(shapes[4:68]) == {16} and shapes[-1] == 16
-
-
-def test_a_shape_follows_what_is_learnt() -> None:
-    clock = Clock()
-    costs = RowCosts({1: 1.0, 4: 1.0, 5: 4.0, 8: 4.0})
-    policy = AdaptivePolicy(costs, {"draft": 0.3}, clock=clock)
-    drafter = Sampling(clock, (0.4, 0.3, 0.2))
-    for _ in range(70):
-        policy.choose([drafter], 0, BUDGET)
-        drafter.acceptance = (0.99, 0.001)
-    assert drafter.budgets[0].shape == (-1, 0, 0, 0)
-    assert drafter.budgets[-1].shape == (-1, 0, 1, 2)
-
-
-def test_samples_are_asked_for_in_the_best_shape_where_draft_tokens_may_branch() -> None:
-    clock = Clock()
-    costs = RowCosts({1: 1.0, 4: 1.0, 5: 4.0, 8: 4.0})
-    for branches, acceptance, shape in (
-        (True, (0.4, 0.3, 0.2), (-1, 0, 0, 0)),
-        (True, (0.9, 0.05), (-1, 0, 1, 2)),
-        (True, (0.0, 0.0), ()),
-        (True, (), ()),
-        (False, (0.4, 0.3, 0.2), ()),
-    ):
-        drafter = Sampling(clock, acceptance)
-        drafter_s = 0.3 if acceptance[:1] == (0.4,) else 0.02
-        policy = AdaptivePolicy(costs, {"draft": drafter_s}, branches=branches, clock=clock)
-        policy.choose([drafter], 0, BUDGET)
-        assert drafter.budgets[0].shape == shape
-        policy.choose([drafter], 0, Budget(15, 3))  # the shape is larger than what fits
-        assert drafter.budgets[1].shape == ()
 
 
 class Head(DraftingAtCost):
@@ -543,47 +350,6 @@ def test_a_draft_that_is_known_not_to_pay_is_not_even_read_for_a_while() -> None
     assert draft.asked  # it may have become better
 
 
-def test_a_draft_writes_few_tokens_a_round_until_it_has_been_of_use() -> None:
-    """An answer of 20 tokens loses a fifth of its time to one that is not: the trial, where eight
-    draft tokens a round would lose more before it ends."""
-    clock = Clock()
-    wrong = known_draft(clock, 0.0, None)
-    found = simulate(clock, policy_of(clock, {"draft": 0.2}), [wrong], 20, noise=0)
-    assert found.token_s < 1.25 * (pass_s(1) + 0.05)
-    assert max(budget.num_draft_tokens for budget in wrong.budgets) <= 3
-    clock = Clock()
-    right = known_draft(clock, 0.9, None)
-    simulate(clock, policy_of(clock, {"draft": 0.2}), [right], 20, noise=0)
-    assert right.budgets[-1].num_draft_tokens == BUDGET.num_draft_tokens
-
-
-def test_a_draft_that_is_known_to_pay_may_be_unlucky_at_first() -> None:
-    """As long as the account pays for it."""
-    found = {}
-    for known in (0.7, 0.15):
-        clock = Clock()
-        unlucky = known_draft(clock, lambda number: 0.0 if number < 1 else 0.8, known)
-        policy = policy_of(clock, {"draft": 0.2})
-        found[known] = simulate(clock, policy, [unlucky], 100, noise=0)
-    assert found[0.7].reasons[PlainReason.COOLDOWN] == 0
-    assert found[0.15].reasons[PlainReason.COOLDOWN] > 50
-    assert found[0.7].token_s < 0.8 * found[0.15].token_s
-
-
-def test_so_may_a_head_that_is_reported_to_pay() -> None:
-    clock = Clock()
-    head = Head(clock, 0.05, lambda number: 0.0 if number < 2 else 0.8)
-    head.reported = (0.6, 0.6)
-    found = simulate(clock, policy_of(clock, {"draft": 0.05}), [head], 100, noise=0)
-    assert found.reasons[PlainReason.COOLDOWN] == 0
-
-
-def test_a_head_without_a_report_that_pays_is_used() -> None:
-    clock = Clock()
-    head = Head(clock, 0.1, 0.8)
-    assert lost(head, clock, ROUNDS) < -0.2 * ROUNDS
-
-
 def looked_up(clock: Clock, measured: dict[int, float], right: float) -> Simulated:
     """300 rounds with draft tokens that cost nothing, of a drafter that knows how good they are, at
     costs that were measured so; a pass takes what `pass_s` says."""
@@ -603,14 +369,6 @@ def test_costs_that_were_measured_on_a_busy_machine_are_found_out(right: float) 
     busy = looked_up(Clock(), {1: 2.5, 2: 4.5, 4: 8.0, 8: 16.0}, right)
     assert PLAIN_S - busy.token_s > 0.66 * (PLAIN_S - quiet.token_s)
     assert np.mean([rows > 1 for rows in busy.plans[200:]]) > 0.55
-
-
-@pytest.mark.parametrize("right", [0.3, 0.5, 0.8])
-def test_costs_that_were_measured_on_a_quiet_machine_are_found_out(right: float) -> None:
-    """The reverse: passes take twice as long now, and a further row six times."""
-    quiet = looked_up(Clock(), {rows: pass_s(rows) for rows in (1, 2, 4, 8)}, right)
-    busy = looked_up(Clock(), {1: 0.5, 2: 0.51, 4: 0.53, 8: 0.6}, right)
-    assert PLAIN_S - busy.token_s > 0.75 * (PLAIN_S - quiet.token_s)
 
 
 def test_where_no_pass_was_timed_the_first_round_is_plain_and_tells_what_the_others_take() -> None:
@@ -637,26 +395,6 @@ def test_while_no_account_pays_for_an_answer_nobody_is_asked_or_observes() -> No
     assert 5 < len(useless.asked) < 60  # it is tried now and then
 
 
-def test_a_drafter_reads_a_prompt_where_its_account_pays_for_an_answer() -> None:
-    """One that has not read it has to read it before its next answer."""
-    clock = Clock()
-    useless = DraftingAtCost(clock, 0.1, 0.0, catch_up_s=0.005)
-    policy = policy_of(clock, {"draft": 0.1})
-    assert policy.wants(useless)
-    policy.begin(50)
-    simulate(clock, policy, [useless], 60, noise=0)
-    record = policy.records["draft"]
-    record.account.settle(-5.0)
-    assert not policy.wants(useless)
-    unread_s = record.unread_s(1.0)
-    policy.begin(1000)
-    assert record.unread_s(1.0) > unread_s
-    record.account.settle(5.0)
-    assert policy.wants(useless)
-    policy.begin(1000)
-    assert record.unread_s(1.0) == 0
-
-
 class SiblingsDrafter(DraftingAtCost):
     """Proposes three draft tokens that exclude each other, found by one pass."""
 
@@ -675,13 +413,6 @@ class SiblingsDrafter(DraftingAtCost):
 def branching(clock: Clock, draft_token_s: dict[str, float]) -> AdaptivePolicy:
     costs = RowCosts({rows: pass_s(rows) for rows in (1, 2, 4, 8)})
     return AdaptivePolicy(costs, draft_token_s, clock=clock)
-
-
-def test_a_pass_of_a_draft_costs_the_same_however_many_siblings_it_finds() -> None:
-    clock = Clock()
-    policy = branching(clock, {})
-    simulate(clock, policy, [SiblingsDrafter(clock, 0.2, 0.9)], 40, noise=0)
-    assert policy.records["draft"].draft_token_s == pytest.approx(0.2)
 
 
 def test_an_account_that_does_not_pay_for_a_tree_pays_for_its_likeliest_rows() -> None:

@@ -4,21 +4,18 @@ step."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cascade import PolicyStage, stage_of
+from edge_spec.control.cascade import PolicyStage
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
@@ -170,17 +167,6 @@ def test_a_draft_draft_tokens_the_same_with_and_without_levels_below(
     assert sampled == any(tree.draft_probs for tree in alone.trees)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_levels_save_passes_where_tokens_are_sampled(sampled: bool) -> None:
-    """By taking part in the draft's races, or by drafting what is likeliest."""
-    draft, small = CountingModel(sharp()), CountingModel(sharp())
-    params = SamplingParams(temperature=1.0 if sampled else 6.0, seed=5)
-    drafter = Recording(on_top(draft, [on_top(small)]))
-    write([drafter], params, sampled, count=120)
-    draft_tokens = sum(len(tree) - 1 for tree in drafter.trees)
-    assert draft_tokens > 40 and draft.passes < 0.5 * draft_tokens
-
-
 def test_levels_save_passes_where_they_draft_token_well() -> None:
     """A text that repeats itself is drafted in one pass of each model."""
 
@@ -201,115 +187,6 @@ def test_levels_save_passes_where_they_draft_token_well() -> None:
     assert passes_of_a_draft(SuffixDrafter()) == 1
     small = CountingModel(repeats)
     assert passes_of_a_draft(on_top(small, [SuffixDrafter()])) == small.passes == 1
-
-
-def level_below(drafter: Any) -> PolicyStage | None:
-    level = getattr(drafter, "_level", None)
-    return level if isinstance(level, PolicyStage) else None
-
-
-def teach_alike(fresh: Any, used: Any) -> None:
-    """What was learnt belongs to the session, not to the text."""
-    fresh._acceptance = used._acceptance
-    levels = level_below(fresh), level_below(used)
-    if levels[0] is not None and levels[1] is not None:
-        for pair in zip(levels[0]._drafters, levels[1]._drafters, strict=True):
-            teach_alike(*pair)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_level_stays_in_step_over_many_rounds(name: str) -> None:
-    """Each level goes on as a new one would that begins with the whole text."""
-    drafter, compared = cascade(name), 0
-
-    class Checked(Recording):
-        text: list[int]
-
-        def begin(self, prompt: Sequence[int]) -> None:
-            self.text = list(prompt)
-            drafter.begin(prompt)
-
-        def observe(self, tree: TokenTree, out: Forward, verdict: Verdict) -> None:
-            drafter.observe(tree, out, verdict)
-            self.text += verdict.tokens
-            fresh = cascade(name)
-            fresh.begin(self.text)
-            self.compare(fresh, drafter)
-
-        def compare(self, fresh: Any, used: Any) -> None:
-            nonlocal compared
-            compared += 1
-            teach_alike(fresh, used)
-            for attribute in ("_tokens", "_num_text"):
-                if hasattr(fresh, "_text"):
-                    mine = getattr(used._text, attribute)
-                    assert getattr(fresh._text, attribute) == mine
-            if isinstance(fresh, SuffixDrafter):
-                assert used._assumed == [] and used._index.tokens == fresh._index.tokens
-            levels = level_below(fresh), level_below(used)
-            if levels[0] is not None and levels[1] is not None:
-                for pair in zip(levels[0]._drafters, levels[1]._drafters, strict=True):
-                    self.compare(*pair)
-
-        def propose(self, pending: int, budget: Budget) -> TokenTree:
-            fresh = cascade(name)
-            fresh.begin(self.text)
-            teach_alike(fresh, drafter)
-            anew = fresh.propose(pending, replace(budget, min_reach=0.2))
-            tree = drafter.propose(pending, replace(budget, min_reach=0.2))
-            assert tree.tokens.tolist() == anew.tokens.tolist()
-            return tree
-
-    checked = Checked(drafter)
-    assert write([checked], GREEDY, count=100) == write([], GREEDY, count=100)
-    assert compared > 50
-
-
-def test_a_level_is_retracted_with_the_draft_above_it() -> None:
-    small = on_top(models()[1], [SuffixDrafter()])
-    draft = on_top(models()[0], [small])
-    draft.begin(PROMPT)
-    draft.propose(PROMPT[-1], Budget(6, 64, branches=False))
-    assert draft._text.draft_tokens == small._text.draft_tokens == []
-    verdict = Verdict((7, 8, 9), (1, 2), False)
-    tree = TokenTree.chain(PROMPT[-1], [7, 8])
-    draft.extend_draft(tree, Forward(np.zeros((3, VOCAB), np.float32)), verdict)
-    level = level_below(small)
-    assert level is not None
-    [suffix] = level._drafters
-    assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8, 9]
-    assert isinstance(suffix, SuffixDrafter) and len(suffix._assumed) == 3
-    draft.rollback_draft(2)
-    assert draft._text.draft_tokens == small._text.draft_tokens == [7, 8]
-    assert len(suffix._assumed) == 2
-
-
-class Watching(FixedPolicy):
-    """Keeps the rounds that it was told of."""
-
-    def __init__(self) -> None:
-        super().__init__(branches=False)
-        self.rounds: list[RoundStats] = []
-
-    def observe(self, round_stats: RoundStats) -> None:
-        self.rounds.append(round_stats)
-
-
-def test_each_level_judges_the_passes_of_its_own_model_only() -> None:
-    """A level that counted passes of the model above would take a slow model for a slow level."""
-    draft, small, _ = models()
-    watching = {small: Watching(), draft: Watching()}
-    middle = on_top(small, [SuffixDrafter()], watching[small])
-    drafter = on_top(draft, [middle], watching[draft])
-    write([drafter], GREEDY)
-    for model, policy in watching.items():
-        assert model.passes == len(policy.rounds) > 10
-        assert all(
-            stats.num_tokens == stats.num_accepted + 1 <= stats.num_rows for stats in policy.rounds
-        )
-        for stats in policy.rounds:
-            assert stats.draft_s > 0 and stats.forward_s > 0
-            assert stats.total_s == pytest.approx(stats.draft_s + stats.forward_s)
 
 
 class Clock:
@@ -364,44 +241,3 @@ def test_draft_tokens_that_the_draft_cannot_read_are_not_shown_to_it() -> None:
     drafter.begin([*text, 1, VOCAB + 2])
     tree = drafter.propose(VOCAB + 2, Budget(6, 64, branches=False))
     assert len(tree) == 7 and tree.tokens[0] == VOCAB + 2
-
-
-def test_a_prompt_is_read_at_every_level_that_will_be_asked() -> None:
-    class Never(FixedPolicy):
-        def wants(self, drafter: Any) -> bool:
-            return False
-
-    for policy, read in ((CHAINS, PROMPT[:-1]), (Never(), [])):
-        small = models()[1].open_session(), models()[1]
-        lower = DraftModelDrafter(small[1], small[0], VOCAB)
-        draft = on_top(models()[0], [SuffixDrafter(), lower], policy)
-        draft.prepare(PROMPT)
-        assert small[0].committed == read
-
-
-def test_a_draft_makes_its_levels_by_what_it_was_given() -> None:
-    """As `load` composes them, with a policy that measures."""
-    upper, lower = CountingModel(mostly(7)), CountingModel(mostly(5))
-    costs = RowCosts({1: 1.0, 8: 1.5})
-    drafts = [
-        Draft(model, VOCAB, level=lambda below, model=model: stage_of(model, costs, below))
-        for model in (upper, lower)
-    ]
-    below = drafts[1].make_drafter([SuffixDrafter()], "lower")
-    drafter = drafts[0].make_drafter([below], "upper")
-    assert drafter.name == "upper"
-    for params in (GREEDY, SEEDED):
-        assert write([drafter], params) == write([], params)
-    assert upper.passes and lower.passes
-
-
-def test_a_snapshot_of_a_level_is_that_of_its_drafters() -> None:
-    levels = [stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()])]
-    levels.append(stage_of(ScriptedModel(sharp(), VOCAB), RowCosts({1: 1.0}), [SuffixDrafter()]))
-    levels[0].begin(PROMPT)
-    state = levels[0].state_dict()
-    assert state["suffix/text"].tolist() == PROMPT
-    levels[1].load_state_dict(state)
-    assert levels[1].state_dict()["suffix/text"].tolist() == PROMPT
-    with pytest.raises(KeyError, match="recycling"):
-        levels[1].load_state_dict({"recycling/prompt": np.zeros(1, np.int32)})

@@ -68,16 +68,6 @@ def test_rows_are_kept_while_they_are_likely_to_be_reached_and_right(
     assert plan.plain_reason == (PlainReason.BELOW_BREAK_EVEN if kept == 1 else None)
 
 
-def test_the_first_drafter_with_a_likely_draft_token_is_taken() -> None:
-    none, first, second = (Proposes(TokenTree.chain(0, candidate)) for candidate in ([], [1], [2]))
-    unlikely = Proposes(TokenTree.chain(0, [3], [0.1]))
-    plan = FixedPolicy().choose([none, unlikely, first, second], 0, BUDGET)
-    assert plan.tree.tokens.tolist() == [0, 1]
-    assert second.budgets == []
-    plan = FixedPolicy().choose([unlikely, none], 0, BUDGET)
-    assert len(plan.tree) == 1 and plan.plain_reason == PlainReason.BELOW_BREAK_EVEN
-
-
 def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
     tree = replace(
         with_confidence([0, 0, 2, 0], [0.5, 0.01, 0.01, 0.3]),
@@ -86,20 +76,6 @@ def test_rows_that_a_drafter_needs_are_scored_however_unlikely() -> None:
     plan = FixedPolicy().choose([Proposes(tree)], 0, BUDGET)
     assert plan.tree.tokens.tolist() == [0, 1, 2, 3] and plan.plain_reason is None
     plan = FixedPolicy(max_draft_tokens=2).choose([Proposes(tree)], 0, BUDGET)
-    assert plan.tree.tokens.tolist() == [0, 2, 3]
-
-
-def test_without_branches_needed_rows_stand_behind_the_chain_and_are_not_verified() -> None:
-    tree = replace(
-        with_confidence([0, 0, 2, 3, 0], [0.3, 0.9, 0.5, 0.1, 0.05]),
-        required=(True, True, False, False, False, True),
-    )
-    plan = FixedPolicy(branches=False).choose([Proposes(tree)], 0, BUDGET)
-    assert plan.tree.tokens.tolist() == [0, 2, 3, 1, 5]
-    assert plan.tree.parents.tolist() == [-1, 0, 1, 0, 0] and plan.num_verified == 3
-    plan = FixedPolicy(branches=False, probes=False).choose([Proposes(tree)], 0, BUDGET)
-    assert plan.tree.tokens.tolist() == [0, 2, 3]
-    plan = FixedPolicy(2, branches=False).choose([Proposes(tree)], 0, BUDGET)
     assert plan.tree.tokens.tolist() == [0, 2, 3]
 
 
@@ -129,19 +105,6 @@ def test_a_plain_round_says_why(
     plan = FixedPolicy().choose(drafters, 0, budget)
     assert plan.plain_reason == reason
     assert (len(plan.tree) == 1) == (reason is not None)
-
-
-def test_the_drafter_is_asked_for_no_more_than_the_limit() -> None:
-    drafter = Proposes(TokenTree.chain(0, [1]))
-    FixedPolicy(max_draft_tokens=3).choose([drafter], 0, BUDGET)
-    FixedPolicy(max_draft_tokens=30, branches=False).choose([drafter], 0, BUDGET)
-    chains = replace(BUDGET, branches=False)
-    FixedPolicy(max_draft_tokens=30, min_confidence=0.5).choose([drafter], 0, chains)
-    assert drafter.budgets == [
-        Budget(3, 4, min_reach=0.4),
-        Budget(10, 20, branches=False, min_reach=0.4),
-        Budget(10, 20, branches=False, min_reach=0.5),
-    ]
 
 
 def test_a_drafter_that_exceeds_its_budget_is_cut_to_the_budgets_rows() -> None:
@@ -191,13 +154,6 @@ def test_exact_mode_verifies_chains_only(make_tree: Any, parents: tuple[int, ...
     plan = ExactPolicy(Always(tree), (1, 4, 16)).choose([], 0, Budget(15, 64))
     assert plan.tree.is_chain
     assert len(plan.tree) == tree.depths.max() + 1  # equally likely rows: the longest path
-
-
-def test_exact_mode_says_why_a_round_whose_draft_tokens_do_not_fit_is_plain() -> None:
-    drafter = Proposes(TokenTree.chain(0, [1, 2]))
-    plan = ExactPolicy(FixedPolicy(), (1, 8)).choose([drafter], 0, Budget(2, 3))
-    assert len(plan.tree) == 1
-    assert plan.plain_reason is not None
 
 
 def test_exact_mode_tells_who_rests() -> None:

@@ -54,24 +54,6 @@ def test_nor_does_it_where_most_plain_steps_come_after_wider_passes() -> None:
     assert found.plain_s == pytest.approx(1.0, abs=0.03)  # else 1.10
 
 
-def test_passes_that_follow_each_other_do_not_pay_for_a_plain_step_each() -> None:
-    """One of four comes before a plain step."""
-    found = seconds_after([4, 4, 4, 4, 1, 1] * 100, switch_s=0.2)
-    assert found.plain_s == pytest.approx(1.0, abs=0.03)
-    assert found.at(4) - found.costs.at(4) == pytest.approx(0.05, abs=0.03)
-
-
-def test_where_no_graph_is_built_again_nothing_is_added() -> None:
-    found = seconds_after([4, 1, 1, 1] * 100, switch_s=0.0)
-    assert found.at(4) == pytest.approx(SECONDS[4], abs=1e-6)
-
-
-def test_a_round_takes_what_comes_around_its_pass_too() -> None:
-    found = seconds_after([1] * 200, switch_s=0.0, around_s=0.1)
-    assert found.plain_s == pytest.approx(1.1, abs=0.01)
-    assert found.token_s == pytest.approx(1.1, abs=0.02)
-
-
 def test_shared_passes_are_learnt_by_themselves() -> None:
     own, shared = RowCosts(SECONDS), RowCosts({1: 0.5, 8: 0.6})
     found = RoundSeconds(own, shared)
@@ -80,29 +62,3 @@ def test_shared_passes_are_learnt_by_themselves() -> None:
     assert found.costs is shared and found.plain_s == pytest.approx(0.5)
     found.observe(round_of(1, 1.0), 0.0)
     assert found.costs is own and found.plain_s == pytest.approx(1.0)
-
-
-def test_what_a_token_is_worth_follows_the_last_dozen_rounds() -> None:
-    """Or a model that drafts well goes on drafting as if a token took a plain step."""
-    found = RoundSeconds(RowCosts(SECONDS), RowCosts(SECONDS))
-    for _ in range(100):
-        found.observe(round_of(1, 1.0), 0.0)
-    for _ in range(12):
-        found.observe(round_of(4, 1.4, tokens=4), 0.0)
-    assert 0.35 < found.token_s < 0.55
-
-
-def test_a_token_is_worth_as_much_in_a_shared_pass() -> None:
-    """In plain steps: what drafting has saved by itself is expected there, too."""
-    found = RoundSeconds(RowCosts(SECONDS), RowCosts({1: 0.5, 8: 0.9}))
-    for _ in range(300):
-        found.observe(round_of(4, 1.4, tokens=4), 0.0)
-    assert found.token_s == pytest.approx(1.4 / 4, rel=0.02)
-    found.observe(round_of(1, 0.5, sharing=3), 0.0)
-    assert found.token_s == pytest.approx(0.5 * 1.4 / 4, rel=0.05)
-
-
-@pytest.mark.parametrize(("right", "pays"), [(0.9, True), (0.1, False)])
-def test_the_best_gain_of_reported_chances(right: float, pays: bool) -> None:
-    found = RoundSeconds(RowCosts(SECONDS), RowCosts(SECONDS))
-    assert (found.best_gain([right] * 4, 0.1) > 0) == pays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -98,16 +98,6 @@ def test_nothing_is_drafted_where_nothing_pays(
     assert best_shape(acceptance, RowCosts(seconds), pass_s, 16, 8) == (-1,)
 
 
-def test_free_rows_are_all_used_and_steps_are_avoided() -> None:
-    free = RowCosts({1: 1.0, 16: 1.0})
-    assert len(best_shape([0.5, 0.2, 0.1], free, 0.0, 16, 8)) == 16
-    step = RowCosts({1: 1.0, 4: 1.0, 5: 3.0, 8: 3.0})
-    assert len(best_shape([0.5, 0.2, 0.1], step, 0.0, 16, 8)) == 4
-    # A chain where the first sample is nearly always right, siblings where the draft's passes cost.
-    assert best_shape([0.95, 0.01], step, 0.0, 16, 8) == (-1, 0, 1, 2)
-    assert best_shape([0.4, 0.3, 0.2], step, 0.6, 16, 8) == (-1, 0, 0, 0)
-
-
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
 def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance: float) -> None:
     """Their drafter says that each is right in half of the cases."""
@@ -121,17 +111,6 @@ def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance
     assert plan is not None
     expected = [0, 2, 4] if chance > 0.4 else [0, 2]
     assert plan.tree.tokens.tolist() == expected
-
-
-def test_children_of_a_row_stand_in_their_order() -> None:
-    """The first of them has the larger subtree where first samples are right more often."""
-    shape = best_shape([0.6, 0.2, 0.1], RowCosts({1: 1.0, 16: 1.2}), 0.01, 12, 8)
-    sizes = [1] * len(shape)
-    for row in range(len(shape) - 1, 0, -1):
-        sizes[shape[row]] += sizes[row]
-    for parent in range(len(shape)):
-        children = [row for row in range(len(shape)) if shape[row] == parent]
-        assert all(sizes[one] >= sizes[other] for one, other in pairwise(children))
 
 
 def test_the_search_is_short() -> None:

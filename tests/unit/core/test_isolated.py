@@ -88,10 +88,6 @@ def test_a_crash_names_the_signal_and_the_last_words(drivers: Any) -> None:
     assert "(exit status 3): it printed nothing" in reason(drivers.ends)
 
 
-def test_a_crash_after_the_answer_is_none(drivers: Any) -> None:
-    assert isolated(drivers.crashes_afterwards, timeout_s=60) == "done"
-
-
 def test_work_that_hangs_is_ended(drivers: Any) -> None:
     assert reason(drivers.hangs, timeout_s=0.5) == "there was no answer within 0.5 s"
 

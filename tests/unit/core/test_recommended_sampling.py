@@ -10,10 +10,7 @@ import pytest
 from edge_spec.core.recommended_sampling import (
     DEFAULT_SAMPLING,
     NOTHING_STATED,
-    RecommendedSampling,
     recommended_sampling,
-    sampling_source,
-    sampling_text,
 )
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.errors import UsageError
@@ -73,20 +70,3 @@ def test_a_value_that_no_sampling_has_is_passed_over_and_told(name: str, value: 
     assert found.stated == ({} if name == "temperature" else {"temperature": 0.5})
     assert len(found.ignored) == 1 and len(found.ignored[0]) < 80 and "\n" not in found.ignored[0]
     found.with_asked({})  # nothing of it is refused
-
-
-def test_what_is_not_of_sampling_is_no_matter() -> None:
-    assert recommended_sampling({"eos_token_id": 2, "top_k": None}) == RecommendedSampling()
-
-
-def test_words_tell_what_is_in_force_and_who_chose_it() -> None:
-    assert sampling_text(DEFAULT_SAMPLING) == "temperature 0.7, top-p 0.95, min-p 0.05"
-    assert sampling_text(SamplingParams()) == "the likeliest token"
-    assert sampling_text(SamplingParams(1.0, top_k=64)) == "temperature 1, top-k 64"
-    penalized = SamplingParams(top_p=0.5, repetition_penalty=1.1)
-    assert sampling_text(penalized) == "the likeliest token, repetition penalty 1.1"
-    assert sampling_source(NOTHING_STATED, {}) == "edge-spec's defaults"
-    assert sampling_source(LLAMA, {"seed": 1}) == "as the model's makers state"
-    asked = {"temperature": 0.3, "top_p": 1.0}
-    assert sampling_source(LLAMA, asked).endswith("state, but temperature and top-p as asked")
-    assert sampling_source(LLAMA, {"temperature": 0.0, "top_k": 3}) == "as asked"

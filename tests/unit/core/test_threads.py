@@ -41,12 +41,6 @@ def test_with_nothing_else_running_nothing_is_tried(seed: int) -> None:
     assert set(passes(ThreadGovernor(2), QUIET, 2000, seed)) == {2}
 
 
-def test_a_text_that_grows_is_no_busy_machine() -> None:
-    governor = ThreadGovernor(2)
-    for done in range(3000):
-        assert governor.observe(1, 1 + done / 1000) == 2
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_beside_a_busy_process_one_thread_is_found_and_kept(seed: int) -> None:
     governor = ThreadGovernor(2)
@@ -62,50 +56,6 @@ def test_once_the_machine_is_quiet_again_all_threads_come_back(seed: int) -> Non
     passes(governor, BUSY, 1500, seed)
     passes(governor, QUIET, 600, seed)
     assert share(passes(governor, QUIET, 500, seed), 2) > 0.95
-
-
-def test_wide_passes_are_compared_with_wide_ones() -> None:
-    governor = ThreadGovernor(2)
-    for _ in range(200):
-        for rows in (1, 8):
-            assert governor.observe(rows, float(rows)) == 2
-
-
-def test_of_many_threads_as_few_are_given_up_as_have_to_be() -> None:
-    governor = ThreadGovernor(8)
-    quiet = {8: 1.0, 6: 1.3, 5: 1.5, 4: 1.9, 3: 2.4, 2: 3.5, 1: 7.0}
-    busy = quiet | {8: 2.6}
-    passes(governor, quiet, 100)
-    passes(governor, busy, 300)
-    assert share(passes(governor, busy, 500), 6) > 0.85
-
-
-def test_nothing_is_tried_that_is_not_ready() -> None:
-    asked: list[int] = []
-    ready = False
-
-    def is_ready(threads: int) -> bool:
-        asked.append(threads)
-        return ready
-
-    governor = ThreadGovernor(2, is_ready=is_ready)
-    passes(governor, QUIET, 100)
-    assert not asked
-    assert set(passes(governor, BUSY, 200)) == {2} and set(asked) == {1}
-    ready = True
-    assert 1 in passes(governor, BUSY, 100)
-
-
-@pytest.mark.parametrize(("steps", "least"), [(0, 4), (1, 3), (2, 2), (None, 1)])
-def test_it_goes_no_further_down_than_it_may(steps: int | None, least: int) -> None:
-    governor = ThreadGovernor(4, steps=steps)
-    for _ in range(50):
-        governor.observe(1, 1.0)
-    seen = set()
-    for _ in range(2000):
-        seen.add(governor.threads)
-        governor.observe(1, float(governor.threads**3))
-    assert min(seen) == least
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -137,10 +137,3 @@ def test_help_shows_all_that_is_written(
     helps = [getattr(each, "help", None) or "" for each in COMMANDS[name].params]
     for text in (*(COMMANDS[name].help or "").split("\n\n"), *helps):
         assert " ".join(text.replace("`", "").split()) in shown
-
-
-def test_pre_commit_installs_the_hooks_of_every_stage() -> None:
-    config = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
-    installed = re.search(r"^default_install_hook_types: \[(.*)\]$", config, re.MULTILINE)
-    assert installed is not None
-    assert set(re.findall(r"stages: \[(.*)\]", config)) == set(installed[1].split(", "))

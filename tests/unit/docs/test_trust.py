@@ -46,31 +46,6 @@ def test_pages_quote_one_speedup(trust: ModuleType) -> None:
         trust.figures.with_tables("a page\n")
 
 
-def test_a_run_beside_other_libraries_names_each_with_its_ratios(trust: ModuleType) -> None:
-    """A side that does not speculate has empty cells, and a library that was missing no row."""
-    found = trust.figures.read()
-    peer = {"version": "b1", "plain_per_second": 20.04, "predicted_per_second": 21.0}
-    peer |= {"speedup": 1.05, "ours_over_plain": 1.5, "ours_over_predicted": 1.43}
-    peer |= {f"ours_over_plain_{end}": value for end, value in (("low", 1.4), ("high", 1.6))}
-    none = dict.fromkeys(peer)
-    plain = none | {"version": "2", "plain_per_second": 19.0, "ours_over_plain": 1.58}
-    found["peers"] = {"server": peer, "library": plain, "missing": none}
-    lines = trust.figures.peers_table(found).splitlines()
-    assert "| server b1 | 20.0 | 21.0 | 1.05 | 1.50 (1.40 to 1.60) | 1.43 |" in lines
-    assert "| library 2 | 19.0 |  |  | 1.58 |  |" in lines
-    total = found["total"]
-    own = f"| edge-spec | {total['plain_per_second']:.1f} | {total['predicted_per_second']:.1f} |"
-    assert [line for line in lines if line.startswith(own)]
-    assert not [line for line in lines if "missing" in line]
-
-
-def test_a_run_of_a_model_that_no_page_quotes_is_kept_nowhere(trust: ModuleType) -> None:
-    found = trust.figures.read()
-    found["settings"]["model"] = "other.gguf"
-    with pytest.raises(SystemExit, match=r"not other\.gguf"):
-        trust.figures.keep(found, "edge-spec bench", "abc", None)
-
-
 def test_what_a_row_names_exists(trust: ModuleType) -> None:
     for proof in trust.PROOFS.values():
         script = proof.command.split()[0]
@@ -89,17 +64,3 @@ def test_a_broken_promise_is_shown_as_broken(trust: ModuleType) -> None:
     assert "not measured" in next(
         line for line in page.splitlines() if "benchmarks/soak.py" in line
     )
-
-
-def test_rows_of_two_machines_say_which_is_whose(trust: ModuleType) -> None:
-    row = {"figures": "", "holds": True, "day": "", "commit": "", "cores": 2}
-    record = {
-        "kills": {**row, "cpu": "A"},
-        "fuzz": {**row, "cpu": "B"},
-        "soak": {**row, "cpu": "B"},
-    }
-    page = PAGE.read_text("utf-8")
-    told = "Run on: 2 cores, A (kills); 2 cores, B (fuzz, soak). Not measured on a GPU."
-    assert told in trust.with_table(page, record)
-    del record["kills"]
-    assert "Run on: 2 cores, B. Not measured on a GPU." in trust.with_table(page, record)

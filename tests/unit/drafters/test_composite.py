@@ -103,28 +103,6 @@ def test_the_merged_tree_accepts_what_any_of_its_trees_would(
     assert accepted(tree_of(merged, [0.5] * len(merged))) == longest
 
 
-def test_agreement_counts_for_less_than_independence_would_and_contradiction_against() -> None:
-    first = Proposes("first", TokenTree.chain(0, [1, 2], [0.5, 0.5], "first"))
-    second = Proposes("second", TokenTree.chain(0, [1, 3], [0.5, 0.5], "second"))
-    third = Proposes("third", TokenTree.chain(0, [1], [0.5], "third"))
-    tree = CompositeDrafter([first, second]).propose(0, BUDGET)
-    agreed = tree.confidence[tree.child(0, 1)]
-    contested = tree.confidence[tree.child(1, 2)]
-    alone = CompositeDrafter([third]).propose(0, BUDGET).confidence[1]
-    assert 0.5 < agreed < 1 - 0.5 * 0.5 and contested < 0.5 == alone
-    assert tree.proposed_by == ("", "first+second", "first", "second")
-
-
-def test_confidence_of_agreement_is_learnt_from_the_text() -> None:
-    first = Proposes("first", TokenTree.chain(0, [1], [0.5], "first"))
-    second = Proposes("second", TokenTree.chain(0, [1], [0.5], "second"))
-    composite = CompositeDrafter([first, second])
-    for _ in range(100):
-        tree = composite.propose(0, BUDGET)
-        composite.observe(tree, Forward(np.zeros((1, 4))), Verdict((2,), (), False))
-    assert composite.propose(0, BUDGET).confidence[1] < 0.15
-
-
 def test_every_drafter_sees_the_prompt_and_each_outcome() -> None:
     first = Proposes("first", TokenTree.chain(0, [1], [0.9], "first"))
     second = Proposes("second", TokenTree.chain(0))

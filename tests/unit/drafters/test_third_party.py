@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.core.metrics import DraftRounds
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
@@ -21,7 +19,6 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.options import LoadOptions
-from edge_spec.testing import ScriptedModel
 from fixtures.fault_matrix import check_faults
 
 ENTRY_POINTS = """
@@ -236,25 +233,6 @@ def test_options_are_for_it_too(package: ModuleType) -> None:
     assert not LoadOptions(drafter="theirs").takes_turns
 
 
-def test_free_ones_share_a_tree_and_a_costly_one_is_asked_after_them(package: ModuleType) -> None:
-    speculation = with_costs().choose("their-model,theirs,suffix,their-samples,plain")
-    names = [drafter.name for drafter in speculation.drafters]
-    assert names == ["theirs+suffix+plain", "their-samples", "their-model"]
-    costs = speculation.policy._draft_token_s
-    free = {name for name, token_s in costs.items() if token_s == 0}
-    assert free == {"theirs+suffix+plain", "their-samples", "prediction"}
-
-
-def test_a_pass_of_the_draft_is_what_its_draft_tokens_cost(package: ModuleType) -> None:
-    class Drafting:
-        step_s = 0.002
-
-    setting = replace(SETTING, drafts=[Drafting()])
-    speculation = replace(with_costs(), setting=setting).choose("their-draft,theirs")
-    seconds = speculation.policy._draft_token_s
-    assert seconds == {"theirs": 0.0, "prediction": 0.0, "their-draft": 0.002}
-
-
 @pytest.mark.parametrize("names", ["theirs", "theirs,suffix", "their-model", "plain"])
 def test_the_text_is_the_plain_one_and_all_calls_arrive(
     names: str, engine: Callable[[str], Engine], package: ModuleType
@@ -270,17 +248,6 @@ def test_the_text_is_the_plain_one_and_all_calls_arrive(
     assert list(dict.fromkeys(drafter.calls)) == order
     drafting.close()
     assert drafter.calls[-1] == "close"
-
-
-def test_a_session_that_takes_the_place_of_a_failed_one_is_attached(
-    engine: Callable[[str], Engine], package: ModuleType
-) -> None:
-    drafting = engine("theirs,suffix")
-    tokens(drafting)
-    drafting._conversation.failed = True
-    tokens(drafting)
-    assert package.made[0].session is drafting._session
-    assert package.made[0].calls.count("attach") == 2
 
 
 @pytest.mark.parametrize("names", ["theirs", "theirs,suffix", "their-model"])
@@ -330,21 +297,3 @@ def test_every_fault_of_it_is_survived(engine: Callable[[str], Engine]) -> None:
     assert report.injected > 20 and report.survived == report.injected
     calls = {case.fault.call for case in report.cases if case.drafters == "theirs"}
     assert {"use_sampler", "prepare", "propose", "state_dict", "load_state_dict"} <= calls
-
-
-def test_its_draft_tokens_tell_how_good_the_pair_is(
-    package: ModuleType, make_engine: Any, scripted: Any
-) -> None:
-    model: ScriptedModel = scripted(2, [1, 2] * 20)
-    engine = make_engine(model)
-    setting = replace(engine.parts.speculation_factory.setting, drafts=[object()])
-    speculation_factory = replace(engine.parts.speculation_factory, setting=setting)
-    engine.parts = replace(engine.parts, speculation_factory=speculation_factory)
-    engine._drafting._parts = engine.parts
-    for names in ("their-draft", "theirs,their-draft", "theirs"):
-        engine.set_drafter(names)
-        stats = engine.generate([1, 2], max_tokens=12).stats
-        rounds = stats.drafted_rounds.get("their-draft", DraftRounds())
-        assert engine._drafting.paired_rounds(stats) == rounds
-        assert stats.drafted_rounds and (rounds.rounds > 0) == (names == "their-draft")
-    engine.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.acceptance import MEMORY, PRIOR_WEIGHT, LearntAcceptance
+from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Candidate, grow
 
@@ -91,59 +91,6 @@ def test_siblings_that_cost_no_pass_are_proposed_below_what_a_pass_is_worth(
                 left -= min(chance, left)
             assert len(tree.children(0)) >= worth
     assert int((tree.reach < least - 1e-6).sum()) <= 3
-
-
-def test_without_branches_the_likeliest_continuation_is_followed() -> None:
-    paths = {(): [(1, 2), (2, 0)], (2,): [(3, 3), (4, 1)], (1,): [(5, 0)]}
-
-    def expand(path: tuple[int, ...]) -> list[Candidate[tuple[int, ...]]]:
-        return [Candidate(token, kind, (*path, token)) for token, kind in paths.get(path, [])]
-
-    budget = Budget(4, 8, branches=False)
-    tree = grow("test", 0, budget, LearntAcceptance(PRIORS), (), expand).tree
-    assert tree.tokens.tolist() == [0, 2, 4]
-    assert tree.confidence.tolist() == pytest.approx([1, 0.9, 0.6])
-
-
-def test_outcomes_are_counted_by_kind_and_once() -> None:
-    acceptance = LearntAcceptance(PRIORS)
-    growth = grow("test", 0, Budget(2, 8), acceptance, 0, lambda n: [Candidate(7, n, n + 1)])
-    growth.teach(acceptance, [7, 8])
-    growth.teach(acceptance, [8, 8])
-    counts = acceptance.snapshot() - LearntAcceptance(PRIORS).snapshot()
-    assert counts[:2].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
-
-
-def test_an_estimate_begins_at_its_prior_and_follows_the_outcomes() -> None:
-    acceptance = LearntAcceptance(PRIORS)
-    assert [acceptance.estimate(kind) for kind in range(4)] == pytest.approx(PRIORS)
-    for _ in range(int(PRIOR_WEIGHT)):
-        acceptance.observe(1, True)
-    acceptance.begin_text()
-    assert acceptance.estimate(1) == pytest.approx(0.8)  # half prior, half outcomes
-    assert acceptance.estimate(0) == pytest.approx(0.9)
-
-
-def test_another_text_is_noticed_within_a_few_dozen_outcomes() -> None:
-    """What held for the text before is not unlearnt: it holds again for the next one."""
-    acceptance = LearntAcceptance(PRIORS)
-    for _ in range(300):
-        acceptance.observe(0, True)
-    usual = acceptance.estimate(0)
-    for _ in range(48):
-        acceptance.observe(0, False)
-    assert acceptance.estimate(0) < 0.4
-    acceptance.begin_text()
-    assert usual - 0.15 < acceptance.estimate(0) < usual
-
-
-def test_a_change_is_followed_however_long_the_past_was() -> None:
-    acceptance = LearntAcceptance(PRIORS)
-    for _ in range(100_000):
-        acceptance.observe(0, True)
-    for _ in range(int(2 * MEMORY)):
-        acceptance.observe(0, False)
-    assert acceptance.estimate(0) < 0.2
 
 
 @given(outcomes=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=50))

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from edge_spec.core.sampling import SamplingParams
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason, GenerationResult, Origin
 from edge_spec.errors import EdgeSpecError
-from edge_spec.testing import ScriptedModel, random_logits
-from edge_spec.text.grammar import Grammar
 
 EOS, BOS, TH, E_SPACE = 258, 259, 256, 257
 PROMPT = list(b"ab")
@@ -191,35 +187,3 @@ def test_an_answer_that_fails_counts_what_it_has_shown(
 
 def _failing(*given: Any) -> Any:
     raise RuntimeError("the device is gone")
-
-
-@settings(max_examples=40)
-@given(
-    stops=st.lists(st.sampled_from(['"', '": ', "name", "4", "}", 'e"']), max_size=2), how=drafts
-)
-def test_tokens_that_a_grammar_spells_are_counted_alike(
-    make_engine: Any, tree_drafter: Any, stops: list[str], how: Drafts
-) -> None:
-    """What has to come next is drafted: here the quotes and the name of a key."""
-    model = ScriptedModel(random_logits(260, order=3), 260)
-    grammar = Grammar.regex('\\{"name": [0-9]{1,6}\\}')
-    asked = {"stop": stops, "logprobs": 1, "grammar": grammar, "max_tokens": 20}
-    engine = make_engine(model, [how.drafter(tree_drafter, list(b'{"nama": 44}'))])
-    with engine.without_drafting():
-        plain = engine.generate(PROMPT, **asked)
-    generation = engine.generate(PROMPT, stream=True, **asked)
-    check(generation.result, list(generation))
-    assert accounts(generation.result) == accounts(plain)
-    assert generation.result.stats.rounds <= plain.stats.rounds
-
-
-@pytest.mark.parametrize("stop", [(), ("a",), ("e", "\ufffd")])
-def test_figures_of_a_sampled_answer_agree(make_engine: Any, stop: Sequence[str]) -> None:
-    model = ScriptedModel(random_logits(260, scale=4.0), 260)
-    engine = make_engine(model, [SuffixDrafter()])
-    for seed in range(10):
-        sampling = SamplingParams(temperature=1.0, seed=seed)
-        generation = engine.generate(
-            "abab", max_tokens=40, stop=stop, sampling=sampling, logprobs=1, stream=True
-        )
-        check(generation.result, list(generation))

@@ -172,9 +172,3 @@ def test_a_stop_string_ends_the_text_and_no_thought() -> None:
     form = AnswerForm(THINK, is_opened=True)
     result, _ = written("so stop it\n</think>\n\nYes stop it", form, stops=["stop"])
     assert (result.reasoning, result.text) == ("so stop it", "Yes ")
-
-
-def test_tags_are_counted_with_the_thought() -> None:
-    result, _ = written("<think>\nso\n</think>\n\nYes.<eos>", AnswerForm(THINK))
-    thought = TOKENIZERS[0].encode("<think>\nso\n</think>\n\n")
-    assert result.reasoning_n == len(thought)

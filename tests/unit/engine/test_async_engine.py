@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.sampling import SamplingParams
-from edge_spec.engine.async_engine import AsyncEngine, awaited
+from edge_spec.engine.async_engine import AsyncEngine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import UsageError
 from edge_spec.testing import ScriptedModel
@@ -157,38 +156,6 @@ def test_the_loop_goes_on_and_drafters_may_change_meanwhile(make_engine: Any) ->
     run(test)
 
 
-@pytest.mark.model
-def test_loading_takes_what_load_takes() -> None:
-    import edge_spec
-
-    async def test() -> None:
-        with pytest.raises(UsageError, match="no drafter called"):
-            await edge_spec.load_async("smollm2", runtime="reference", drafter="nobody")
-
-    assert asyncio.iscoroutinefunction(edge_spec.load_async)
-    assert edge_spec.load_async.__doc__ == edge_spec.load.__doc__
-    run(test)
-
-
-def test_a_snapshot_waits_for_the_answer_before_it(
-    make_engine: Any, remembers_all: Any, tmp_path: Any
-) -> None:
-    async def test() -> None:
-        async with AsyncEngine(make_engine(remembers_all())) as llm:
-            answer = asyncio.create_task(llm.generate(PROMPT, max_tokens=8))
-            await asyncio.sleep(0)  # it has the turn
-            await llm.snapshot(tmp_path / "chat", {"n": 1})
-            prompt = PROMPT + [token.id for token in (await answer).tokens]
-            async with AsyncEngine(make_engine(remembers_all())) as other:
-                assert await other.restore(tmp_path / "chat") == {"n": 1}
-                found = await other.generate(prompt, max_tokens=8)
-                expected = await llm.generate(prompt, max_tokens=8)
-            assert found.tokens == expected.tokens
-            assert found.stats.cached_n == len(prompt) - 1
-
-    run(test)
-
-
 def test_a_stream_that_was_left_open_does_not_keep_the_engine(
     make_engine: Any, remembers_all: Any
 ) -> None:
@@ -222,40 +189,5 @@ def test_a_cancel_that_comes_while_a_stream_is_closed_is_not_lost(
         with pytest.raises(asyncio.CancelledError):
             await task
         await llm.close()
-
-    run(test)
-
-
-def test_an_engine_that_nobody_waits_for_any_more_is_closed(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    begun, go_on, closed = (threading.Event() for _ in range(3))
-    model = remembers_all()
-    model.close = closed.set
-
-    def load() -> Any:
-        begun.set()
-        assert go_on.wait(30)
-        return make_engine(model)
-
-    async def test() -> None:
-        task = asyncio.create_task(awaited(load)())
-        assert await asyncio.to_thread(begun.wait, 30)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        go_on.set()
-        assert await asyncio.to_thread(closed.wait, 30)
-
-    run(test)
-
-
-def test_how_the_makers_mean_it_to_answer_is_told_here_too(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    async def test() -> None:
-        engine = make_engine(remembers_all())
-        async with AsyncEngine(engine) as llm:
-            assert llm.chat_sampling(top_k=5) == engine.chat_sampling(top_k=5) != SamplingParams()
 
     run(test)

@@ -153,13 +153,6 @@ def test_a_stop_token_inside_an_accepted_run_ends_the_text_there(
     )
 
 
-def test_a_stop_token_at_the_end_of_the_prompt_does_not_end_the_text(
-    decode: Any, scripted: Any
-) -> None:
-    run = decode(scripted(2, SCRIPT), [1, 2], stop_ids=[2, 12])
-    assert run.tokens == SCRIPT[:3]
-
-
 @pytest.mark.parametrize("max_tokens", range(9))
 def test_max_tokens_is_exact(
     decode: Any, scripted: Any, tree_drafter: Any, max_tokens: int
@@ -193,27 +186,6 @@ def test_the_text_ends_with_the_context(
     assert run.session.length == context_length
 
 
-@given(
-    max_tokens=st.integers(1, 30),
-    context_length=st.integers(4, 30),
-    max_rows=st.integers(1, 8),
-    limit=st.integers(1, 10),
-)
-def test_the_budget_never_exceeds_what_is_left(
-    decode: Any, tree_drafter: Any, max_tokens: int, context_length: int, max_rows: int, limit: int
-) -> None:
-    model = ScriptedModel(random_logits(4), 4, context_length)
-    drafter = tree_drafter(branching(model, seed=2))
-    policy = FixedPolicy(max_draft_tokens=limit)
-    decode(model, PROMPT, [drafter], max_tokens=max_tokens, max_rows=max_rows, policy=policy)
-    for length, budget in drafter.budgets:
-        cached = length - 1
-        assert 1 <= budget.num_draft_tokens <= min(limit, budget.num_rows - 1)
-        assert budget.num_rows <= min(max_rows, context_length - cached)
-        # One token of the round is the target's own.
-        assert budget.num_draft_tokens < len(PROMPT) + max_tokens - length
-
-
 def test_each_plain_round_says_why(decode: Any, scripted: Any, tree_drafter: Any) -> None:
     model = scripted(2, SCRIPT)
     no_draft_token = tree_drafter(lambda text, budget: ([], []))
@@ -228,33 +200,6 @@ def test_each_plain_round_says_why(decode: Any, scripted: Any, tree_drafter: Any
         (1, 1, 2),
         (0, 0, 1),
     ]
-
-
-def test_a_tree_may_leave_out_who_proposed_it(decode: Any, scripted: Any) -> None:
-    class Anonymous(SuffixDrafter):
-        def propose(self, pending: int, budget: Budget) -> Any:
-            tree = super().propose(pending, budget)
-            return type(tree)(tree.tokens, tree.parents, tree.confidence)
-
-    model = scripted(4, [1, 2, 1, 2, 1, 2])
-    run = decode(model, [1, 2, 1, 2], [Anonymous()], max_tokens=6)
-    assert run.tokens == [1, 2, 1, 2, 1, 2]
-
-
-def test_each_drafters_draft_tokens_are_counted_also_where_they_agree(
-    decode: Any, scripted: Any
-) -> None:
-    first, second = "first", "second"
-
-    class Both(SuffixDrafter):
-        def propose(self, pending: int, budget: Budget) -> Any:
-            tree = TokenTree.chain(pending, [10, 11, 99][: budget.num_draft_tokens])
-            names = ("", f"{first}+{second}", first, second)
-            return replace(tree, proposed_by=names[: len(tree)])
-
-    run = decode(scripted(2, SCRIPT), [1, 2], [Both()], max_tokens=4)
-    assert run.rounds[0].by_drafter == {first: (2, 2), second: (2, 1)}
-    assert run.decoded[0].drafter == "first+second"
 
 
 def test_rows_beyond_those_to_verify_are_seen_by_drafters_and_never_accepted(

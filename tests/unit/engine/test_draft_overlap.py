@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.protocol import Budget
-from edge_spec.engine import draft_overlap as anticipation
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import DeviceMemoryError
@@ -186,21 +183,6 @@ def test_a_draft_that_dies_meanwhile_is_dropped_and_the_text_goes_on(
     assert pair.draft.passes_meanwhile == 3
 
 
-def test_what_a_drafter_raises_that_is_not_guarded_ends_the_text() -> None:
-    pair = Pair(TARGET)
-    pair.anticipation = OverlappedDrafting([pair.drafter])
-
-    def on_pass() -> None:
-        raise RuntimeError("the device was lost")
-
-    pair.draft.on_pass = on_pass  # type: ignore[method-assign]
-    pair.drafter.begin(PROMPT)
-    pair.drafter.propose(PROMPT[-1], Budget(2, 64, branches=False))
-    with pytest.raises(RuntimeError, match="the device was lost"), pair.anticipation.meanwhile():
-        assert pair.drafter.done.wait(WAIT_S)
-    pair.anticipation.close()
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [(KeyboardInterrupt(), KeyboardInterrupt), (MemoryError(), DeviceMemoryError)],
@@ -219,37 +201,6 @@ def test_after_an_interrupt_nobody_uses_the_draft_and_the_next_text_is_right(
     pair.anticipation.close()
 
 
-def test_an_interrupt_of_the_wait_for_the_draft_waits_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pair = Pair(TARGET)
-    entered, waited = threading.Event(), threading.Event()
-
-    def on_pass() -> None:
-        entered.set()
-        assert waited.wait(WAIT_S)
-
-    def interrupted(running: Any) -> None:
-        raise KeyboardInterrupt  # as a signal does while the main thread waits for a lock
-
-    def wait(running: Any) -> Any:
-        waited.set()
-        return futures.wait(running)
-
-    monkeypatch.setattr(anticipation, "wait", wait)
-    monkeypatch.setattr(futures.Future, "result", interrupted)
-    pair.draft.on_pass = on_pass  # type: ignore[method-assign]
-    pair.target._until = entered
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            pair.text()
-        assert pair.anticipation._running is not None and pair.anticipation._running.done()
-    finally:
-        waited.set()
-        pair.anticipation.close()
-    assert pair.guarded.fault is None
-
-
 def test_a_text_that_is_ended_early_leaves_nothing_running() -> None:
     pair = Pair(TARGET)
     rounds = pair.decode()
@@ -260,40 +211,6 @@ def test_a_text_that_is_ended_early_leaves_nothing_running() -> None:
     assert threads  # one for all rounds
     pair.anticipation.close()
     assert not [thread for thread in threads if thread.is_alive()]
-
-
-def test_one_thread_serves_all_rounds() -> None:
-    pair = Pair(TARGET)
-    seen: set[int] = set()
-    pair.draft.on_pass = lambda: seen.add(threading.get_ident())  # type: ignore[method-assign]
-    pair.text()
-    assert len(seen) == 1
-    pair.anticipation.close()
-
-
-class Never(OverlapTrial):
-    def __init__(self) -> None:
-        super().__init__()
-        self.on = False
-        self.seen: list[RoundStats] = []
-
-    def observe(self, round_stats: RoundStats) -> None:
-        self.seen.append(round_stats)
-
-
-def test_a_trial_says_when_and_sees_every_round() -> None:
-    trial = Never()
-    pair = Pair(TARGET, trial=trial)
-    pair.drafter.done.set()
-
-    class Ready(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            return True
-
-    pair.target._until = Ready()
-    pair.text()
-    assert pair.draft.passes_meanwhile == 0 and trial.seen == pair.rounds
-    pair.anticipation.close()
 
 
 def _drafting_threads() -> Sequence[threading.Thread]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +11,9 @@ import pytest
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import DrafterTraits
 from edge_spec.engine.results import FinishReason
-from edge_spec.errors import ContextFullError, UnsupportedModelError, UsageError
+from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.exactness.lossless import ExactPolicy, Losslessness
-from edge_spec.models.pair_history import PairHistory
 from edge_spec.testing import ScriptedModel, random_logits
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer
@@ -49,16 +45,6 @@ def test_reusing_a_prefix_changes_nothing(
     assert [token.id for token in reused.tokens] == [token.id for token in fresh.tokens]
     assert reused.stats.cached_n == cached and fresh.stats.cached_n == 0
     assert reused.stats.prompt_n == len(byte_tokenizer.encode(second))
-
-
-def test_a_conversation_reuses_the_answer_too(make_engine: Any, remembers_all: Any) -> None:
-    engine, prompt = make_engine(remembers_all()), list(b"hello")
-    first = engine.generate(prompt, max_tokens=8)
-    prompt += [token.id for token in first.tokens] + list(b" and then?")
-    second = engine.generate(prompt, max_tokens=8)
-    assert second.stats.cached_n == 5 + 8 - 1
-    fresh = make_engine(remembers_all()).generate(prompt, max_tokens=8)
-    assert [token.id for token in second.tokens] == [token.id for token in fresh.tokens]
 
 
 @pytest.mark.parametrize("num_chunks", [0, 1, 3])
@@ -134,68 +120,6 @@ def test_a_refused_request_does_not_disturb_the_running_one(
     assert len(running.finish().tokens) == 5
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "alien", "content": "hi"}],
-        [{"role": "user"}],
-        [{"content": "hi"}],
-        [{"role": "user", "content": 5}],
-        ["hi"],
-        [None],
-    ],
-    ids=str,
-)
-def test_malformed_messages_are_a_usage_error(
-    make_engine: Any, remembers_all: Any, messages: Any
-) -> None:
-    with pytest.raises(UsageError):
-        make_engine(remembers_all()).chat(messages)
-
-
-def test_chat_renders_the_template_with_special_tokens(
-    make_engine: Any, remembers_all: Any, byte_tokenizer: Any
-) -> None:
-    engine = make_engine(remembers_all())
-    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
-    assert engine.chat_prompt(messages) == [*b"s:be", EOS, *b"u:hi", EOS, *b"a:"]
-    assert engine.chat_prompt("hi") == [*b"u:hi", EOS, *b"a:"]
-    result = engine.chat("hi", max_tokens=3)
-    assert result.stats.prompt_n == 7 and len(result.tokens) == 3
-
-
-def test_a_model_without_a_chat_template_still_generates(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    engine = make_engine(remembers_all())
-    engine.parts = replace(engine.parts, text=replace(engine.parts.text, chat_template=None))
-    with pytest.raises(UnsupportedModelError):
-        engine.chat("hi")
-    assert len(engine.generate("hi", max_tokens=2).tokens) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("temperature", "sampling=SamplingParams(temperature="),
-        ("max_token", "max_tokens=..."),
-        ("stops", "stop=..."),
-        ("stop_tokens", "stop_token_ids=..."),
-        ("repeat_penalty", "sampling=SamplingParams(repetition_penalty="),
-        ("chat_template_kwargs", "chat or stream template_kwargs=..."),
-        ("tool", "chat or stream tools=..."),
-    ],
-)
-def test_an_option_that_there_is_not_is_never_left_out_in_silence(
-    name: str, remedy: str, make_engine: Any, remembers_all: Any
-) -> None:
-    engine = make_engine(remembers_all())
-    for ask in (engine.generate, partial(engine.generate, stream=True)):
-        with pytest.raises(UsageError, match=f"no option {name}") as caught:
-            ask("hello", **{name: 1})
-        assert remedy in caught.value.remedy
-
-
 @pytest.mark.parametrize("prompt", [None, 5, ["a"], [1.5], [True], b"abc", [[1]], {"a": 1}])
 def test_a_prompt_is_text_or_tokens(prompt: Any, make_engine: Any, remembers_all: Any) -> None:
     with pytest.raises(UsageError, match="the prompt is") as caught:
@@ -208,15 +132,6 @@ def test_messages_are_a_text_or_a_list(messages: Any, make_engine: Any, remember
     with pytest.raises(UsageError, match="the messages are") as caught:
         make_engine(remembers_all()).chat(messages)
     assert "a list of" in caught.value.remedy
-
-
-@pytest.mark.parametrize("tokens", [np.arange(4), (0, 1, 2, 3), range(4)])
-def test_tokens_may_come_in_any_list(tokens: Any, make_engine: Any, remembers_all: Any) -> None:
-    engine = make_engine(remembers_all())
-    assert (
-        engine.generate(tokens, max_tokens=2).text
-        == engine.generate([0, 1, 2, 3], max_tokens=2, stop=None).text
-    )
 
 
 def test_an_unknown_drafter_changes_nothing(make_engine: Any, remembers_all: Any) -> None:
@@ -266,14 +181,6 @@ def test_exact_mode_writes_to_the_end_of_the_context(
     assert [token.id for token in result.tokens] == greedy(model, prompt, count)
 
 
-def test_a_closed_engine_says_so(make_engine: Any, remembers_all: Any) -> None:
-    engine = make_engine(remembers_all())
-    engine.close()
-    engine.close()
-    with pytest.raises(UsageError, match="this engine is closed"):
-        engine.generate([1])
-
-
 def test_an_interrupt_while_closing_leaves_nothing_open(
     make_engine: Any, remembers_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,20 +195,6 @@ def test_an_interrupt_while_closing_leaves_nothing_open(
     with pytest.raises(KeyboardInterrupt):
         engine.close()
     assert closed == [True]
-
-
-@pytest.mark.parametrize(("name", "counted"), [("suffix", False), ("draft-model", True)])
-def test_only_a_pairs_own_draft_tokens_say_how_good_the_pair_is(
-    name: str, counted: bool, make_engine: Any, tmp_path: Path
-) -> None:
-    drafter = SuffixDrafter()
-    drafter.name, drafter.traits = name, DrafterTraits(draft_model=counted)
-    engine = make_engine(ScriptedModel(random_logits(VOCAB, order=1, scale=20.0), VOCAB), [drafter])
-    history = PairHistory(tmp_path / "pair.json")
-    engine.parts = replace(engine.parts, history=history)
-    result = engine.generate("hello", max_tokens=60)
-    assert result.stats.draft_n_accepted > 0
-    assert bool(history.first_draft_tokens[0]) == counted
 
 
 def test_drafters_and_policy_survive_a_block_without_drafting(
@@ -323,15 +216,6 @@ def test_drafters_and_policy_survive_a_block_without_drafting(
     assert not np.array_equal(drafter.state_dict()["acceptance"], learnt)
 
 
-def test_a_block_without_drafting_ends_with_an_error_too(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    engine = make_engine(remembers_all(), [SuffixDrafter()], FixedPolicy(min_confidence=0.0))
-    with pytest.raises(ContextFullError), engine.without_drafting():
-        engine.generate([1] * 1000, max_tokens=2)
-    assert engine.generate(list(b"abcabcabc"), max_tokens=8).stats.draft_n > 0
-
-
 def test_what_drafters_learnt_is_kept_once_something_was_answered(
     make_engine: Any, remembers_all: Any
 ) -> None:
@@ -345,17 +229,3 @@ def test_what_drafters_learnt_is_kept_once_something_was_answered(
         engine.close()
     [learnt] = kept
     assert learnt["suffix"] != SuffixDrafter().stats()["suffix"].ravel().tolist()
-
-
-def test_another_drafter_begins_with_what_was_learnt_before(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    engine = make_engine(remembers_all(), [SuffixDrafter()])
-    engine.generate(list(b"abcabcabcabc"), max_tokens=20)
-    learnt = engine._drafting.speculation.stats()["suffix"]
-    engine.set_drafter("none")
-    engine.generate(list(b"x"), max_tokens=1)
-    engine.set_drafter("suffix")
-    engine.generate(list(b"x"), max_tokens=1)
-    assert engine._drafting.speculation.stats()["suffix"] == learnt
-    assert learnt != SuffixDrafter().stats()["suffix"].ravel().tolist()

@@ -14,7 +14,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import DeviceMemoryError, UsageError
+from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 260  # of the byte tokenizer
@@ -101,19 +101,6 @@ def test_a_fork_has_a_text_of_its_own(engine: Engine) -> None:
     assert engine.last is not fork.last
 
 
-def test_a_fork_drafts_as_its_engine_does_now(engine: Engine) -> None:
-    def names(of: Engine) -> list[str]:
-        return [drafter.name for drafter in of._drafting.speculation.drafters]
-
-    assert names(engine.fork()) == ["cascade"]
-    engine.set_drafter("suffix")
-    engine.generate(PROMPTS[0], max_tokens=1)
-    fork = engine.fork()
-    assert names(fork) == ["suffix"] == names(fork.fork())
-    fork.set_drafter("draft-model")
-    assert names(engine) == ["suffix"] and names(fork.fork()) == ["draft-model"]
-
-
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_the_last_one_closes_the_models(
     order: list[int], engine: Engine, models: tuple[Model, Model]
@@ -129,15 +116,6 @@ def test_the_last_one_closes_the_models(
         assert [model.num_closed for model in models] == [last, last]
 
 
-def test_a_closed_engine_has_no_fork(engine: Engine) -> None:
-    fork = engine.fork()
-    engine.close()
-    with pytest.raises(UsageError, match="this engine is closed"):
-        engine.fork()
-    fork.fork().close()
-    fork.close()
-
-
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_fork_that_cannot_be_made_leaves_nothing_open(
     which: int, engine: Engine, models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
@@ -151,42 +129,3 @@ def test_a_fork_that_cannot_be_made_leaves_nothing_open(
     assert [model.num_sessions for model in models] == [1, 1]
     engine.close()
     assert [model.num_closed for model in models] == [1, 1]
-
-
-def test_active_generations_of_all_forks_are_counted(engine: Engine) -> None:
-    load = engine.parts.speculation_factory.load
-    seen: list[int] = []
-    inside = Barrier(3, timeout=60)
-
-    class Watching(ScriptedSession):
-        def prefill(self, prompt: Sequence[int]) -> None:
-            inside.wait()
-            seen.append(load.active)
-            inside.wait()
-            super().prefill(prompt)
-
-    def answer(fork: Engine) -> int:
-        fork._drafting._session = Watching(fork.parts.model)
-        return len(tokens(fork, PROMPTS[0], 3))
-
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(answer, [engine.fork() for _ in range(3)])) == [3] * 3
-    assert seen == [3] * 3 and load.active == 0
-    for _ in engine.generate(PROMPTS[0], max_tokens=3, stream=True):
-        assert load.active == 0  # nothing is decoded while its reader is at work
-
-
-def test_rows_are_shared_among_forks(engine: Engine) -> None:
-    speculation_factory = replace(engine.parts.speculation_factory, parallel_rows=4)
-    engine.parts = replace(engine.parts, speculation_factory=speculation_factory)
-    fork = engine.fork()
-    fork.set_drafter("suffix")
-    prompt = [*PROMPTS[3]] * 3
-    text = tokens(engine, prompt)
-    assert tokens(fork, prompt) == text
-    load = speculation_factory.load
-    load.active = 3  # others
-    result = fork.generate(prompt, max_tokens=20)
-    assert [token.id for token in result.tokens] == text
-    assert result.stats.draft_n == 0
-    assert result.stats.plain_reasons["shared"] > 10

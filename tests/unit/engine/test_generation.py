@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.engine.generation import LONG_TOKENS
 from edge_spec.engine.results import FinishReason, Origin
 from edge_spec.testing import ScriptedModel, random_logits
 
@@ -43,15 +40,6 @@ def joined(result: Any) -> str:
 
 
 TEXT = "the caf\u00e9 costs 3 \u20ac \U0001f600!"
-
-
-def test_the_answer_ends_at_eos_which_has_no_text(make_engine: Any, scripted: Any) -> None:
-    result = make_engine(writes(scripted, TEXT)).generate(list(PROMPT))
-    assert result.text == joined(result) == TEXT
-    assert result.finish_reason == FinishReason.STOP
-    assert result.tokens[-1].id == EOS and result.tokens[-1].text == ""
-    assert result.seed is None
-    assert result.stats.predicted_n == len(result.tokens) == len(TEXT.encode()) + 1
 
 
 @pytest.mark.parametrize("max_tokens", range(1, len(TEXT.encode()) + 1))
@@ -130,24 +118,6 @@ def test_a_stop_string_may_name_special_tokens_which_no_text_shows(
     engine = make_engine(scripted(len(PROMPT), script), drafters)
     result = engine.generate(list(PROMPT), stop=stop)
     assert result.text == joined(result) == expected
-    assert result.finish_reason == FinishReason.STOP
-
-
-def test_an_end_of_a_text_shows_none_where_the_tokenizer_takes_it_for_text(
-    make_engine: Any, scripted: Any
-) -> None:
-    engine = make_engine(writes(scripted, "ab!cd"))
-    text = replace(engine.parts.text, eos_ids=(EOS, ord("!")))
-    engine.parts = replace(engine.parts, text=text)
-    assert engine.generate(list(PROMPT)).text == "ab"
-
-
-def test_a_stop_string_in_the_last_incomplete_character_cuts_too(
-    make_engine: Any, scripted: Any
-) -> None:
-    engine = make_engine(writes(scripted, b"abc\xe2\x82", end=False))
-    result = engine.generate(list(PROMPT), stop="\ufffd", max_tokens=5)
-    assert result.text == joined(result) == "abc"
     assert result.finish_reason == FinishReason.STOP
 
 
@@ -252,28 +222,6 @@ def test_an_interrupt_cancels_and_the_handler_is_restored(
     assert generation.result.finish_reason == FinishReason.CANCELLED
 
 
-def test_speedup_is_only_claimed_after_plain_rounds(
-    make_engine: Any, scripted: Any, tree_drafter: Any
-) -> None:
-    text = "abcdefghijklmnop" * 4
-    drafter = script_drafter(tree_drafter, text)
-    engine = make_engine(writes(scripted, text), [drafter])
-    stats = engine.generate(list(PROMPT), max_tokens=20).stats
-    assert stats.plain_rounds == 0 and stats.rounds == 4
-    assert stats.speedup is None
-    drafter.candidate = lambda context, budget: ([], [])
-    assert engine.generate(list(PROMPT), max_tokens=5).stats.speedup is not None
-
-
-def test_results_are_json(make_engine: Any, scripted: Any) -> None:
-    result = make_engine(writes(scripted, "ok")).generate(list(PROMPT))
-    values = result.to_dict()
-    assert list(values) == ["text", "finish_reason", "tokens", "stats", "seed"]
-    assert values["text"] == "ok" and values["finish_reason"] == "stop"
-    assert values["tokens"][0] == {"id": ord("o"), "text": "o", "origin": "plain"}
-    assert np.isfinite(values["stats"]["ttft_ms"]) and values["stats"]["ttft_ms"] > 0
-
-
 @pytest.mark.parametrize("stop", ["af\u00e9", "c", "costs 3"])
 def test_behind_a_stop_string_the_cache_holds_what_plain_decoding_holds(
     make_engine: Any, scripted: Any, tree_drafter: Any, stop: str
@@ -311,27 +259,3 @@ def test_an_answer_that_an_interrupt_ended_does_not_touch_the_next_one(
     found = [token.id for token in running.finish().tokens]
     fresh = make_engine(remembers_all()).generate("hello there", max_tokens=20)
     assert found == [token.id for token in fresh.tokens]
-
-
-@pytest.mark.parametrize("num_new", [LONG_TOKENS, LONG_TOKENS + 1])
-def test_progress_is_told_of_a_long_prompt_alone(
-    make_engine: Any, remembers_all: Any, num_new: int
-) -> None:
-    """num_new: tokens to read, after which the last one is scored."""
-    prompt = [97] * (num_new + 1)
-    told: list[tuple[str, float]] = []
-    engine = make_engine(remembers_all(2048))
-    generation = engine.generate(prompt, max_tokens=2, stream=True)
-    generation.progress = lambda what, fraction: told.append((what, fraction))
-    generation.finish()
-    if num_new <= LONG_TOKENS:
-        assert not told
-        return
-    fractions = [fraction for _, fraction in told]
-    assert {what for what, _ in told} == {"Reading the prompt"}
-    assert fractions == sorted(fractions) and len(fractions) == 5 and fractions[-1] == 1.0
-    again = engine.generate(prompt, max_tokens=2, stream=True)  # which is in the cache
-    told.clear()
-    again.progress = generation.progress
-    again.finish()
-    assert not told

@@ -43,35 +43,6 @@ def test_an_engine_says_when_it_answers_and_closes_the_work_first(
     assert recorder.calls[-1] == "close"
 
 
-def test_an_answer_that_was_never_read_leaves_the_engine_idle(
-    engine: Engine, recorder: Recorder
-) -> None:
-    engine.generate("hello", max_tokens=2, stream=True)
-    with engine.without_drafting():  # ends it
-        pass
-    assert recorder.calls == ["pause", "resume"]
-
-
-def test_a_stream_that_is_still_read_is_an_answer(engine: Engine, recorder: Recorder) -> None:
-    stream = engine.generate("hello", max_tokens=4, stream=True)
-    next(stream)
-    assert recorder.calls == ["pause"]
-    stream.close()
-    assert recorder.calls == ["pause", "resume"]
-
-
-def test_engines_that_share_a_model_share_its_idle_work(engine: Engine, recorder: Recorder) -> None:
-    with engine.fork() as other:
-        stream, others = (
-            each.generate("hello", max_tokens=4, stream=True) for each in (engine, other)
-        )
-        next(stream), next(others)
-        stream.close()
-        assert recorder.calls == ["pause", "pause", "resume"]
-        others.close()
-        assert recorder.calls == ["pause", "pause", "resume", "resume"]
-
-
 def test_idle_work_ends_with_the_last_engine(engine: Engine, recorder: Recorder) -> None:
     engine.fork().close()
     assert recorder.calls == []

@@ -35,25 +35,6 @@ def test_the_one_that_a_prompt_goes_on_from_is_taken_and_no_longer_kept() -> Non
     assert len(conversations) == 1 and conversations.take(prompt, 0) is None
 
 
-def test_one_that_has_little_in_common_is_lent_and_stays() -> None:
-    conversations = KeptConversations()
-    long = kept(tokens(1, 2000))
-    conversations.keep(long)
-    prompt = np.concatenate([long.tokens[:700], tokens(3, 50)])
-    assert conversations.take(prompt, 0) == (long, 700)
-    assert conversations.take(long.tokens, 0) == (long, 2000)
-
-
-def test_what_goes_on_replaces_what_it_went_on_from() -> None:
-    conversations = KeptConversations()
-    text = tokens(1)
-    conversations.keep(kept(text))
-    conversations.keep(kept(np.concatenate([text[:-20], tokens(3, 300)])))  # a thought was dropped
-    assert len(conversations) == 1
-    conversations.keep(kept(np.concatenate([text[:300], tokens(4, 500)])))
-    assert len(conversations) == 2
-
-
 def test_those_that_were_used_last_stay_within_the_bytes() -> None:
     conversations = KeptConversations(max_bytes=2 * BYTES)
     texts = [tokens(seed, 1000) for seed in range(3)]

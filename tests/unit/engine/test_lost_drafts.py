@@ -67,22 +67,6 @@ def right(make_engine: Any) -> list[int]:
         return answer(engine)
 
 
-@pytest.mark.parametrize("kind", [FaultKind.RAISES, FaultKind.MEMORY, FaultKind.NAN])
-def test_a_draft_that_fails_once_is_missed_for_one_answer(
-    make_engine: Any, right: list[int], caplog: Any, kind: FaultKind
-) -> None:
-    draft = Draft(FaultyModel(model(), [Fault(kind, "forward", 4)]), VOCAB)
-    with engine_with(make_engine, draft) as engine, caplog.at_level(logging.WARNING, "edge_spec"):
-        assert answer(engine) == right
-        failed = engine.last.stats
-        assert answer(engine) == right
-        sound = engine.last.stats
-    assert failed.failed_drafters == ("draft-model",) and failed.plain_reasons["draft_failed"] > 1
-    assert failed.to_dict()["failed_drafters"] == ["draft-model"]
-    assert sound.failed_drafters == () and sound.draft_n_accepted > failed.draft_n_accepted
-    assert len(caplog.records) == 1
-
-
 def test_a_device_that_is_gone_is_asked_for_ever_more_seldom(
     make_engine: Any, right: list[int], caplog: Any
 ) -> None:
@@ -135,13 +119,3 @@ def test_a_text_beyond_the_drafts_context_goes_on_without_it(
         assert answer(engine) == right
     (record,) = caplog.records
     assert "context of 13 tokens is full" in record.getMessage()
-
-
-def test_a_draft_that_takes_one_row_a_pass_catches_up_without_wider_ones(
-    make_engine: Any, right: list[int]
-) -> None:
-    narrow = model()
-    narrow.capabilities = replace(narrow.capabilities, max_rows=1, trees=False)
-    with engine_with(make_engine, Draft(narrow, VOCAB)) as engine:
-        assert answer(engine) == right
-        assert engine.last.stats.draft_n_accepted > 0 and not engine.last.stats.failed_drafters

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Event
-from typing import Any
 
 import numpy as np
 import pytest
@@ -104,28 +103,6 @@ def test_the_second_reads_what_differs(
     assert answer(sharing, model.open_session(), prompt(2)) == 650 - 1 - WHOLE
 
 
-def test_one_conversation_alone_keeps_nothing(model: ScriptedModel) -> None:
-    sharing = PromptCache()
-    sharing.join()
-    answer(sharing, model.open_session(), prompt(1))
-    assert sharing.num_bytes == 0
-    sharing.join()
-    answer(sharing, model.open_session(), prompt(1))
-    assert sharing.num_bytes == STATE_BYTES
-    sharing.leave()
-    assert sharing.num_bytes == 0
-
-
-def test_what_is_the_beginning_of_another_one_is_dropped(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    answer(sharing, model.open_session(), prompt(1))
-    answer(sharing, model.open_session(), prompt(1, 500))
-    assert sharing.num_bytes == 4 * 4 * PREFILL_TOKENS  # one of four passes
-    answer(sharing, model.open_session(), prompt(2))  # is kept as a part of it
-    assert sharing.num_bytes == 4 * 4 * PREFILL_TOKENS
-
-
 def test_those_that_were_not_used_for_longest_go_first(model: ScriptedModel) -> None:
     sharing = PromptCache(max_bytes=2 * STATE_BYTES)
     sharing.join()
@@ -189,75 +166,6 @@ def test_who_waits_can_be_cancelled(sharing: PromptCache, model: ScriptedModel) 
             assert waiting.recalled.result(30) == 0
 
 
-def test_of_those_that_wait_one_goes_on_where_the_first_one_ends(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    """The others then wait for it."""
-    sessions = [model.open_session() for _ in range(3)]
-    with ThreadPoolExecutor(2) as threads, begin_reading(sharing, prompt(0)) as reading:
-        reading.recall(sessions[0], 0)
-        with Waiting(sharing, model.open_session(), prompt(9)) as waiting:
-            counts = [
-                threads.submit(answer, sharing, session, prompt(1 + number))
-                for number, session in enumerate(sessions[1:])
-            ]
-            sharing.remove(reading)
-            waiting.cancelled = True
-            found = sorted(count.result(30) for count in counts)
-    assert found == [649 - WHOLE, 649]
-
-
-@pytest.mark.parametrize("held", [20, 38])  # up to a sixteenth of what is to be read
-def test_a_little_is_read_again_so_that_others_can_have_it(
-    sharing: PromptCache, model: ScriptedModel, held: int
-) -> None:
-    """What a slot of a server holds: the beginning that the chat template gives any prompt."""
-    session = model.open_session()
-    session.prefill(BEGINNING[:held])
-    assert answer(sharing, session, prompt(1)) == 649
-    assert answer(sharing, model.open_session(), prompt(2)) == 649 - WHOLE
-
-
-def test_a_prompt_of_which_nothing_can_be_kept_is_not_read_again(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    session = model.open_session()
-    session.prefill(BEGINNING[:10])
-    assert answer(sharing, session, BEGINNING[:300]) == 299 - 10
-
-
-@pytest.mark.parametrize("held", [50, 300, PREFILL_TOKENS + 40])
-def test_what_was_not_read_in_whole_passes_is_for_nobody_else(
-    sharing: PromptCache, model: ScriptedModel, held: int
-) -> None:
-    """As after an answer: its rows may have been scored in a tree."""
-    session = model.open_session()
-    session.prefill(BEGINNING[:held])
-    with begin_reading(sharing, prompt(1)) as reading:
-        reading.recall(session, 0)
-        assert answer(sharing, model.open_session(), prompt(2)) == 649  # and has not waited
-        read(reading, session)
-    assert session.committed == prompt(1)[:-1]
-
-
-class Forgetful(ScriptedSession):
-    """A sliding window keeps only what the last tokens need."""
-
-    def rollback(self, length: int) -> None:
-        if 0 < length < self.length:
-            raise SessionError("forgotten")
-        super().rollback(length)
-
-
-def test_a_sliding_window_that_has_forgotten_is_read_from_the_beginning(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    assert answer(sharing, Forgetful(model), prompt(1, 900)) == 1499
-    assert answer(sharing, Forgetful(model), prompt(2)) == 649
-    # What the second one has kept is of use, and the state of the first one is not tried again.
-    assert answer(sharing, Forgetful(model), prompt(3)) == 649 - WHOLE
-
-
 class Choosy(ScriptedSession):
     def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
         raise ValueError("no state of mine")
@@ -266,27 +174,3 @@ class Choosy(ScriptedSession):
 def test_a_state_that_is_refused_is_read_again(sharing: PromptCache, model: ScriptedModel) -> None:
     answer(sharing, model.open_session(), prompt(1))
     assert answer(sharing, Choosy(model), prompt(2)) == 649
-
-
-class Collecting(ScriptedSession):
-    """Its features are needed for each token of the prompt."""
-
-    collects = True
-
-    def collect_features(self, layers: Sequence[int], on_prefilled: Callable[..., Any]) -> None:
-        pass
-
-
-def test_whose_features_are_collected_reads_by_itself(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    answer(sharing, model.open_session(), prompt(1))
-    assert answer(sharing, Collecting(model), prompt(2)) == 649
-
-
-def test_short_prompts_and_other_ones_share_nothing(
-    sharing: PromptCache, model: ScriptedModel
-) -> None:
-    for tokens in (prompt(1)[:PREFILL_TOKENS], [5, *prompt(1)]):
-        answer(sharing, model.open_session(), tokens)
-    assert answer(sharing, model.open_session(), prompt(1)) == 649

@@ -52,27 +52,7 @@ def test_no_other_way_commits_more_tokens_a_second(
         assert tokens_per_s(wishes, dealt, seconds) == pytest.approx(best)
 
 
-def test_before_times_are_known_the_likeliest_rows_fill_the_pass() -> None:
-    wishes = [Wish((1.0, 0.2, 0.1)), Wish((1.0, 0.9, 0.8, 0.7)), Wish((1.0,), 2)]
-    assert deal_rows(wishes, 7, None) == [1, 4, 2]
-    assert deal_rows(wishes, 3, None) == [1, 1, 2]  # what each has in any case
-
-
-def test_equal_rows_are_dealt_by_depth_and_then_in_order() -> None:
-    wishes = [Wish((1.0, 0.5, 0.5))] * 3
-    assert [deal_rows(wishes, room, None) for room in (4, 6, 7)] == [
-        [2, 1, 1],
-        [2, 2, 2],
-        [3, 2, 2],
-    ]
-
-
 def test_no_row_comes_before_those_above_it() -> None:
     """Whatever rounding has made of the chances."""
     wishes = [Wish((1.0, 0.1, 0.9)), Wish((1.0, 0.2))]
     assert deal_rows(wishes, 3, None) == [1, 2]
-
-
-def test_where_nobody_wishes_nothing_is_dealt() -> None:
-    """Whatever a pass without rows takes: only prompts may be waiting."""
-    assert deal_rows([], 8, lambda rows: 0.5 * rows) == []

@@ -38,8 +38,6 @@ class Recording(ScriptedModel):
         self.held: Event | None = None
         self.running = Event()
         self.fails: Exception | None = None
-        self.overlapping = False  # whether a shared pass was made while another one was held
-        self._is_holding = False
 
     def open_session(self) -> Any:
         session = super().open_session()
@@ -58,7 +56,6 @@ class Recording(ScriptedModel):
         return session
 
     def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
-        self.overlapping |= self._is_holding
         self.note([len(part.tree) for part in parts], num_rows)
         if self.fails is not None:
             raise self.fails
@@ -71,9 +68,7 @@ class Recording(ScriptedModel):
         held, self.held = self.held, None
         self.running.set()
         if held is not None:
-            self._is_holding = True
             assert held.wait(TIMEOUT_S)
-            self._is_holding = False
 
 
 class Served:
@@ -211,16 +206,6 @@ def test_each_gets_the_scores_of_its_own_pass(case: str) -> None:
         assert np.array_equal(scored.out.logits, logits(session, rows)[: scored.num_rows])
 
 
-def test_passes_are_widened_to_widths_whose_rows_agree() -> None:
-    served = Served(exact(2, 4, 6))
-    released = served.hold()
-    for name, rows in (("a", 1), ("b", 2), ("c", 4)):
-        served.ask(name, served.session(), rows, width=2)
-    released.set()
-    served.end()
-    assert served.model.widths[1:] == [4, 4]
-
-
 @pytest.mark.parametrize("row_s, counts", [(1e-4, [4, 4]), (4e-3, [1, 4]), (0.1, [1, 1])])
 def test_rows_that_do_not_pay_for_everybodys_time_are_not_scored(
     row_s: float, counts: list[int]
@@ -266,53 +251,12 @@ def test_who_fails_alone_is_told_and_the_others_go_on(method: str) -> None:
     assert np.array_equal(served.found["whole"].out.logits, logits(whole, 2))
 
 
-def test_a_tree_on_an_empty_cache_is_scored_alone() -> None:
-    served = Served()
-    tree = TokenTree(
-        np.array([1, 2, 3], np.int32), np.array([-1, 0, 0], np.int32), np.ones(3, np.float32)
-    )
-    released = served.hold()
-    served.ask("tree", served.session(0), tree)
-    served.ask("other", served.session(), 1)
-    released.set()
-    assert served.end() == [[3], [1]]
-
-
-def test_prompts_and_those_who_write_take_turns() -> None:
-    """A prompt has slices, so that nobody waits for the whole; one that is alone has the rest."""
-    served = Served(exact(1, 2, 3, 4))
-    prompt = served.session(0)
-    released = served.hold()
-    served.read("prompt", prompt, 110)
-    served.ask("a", served.session(), 3)
-    served.ask("b", served.session(), 4)
-    released.set()
-    assert served.end() == [[-28], [3], [-28], [4], [-54]]
-    assert prompt.committed == list(range(110))  # type: ignore[attr-defined]
-
-
 class Invariant(Recording):
     """Promises what lets prompts be read beside the rows of others."""
 
     def __init__(self, row_s: float = 1e-4) -> None:
         super().__init__(lambda rows: 8e-3 + rows * row_s)
         self.capabilities = replace(self.capabilities, invariant_rows=True)
-
-
-def test_a_prompt_is_read_beside_those_who_write() -> None:
-    served = Served(model=Invariant())
-    prompt, a, b = served.session(0), served.session(4), served.session(5)
-    released = served.hold()
-    served.read("prompt", prompt, 110)
-    served.ask("a", a, 3)
-    served.ask("b", b, 4)
-    released.set()
-    assert served.end() == [[3, 4, 32], [-78]]
-    assert prompt.committed == list(range(110))  # type: ignore[attr-defined]
-    for name, session, rows in (("a", a, 3), ("b", b, 4)):
-        scored = served.found[name]
-        assert scored.num_sharing == 3 and scored.charged_s > 0
-        assert np.array_equal(scored.out.logits, logits(session, rows))
 
 
 @pytest.mark.parametrize(
@@ -331,45 +275,6 @@ def test_who_collects_features_joins_where_shared_passes_give_them(
     served.ask("b", sessions[2], 4)
     released.set()
     assert served.end() == passes
-
-
-@pytest.mark.parametrize("row_s, slice_tokens", [(1e-3, 15), (4e-3, 9), (1e-6, 57)])
-def test_those_who_write_keep_half_of_their_rate(row_s: float, slice_tokens: int) -> None:
-    """A slice makes a pass twice as long as it would be, and fits into one."""
-    served = Served(model=Invariant(row_s))
-    for rows in (2, 4, 8, 32) * 40:  # what passes take is learnt from those before
-        served.passes.forward(served.session(), chain(rows), 0)
-    for prompt in (32, 200):  # the first slice tells what its tokens add
-        served.model.passes.clear()
-        released = served.hold()
-        served.read("prompt", served.session(0), prompt)
-        served.ask("a", served.session(), 3)
-        served.ask("b", served.session(), 4)
-        released.set()
-        first, *_ = served.end()
-    *rows, taken = first
-    assert rows == [3, 4] and abs(taken - slice_tokens) <= 1  # as far as the fit tells
-
-
-def test_a_prompt_whose_shared_pass_fails_is_read_alone() -> None:
-    served = Served(model=Invariant())
-    served.model.fails = LOST
-    prompt = served.session(0)
-    released = served.hold()
-    served.read("prompt", prompt, 60)
-    served.ask("a", served.session(), 3)
-    released.set()
-    assert served.end() == [[3, 32], [-30], [3], [-30]]
-    assert prompt.committed == list(range(60))  # type: ignore[attr-defined]
-
-
-def test_prompts_alone_are_read_as_a_whole_the_first_one_first() -> None:
-    served = Served()
-    released = served.hold()
-    for name, count in (("a", 256), ("b", 40)):
-        served.read(name, served.session(0), count)
-    released.set()
-    assert served.end() == [[-256], [-40]]
 
 
 @pytest.mark.parametrize("slices_agree", [True, False])
@@ -410,53 +315,6 @@ def test_what_changes_a_bit_is_not_shared(is_noisy: bool) -> None:
     assert served.passes.most == (1 if is_noisy else 4)
 
 
-@pytest.mark.parametrize("agree, rows_each", [(True, 4), (False, 2)])
-def test_many_share_wider_passes_where_their_rows_agree(agree: bool, rows_each: int) -> None:
-    class Wide(Recording):
-        def open_session(self) -> Any:
-            session = super().open_session()
-            forward = session.forward
-
-            def other_kernel(tree: TokenTree) -> Forward:
-                out = forward(tree)
-                noisy = len(tree) > 16 and not agree
-                return Forward(np.nextafter(out.logits, np.float32(9e9))) if noisy else out
-
-            session.forward = other_kernel
-            return session
-
-    served = Served(exact(*range(1, 17)), prepared=8, model=Wide())
-    served.load.active = 8
-    assert served.load.rows_each() == rows_each
-    assert served.load.rows_most() == 8 * rows_each - 7
-
-
-def test_a_pass_of_the_setup_waits_for_its_turn() -> None:
-    """A model makes one shared pass at a time."""
-    served = Served(exact(*range(1, 17)), prepared=2)
-    released = served.hold()
-    served.passes.prepare_for(8)  # compares shared passes of more rows
-    released.set()
-    served.passes.settle()
-    served.end()
-    assert any(len(each) > 1 for each in served.model.passes)
-    assert not served.model.overlapping
-
-
-def test_rows_are_limited_only_where_passes_are_shared() -> None:
-    served = Served()
-    served.load.active = 4
-    assert served.load.rows_each() == 64 // 4
-    served.model.fails = LOST
-    released = served.hold()
-    for name in "ab":
-        served.ask(name, served.session(), 2)
-    released.set()
-    served.end()  # a pass has failed: sharing rests
-    assert served.load.rows_each() is None
-    assert Served(prepared=1).load.rows_each() is None
-
-
 def test_an_interrupt_takes_a_request_back() -> None:
     """Ctrl-C while another conversation's pass runs: nothing is left in the queue."""
     served = Served()
@@ -480,23 +338,3 @@ def interrupted_while_it_waits(passes: SharedPasses, released: Event) -> Any:
 
     passes._turn.wait = interrupted  # type: ignore[method-assign]
     yield
-
-
-def test_who_has_waited_in_vain_waits_for_a_pass_that_began_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A comparison of passes may begin while a conversation waits for company: two passes at once
-    would write to the same buffers."""
-    served = Served()
-    passes, waits = served.passes, []
-
-    def wait(timeout_s: float | None = None) -> bool:
-        waits.append(timeout_s)
-        passes._is_running = timeout_s is not None
-        assert not served.model.passes
-        return False
-
-    monkeypatch.setattr(passes, "_worth_waiting_s", lambda: 1.0)
-    monkeypatch.setattr(passes._turn, "wait", wait)
-    passes.forward(served.session(), TokenTree.chain(1), 1)
-    assert waits == [1.0, None] and served.model.passes == [[1]]

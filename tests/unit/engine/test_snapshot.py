@@ -19,7 +19,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.engine.speculation import Speculation
-from edge_spec.errors import ContextFullError, SnapshotError, UsageError
+from edge_spec.errors import SnapshotError, UsageError
 from edge_spec.exactness.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
@@ -148,41 +148,6 @@ def test_a_restored_conversation_goes_on_as_the_original(
     assert drafters == "none" or found.stats.draft_n > 0
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
-def test_a_restored_conversation_has_the_same_snapshot(
-    make: Any, path: Path, drafters: str
-) -> None:
-    engine, other = engine_with(make, drafters), engine_with(make, drafters)
-    write(engine, PROMPT)
-    before = snapshot_of(engine, path)
-    other.restore(path)
-    assert snapshot_of(other, path) == before
-
-
-def test_a_draft_does_not_read_the_text_again(make: Any, path: Path) -> None:
-    engine, other = make(draft=small_draft()), make(draft=small_draft())
-    prompt = PROMPT + write(engine, PROMPT)
-    engine.snapshot(path)
-    other.restore(path)
-    third = make(draft=small_draft("another"))
-    third.restore(path)
-    read = []
-    for each in (engine, other, third):
-        smaller = each.parts.drafts[0].model.watched
-        before = smaller.num_prefilled
-        write(each, prompt, 1)
-        read.append(smaller.num_prefilled - before)
-    assert read[1] == read[0] <= 1 and read[2] == len(prompt) - 1
-
-
-def test_other_drafters_begin_anew_and_change_no_token(make: Any, path: Path) -> None:
-    engine, other = make([SuffixDrafter()]), make([RecyclingDrafter()])
-    prompt = PROMPT + write(engine, PROMPT)
-    engine.snapshot(path)
-    other.restore(path)
-    assert write(other, prompt) == write(engine, prompt)
-
-
 def test_a_text_is_read_again_where_the_session_cannot_tell_its_cache(
     make: Any, path: Path
 ) -> None:
@@ -225,16 +190,6 @@ def test_a_cache_is_kept_only_where_it_keeps_the_promise(
     assert other.last.stats.cached_n == len(prompt) - 1
 
 
-def test_after_restoring_a_noisy_cache_plain_decoding_reads_anew(make: Any, path: Path) -> None:
-    engine, other = make(tie_margin=0.3), make(tie_margin=0.3)
-    prompt = PROMPT + write(engine, PROMPT)
-    engine.snapshot(path)
-    other.restore(path)
-    other.set_drafter("none")
-    write(other, prompt, 1)
-    assert other.last.stats.cached_n == 0
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -258,17 +213,6 @@ def test_a_token_outside_the_vocabulary_is_refused(make: Any, path: Path, token:
     write_snapshot(path, replace(read_snapshot(path), tokens=tokens))
     with pytest.raises(SnapshotError, match="tokens outside the vocabulary of 260"):
         engine.restore(path)
-
-
-def test_another_context_length_is_the_same_model(make: Any, path: Path) -> None:
-    engine = make()
-    prompt = PROMPT + write(engine, PROMPT)
-    engine.snapshot(path)
-    longer, shorter = (make(model=CountingModel(context_length=n)) for n in (1024, 40))
-    longer.restore(path)
-    assert write(longer, prompt) == write(engine, prompt)
-    with pytest.raises(ContextFullError, match="has 48 tokens, the context holds 40"):
-        shorter.restore(path)
 
 
 def test_a_running_answer_is_not_cut_by_a_snapshot(make: Any, path: Path) -> None:
@@ -303,29 +247,6 @@ def test_after_a_failed_answer_the_conversation_can_be_kept(make: Any, path: Pat
     prompt = PROMPT + list(b" go on")
     assert write(other, prompt) == write(make(), prompt)
     assert other.last.stats.cached_n >= len(PROMPT) - 1
-
-
-def test_restoring_ends_a_running_answer(make: Any, path: Path) -> None:
-    engine, other = make(), make()
-    prompt = PROMPT + write(engine, PROMPT)
-    engine.snapshot(path)
-    running = other.generate(list(b"hello"), stream=True)
-    next(running)
-    other.restore(path)
-    assert list(running) == []
-    assert write(other, prompt) == write(engine, prompt)
-
-
-def test_a_damaged_file_does_not_disturb_the_running_answer(make: Any, path: Path) -> None:
-    engine = make([SuffixDrafter()])
-    expected = write(engine, PROMPT)
-    whole = snapshot_of(engine, path)
-    path.write_bytes(whole[:-1])
-    running = engine.generate(PROMPT, max_tokens=30, stream=True)
-    next(running)
-    with pytest.raises(SnapshotError, match="is damaged"):
-        engine.restore(path)
-    assert [token.id for token in running.finish().tokens] == expected
 
 
 class Refuses(SuffixDrafter):
@@ -366,72 +287,3 @@ def test_what_does_not_fit_changes_nothing(make: Any, path: Path, which: str) ->
     assert snapshot_of(other, path.with_name("after")) == before
     write(other, prompt, 1)
     assert other.last.stats.cached_n == len(prompt) - 1
-
-
-def test_an_interrupt_while_the_text_is_read_again_leaves_an_engine_that_answers(
-    make: Any, path: Path
-) -> None:
-    class Interrupted(TellsNothingModel):
-        def open_session(self) -> Any:
-            session = super().open_session()
-            prefill = session.prefill
-
-            def once(tokens: Sequence[int]) -> None:
-                if session.length >= 256:
-                    session.prefill = prefill
-                    raise KeyboardInterrupt
-                prefill(tokens)
-
-            session.prefill = once
-            return session
-
-    engine, other = make(), make(model=Interrupted())
-    long = np.random.default_rng(1).integers(0, 256, 300).tolist()
-    prompt = long + write(engine, long, 5)
-    engine.snapshot(path)
-    with pytest.raises(KeyboardInterrupt):
-        other.restore(path)
-    assert write(other, prompt) == write(engine, prompt)
-    assert other.last.stats.cached_n == 256
-
-
-def test_the_plain_rate_and_what_was_learnt_are_kept(make: Any, path: Path) -> None:
-    engine, other = make(), make()
-    write(engine, PROMPT)
-    engine.set_drafter("suffix")
-    write(engine, PROMPT)
-    engine.set_drafter("none")
-    engine.snapshot(path)
-    other.restore(path)
-    assert other._conversation.plain_rate.seconds == engine._conversation.plain_rate.seconds != ()
-    other.set_drafter("suffix")
-    engine.set_drafter("suffix")
-    assert other._drafting.speculation.stats() == engine._drafting.speculation.stats()
-    assert (
-        other._drafting.speculation.stats() != make([SuffixDrafter()])._drafting.speculation.stats()
-    )
-
-
-@pytest.mark.parametrize("note", [{"a": float("nan")}, {"a": b"bytes"}, [1, 2], 5])
-def test_a_note_that_json_cannot_hold_is_refused(make: Any, path: Path, note: Any) -> None:
-    with pytest.raises(UsageError, match="no JSON object"):
-        make().snapshot(path, note)
-    assert not path.exists()
-
-
-def test_a_fresh_engine_can_be_kept_too(make: Any, path: Path) -> None:
-    engine = make([SuffixDrafter()])
-    write(engine, PROMPT)
-    make([SuffixDrafter()]).snapshot(path)
-    assert engine.restore(path) is None
-    write(engine, PROMPT)
-    assert engine.last.stats.cached_n == 0
-
-
-def test_a_closed_engine_has_no_snapshot(make: Any, path: Path) -> None:
-    engine = make()
-    engine.snapshot(path)
-    engine.close()
-    for call in (engine.snapshot, engine.restore):
-        with pytest.raises(UsageError, match="closed"):
-            call(path)

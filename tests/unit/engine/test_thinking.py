@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,13 +128,6 @@ def test_without_reasoning_the_answer_begins_at_once(
 def test_a_thought_that_the_model_opens_all_the_same_is_ended_at_once(engine: Engine) -> None:
     result = answer(engine, f"{OPENING}so{ENDING}yes", reasoning="off", max_tokens=60)
     assert result.reasoning == "" and result.reasoning_n > 0
-
-
-def test_a_grammar_that_speaks_of_thoughts_holds_them_too(engine: Engine) -> None:
-    opening = "" if opens_thoughts(engine) else json.dumps(OPENING)
-    grammar = Grammar.lark(f"start: {opening} /[a-z]+/ {json.dumps(ENDING)} /[a-z]+/")
-    result = answer(engine, f"{OPENING}so{ENDING}yes", grammar=grammar)
-    assert (result.reasoning, result.text) == ("so", "yes")
 
 
 HEADED = (

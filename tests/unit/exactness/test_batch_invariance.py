@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_spec.core.model import Forward
@@ -123,33 +122,6 @@ def test_the_margin_is_the_largest_change_between_likely_tokens(
     assert found.invariant_widths == widths
 
 
-def test_a_shift_of_all_logits_changes_no_margin() -> None:
-    class Shifted(NoisySession):
-        def forward(self, tree: TokenTree) -> Forward:
-            return Forward(super().forward(tree).logits + np.float32(len(tree)))
-
-    model: Any = NoisyModel(quiet)
-    model.open_session = lambda: Shifted(model)
-    assert measure_batch_invariance(model).tie_margin < ROUNDING
-
-
-@pytest.mark.parametrize("context_length", [1, 2, 3, 5, 16, 20, 31, 40])
-@pytest.mark.parametrize("widths", [MARGIN_WIDTHS, USUAL_WIDTHS])
-def test_a_small_context_leaves_at_least_one_width(
-    context_length: int, widths: tuple[int, ...]
-) -> None:
-    model = NoisyModel(lambda at: 0.01 * at.width, context_length)
-    batch_invariance = measure_batch_invariance(model, widths)
-    [width] = batch_invariance.invariant_widths  # every width differs
-    assert width in widths and (width == 1) == (max(1, context_length // 2) < widths[1])
-
-
-@pytest.mark.parametrize("max_rows", [1, 3, 8])
-def test_no_pass_is_wider_than_the_model_accepts(max_rows: int) -> None:
-    found = measure_batch_invariance(NoisyModel(quiet, max_rows=max_rows), USUAL_WIDTHS)
-    assert max(found.invariant_widths) <= max_rows
-
-
 @pytest.mark.parametrize(
     ("noise", "margin"),
     [
@@ -167,12 +139,6 @@ def test_branches_are_measured_as_they_are_scored_and_after_their_commit(
     assert found.tie_margin == 0 and found.invariant_widths == MARGIN_WIDTHS
     assert found.branch_margin == pytest.approx(margin, abs=ROUNDING)
     assert found.branch_invariant == (margin == 0)
-
-
-def test_a_model_without_trees_is_scored_in_chains() -> None:
-    model = NoisyModel(quiet)
-    model.capabilities = replace(model.capabilities, trees=False)
-    assert measure_batch_invariance(model).branch_margin == 0
 
 
 @pytest.mark.parametrize("noisy_below", [0, 2])

@@ -3,9 +3,8 @@ policy and round loop on a clock that passes alone move."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -160,31 +159,6 @@ def test_exact_mode_reaches_the_rate_that_arithmetic_allows(
     assert not any(each.plain_reason is PlainReason.BASELINE for each in rounds)
 
 
-@pytest.mark.parametrize("from_width", [2, 4, 8])
-def test_no_row_of_a_plain_step_is_left_empty_that_a_filler_knows_something_for(
-    from_width: int,
-) -> None:
-    """However unlikely: the row is paid for. Where the spare row's own token is likelier than all
-    of the filler's, it stands alone."""
-    model = StepsOffModel(from_width, STEEP)
-    factory = factory_of(
-        model, measure_batch_invariance(model, widths_for(16)), LosslessMode.ALWAYS
-    )
-    plain, _, plain_s = write(model, factory, [])
-    filler = RightNowAndThen(plain, 0.1)
-    text, rounds, taken_s = write(model, factory, [Silent(), filler])
-    assert text == plain
-    assert np.mean([each.num_rows == from_width for each in rounds[:-from_width]]) > 0.97
-    assert taken_s < 0.95 * plain_s  # a tenth of the rows is right
-
-
-class Silent(Drafter):
-    name = "silent"
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        return TokenTree.chain(pending)
-
-
 @pytest.mark.parametrize(
     ("mode", "widths", "margin", "cost", "promise", "plain_width"),
     [
@@ -237,20 +211,3 @@ def test_noise_is_known_once_an_activation_was_rounded_the_other_way(
     model.noise = noise
     model.capabilities = replace(model.capabilities, rounds_activations=rounds_activations)
     assert measure_batch_invariance(model).noise_is_known is is_known
-
-
-def test_near_ties_are_not_replayed_where_that_would_end_drafting_meanwhile() -> None:
-    found = BatchInvariance(0.1, (1,))
-    kept = keep_promise(LosslessMode.AUTO, found, lambda: 1.0, replays=False)
-    assert kept.promise is Promise.TIES
-    kept = keep_promise(LosslessMode.ALWAYS, found, lambda: 1.0, replays=False)
-    assert kept.promise is Promise.REPLAYED
-
-
-def test_what_a_plain_step_costs_is_asked_only_where_it_decides() -> None:
-    def unknown() -> float:
-        raise AssertionError("was asked")
-
-    ask: Callable[[], Any] = unknown
-    assert keep_promise(LosslessMode.AUTO, BatchInvariance(0.0, (1, 2)), ask).plain_cost == 1
-    assert keep_promise(LosslessMode.TIES, BatchInvariance(0.1, (2, 4)), ask).plain_width == 1

@@ -53,18 +53,3 @@ def test_corrected_weights_are_nearer_also_in_blocks() -> None:
         quantize(each, 4, 32, importance=counts).dequantize() for each in (weights, weights @ found)
     ]
     assert error(in_blocks[1]) < 0.8 * error(in_blocks[0])
-
-
-def test_inputs_that_did_not_change_need_none() -> None:
-    _, exact, _ = arrays()
-    found = input_correction(exact, exact)
-    assert found is not None
-    np.testing.assert_array_equal(found, np.eye(COLUMNS))
-
-
-@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0])
-def test_inputs_that_tell_nothing_correct_nothing(broken: float) -> None:
-    _, exact, inputs = arrays()
-    with np.errstate(all="ignore"):
-        assert input_correction(inputs * np.float32(broken), exact) is None
-        assert (importance(inputs * np.float32(broken)) == 1).all()

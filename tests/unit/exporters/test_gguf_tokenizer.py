@@ -109,10 +109,6 @@ def test_a_byte_without_a_token_is_dropped_and_keeps_its_neighbours_apart() -> N
     assert tokenizer.decode(tokenizer.encode("abaéb").ids) == "abab"
 
 
-def test_an_empty_token_has_the_name_that_llama_cpp_gives_it() -> None:
-    assert build(byte_level("", {"": NORMAL})).id_to_token(256) == "[EMPTY_256]"
-
-
 def test_whole_words_stay_unmerged_only_where_llama_cpp_does_so() -> None:
     special = {"abc": NORMAL}  # no merge leads to it
     assert pieces(build(byte_level("a+b", special, pre="llama-bpe")), "abc") == ["abc"]
@@ -183,11 +179,6 @@ def test_text_is_split_as_the_named_pre_tokenizer_does(pre: str) -> None:
     assert "|".join(SPLIT_TEXT[start:end] for start, end in spans) == SPLITS[pre]
 
 
-def test_without_a_name_the_default_pre_tokenizer_is_used() -> None:
-    splitter: Any = build(byte_level(pre=None)).pre_tokenizer
-    assert len(splitter.pre_tokenize_str(SPLIT_TEXT)) == DEFAULT.count("|") + 1
-
-
 def test_sentencepiece_merges_by_score_and_prefixes_a_space() -> None:
     high_ab = build(sentencepiece({f"{SPACE}a": -2.0, "ab": -1.0}))
     high_space = build(sentencepiece({f"{SPACE}a": -1.0, "ab": -2.0}))
@@ -251,12 +242,6 @@ def test_a_character_that_is_no_token_is_refused() -> None:
         tokenizer_from_gguf(of, PATH)
 
 
-def test_equal_scores_of_tokens_that_cannot_overlap_are_fine() -> None:
-    assert pieces(build(sentencepiece({"ab": -1.0, "cd": -1.0})), "abcd") == [SPACE, "ab", "cd"]
-    overlapping_itself = sentencepiece({"ab": -1.0, "aba": -2.0, "ba": -3.0})
-    assert pieces(build(overlapping_itself), "ababa") == [SPACE, "ab", "aba"]
-
-
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
@@ -307,21 +292,6 @@ def test_a_tag_of_html_is_text_where_the_file_says_so() -> None:
     tokenizer = build(byte_level("a+b", {"</s>": NORMAL}))
     assert pieces(tokenizer, "ab</s>") == ["ab", "</s>"]
     assert tokenizer.decode(tokenizer.encode("ab</s>").ids) == "ab</s>"
-
-
-@pytest.mark.parametrize("kind", [np.int32, np.float32])
-def test_scores_may_be_whole_numbers_or_of_more_tokens_than_there_are(kind: type) -> None:
-    of = sentencepiece({f"{SPACE}a": -2.0, "ab": -1.0})
-    of["tokenizer.ggml.scores"] = np.append(of["tokenizer.ggml.scores"], 5).astype(kind)
-    types = np.append(of["tokenizer.ggml.token_type"], CONTROL)
-    of["tokenizer.ggml.token_type"] = types.astype(np.int32)
-    assert pieces(build(of), "ab") == [SPACE, "ab"]
-
-
-def test_without_scores_all_tokens_have_one() -> None:
-    of = sentencepiece({"ab": -1.0})
-    del of["tokenizer.ggml.scores"]
-    assert pieces(build(of), "ab") == [SPACE, "ab"]
 
 
 def test_a_sentencepiece_vocabulary_needs_a_token_for_each_byte() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("coremltools")  # which the package of this module needs
 
-from edge_spec.exporters.coreml import palettize as module
 from edge_spec.exporters.coreml.palettize import MAX_TABLE_BITS, Palettized, palettize
 
 
@@ -32,12 +31,6 @@ def test_columns_that_count_more_are_nearer() -> None:
     assert error(weighted) < 0.95 * error(plain)
 
 
-def test_the_scale_of_importance_does_not_matter() -> None:
-    weights, importance = normal(4, 512), np.linspace(1, 5, 512)
-    first, second = palettize(weights, 4, importance), palettize(weights, 4, importance * 1e6)
-    assert np.array_equal(first.dequantize(), second.dequantize())
-
-
 def test_the_error_is_that_of_the_best_table_for_normal_weights() -> None:
     """Max 1960, table I: 16 levels leave 0.009497 of the variance of a normal distribution."""
     weights = normal(8, 4096)
@@ -53,26 +46,3 @@ def test_tables_cost_at_most_a_quarter_bit_a_weight(columns: int, bits: int, gro
     assert found.tables.shape == (groups, 1 << bits)
     if groups > 1:
         assert 16 * found.tables.size / found.indices.size <= MAX_TABLE_BITS
-
-
-def test_every_weight_has_the_nearest_entry_of_its_group() -> None:
-    weights = normal(4, 512)
-    found = palettize(weights, 4)
-    flat = weights.reshape(len(found.tables), -1, 1)
-    distances = np.abs(found.tables[:, None, :].astype(np.float32) - flat)
-    chosen = np.take_along_axis(
-        distances, found.indices.reshape(len(found.tables), -1, 1).astype(int), axis=2
-    )[..., 0]
-    assert np.allclose(chosen, distances.min(axis=2), atol=1e-3)  # a tie rounds either way
-
-
-def test_rows_that_no_group_divides_have_smaller_groups() -> None:
-    assert module._group_rows(64, 6) == 64
-    found = palettize(normal(12, 64), 6)
-    assert found.tables.shape == (3, 64)
-    assert found.indices.shape == (12, 64)
-
-
-def test_equal_weights_are_kept() -> None:
-    weights = np.full((2, 64), 0.5, np.float32)
-    assert np.array_equal(palettize(weights, 4).dequantize(), weights)

@@ -50,19 +50,6 @@ def test_a_device_without_memory_of_its_own_takes_the_processors() -> None:
     assert needs == Needs(60, {}) and memories.free() == {}
 
 
-def test_what_is_not_known_is_in_nobodys_way() -> None:
-    memories = DeviceMemories([card("ort", "cuda", free=None)])
-    needs = memories.needs([("ort", on("cuda")), ("ort", on("npu"))])
-    assert needs.on_devices == {"ort cuda": 60, "ort npu": 60}
-    assert FreeMemory(None, memories.free()).shortage(needs) is None
-
-
-def test_of_two_runtimes_that_tell_the_same_memory_the_lesser_counts() -> None:
-    memories = DeviceMemories([card("llamacpp", "cuda0"), card("ort", "cuda", free=90)])
-    assert memories.free() == {"llamacpp cuda0": 90}
-    assert memories.total() == {"llamacpp cuda0": 200}
-
-
 def test_the_processor_s_memory_comes_first_and_all_shortages_name_their_place() -> None:
     free = FreeMemory(1_000_000, {"llamacpp cuda0": 2_000_000})
     both = Needs(3_000_000, {"llamacpp cuda0": 4_000_000})

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting import forecast as forecasting
 from edge_spec.fitting import memory as memory_module
 from edge_spec.fitting.forecast import Forecast, ModelMemory, forecast
 from edge_spec.fitting.memory import (
     Memory,
     Sizing,
-    context_tokens,
-    format_bytes,
     free_bytes,
     resident_bytes,
     total_bytes,
@@ -60,23 +57,6 @@ def pair(free: int | None, runtimes: tuple[str, str] = ("ort", "llamacpp")) -> F
     return Forecast(tuple(models), free)
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 MB"), (411_600_000, "412 MB"), (9_999_000_000, "9,999 MB"), (24e9, "24.0 GB")],
-)
-def test_bytes_are_told_in_decimal_units(num_bytes: int, text: str) -> None:
-    assert format_bytes(int(num_bytes)) == text
-
-
-def test_everything_counts() -> None:
-    assert MODEL.total == 160 * MB
-
-
-def test_two_libraries_are_both_counted_and_one_library_once() -> None:
-    assert pair(None).total == 320 * MB
-    assert pair(None, ("ort", "ort")).total == 290 * MB
-
-
 def test_a_pair_is_told_in_one_line_whose_parts_add_up() -> None:
     assert str(pair(24_000 * MB, ("ort", "ort"))) == (
         "target t on ort 160 MB + draft d on ort 130 MB = 290 MB of 24.0 GB free"
@@ -89,10 +69,6 @@ def test_a_warning_comes_with_one_byte_too_many_and_not_before() -> None:
     too_large = pair(320 * MB - 1)
     assert not too_large.fits
     assert str(too_large) in str(too_large.warning) and "\n" not in str(too_large.warning)
-
-
-def test_where_it_is_not_known_what_is_free_nothing_is_warned_of() -> None:
-    assert pair(None).warning is None
 
 
 @pytest.mark.parametrize(("context", "expected"), [(None, 1000), (64, 64), (5000, 1000)])
@@ -114,21 +90,6 @@ def test_a_runtime_that_cannot_tell_leaves_the_pair_untold() -> None:
     assert forecast(prepared(Counting("a")), [prepared(other)], LoadOptions()) is None
 
 
-@pytest.mark.parametrize("name", ["ort", "llamacpp"])
-def test_runtimes_that_read_files_can_tell(name: str) -> None:
-    assert isinstance(load_runtime(name), Sizing)
-
-
-@pytest.mark.parametrize(
-    ("asked", "in_use", "expected"),
-    [(None, None, (100, 100)), (50, None, (50, 50)), (500, 70, (100, 70)), (50, 70, (50, 50))],
-)
-def test_no_more_context_is_in_use_than_there_is(
-    asked: int | None, in_use: int | None, expected: tuple[int, int]
-) -> None:
-    assert context_tokens(100, RuntimeOptions(context_length=asked), in_use) == expected
-
-
 def test_memory_that_the_process_touches_is_resident() -> None:
     """How much else there is, other tests of the process decide."""
     if resident_bytes() is None:
@@ -136,18 +97,6 @@ def test_memory_that_the_process_touches_is_resident() -> None:
     with mmap.mmap(-1, 256 * MB) as touched:
         touched[:: mmap.PAGESIZE] = b"x" * len(touched[:: mmap.PAGESIZE])
         assert (resident_bytes() or 0) > 256 * MB
-
-
-def test_what_is_free_is_read_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   2000 kB\n")
-    monkeypatch.setattr(memory_module, "MEMINFO", meminfo)
-    monkeypatch.setattr(memory_module, "GROUP", tmp_path / "nothing")
-    assert free_bytes() == 2000 * 1024
-    assert forecast(prepared(Counting("a")), [], LoadOptions()).free == 2000 * 1024  # type: ignore[union-attr]
-    monkeypatch.setattr(memory_module, "MEMINFO", tmp_path / "nothing")
-    assert free_bytes() is None
-    assert forecasting.Forecast((), None).fits
 
 
 def bundle(
@@ -163,41 +112,6 @@ def bundle(
     manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache, files={})
     found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
     return found
-
-
-def test_the_cache_of_ort_grows_in_the_steps_of_its_sessions(tmp_path: Path) -> None:
-    from edge_spec.runtimes.ort import memory as ort_memory
-
-    source = bundle(tmp_path, "int4 block 32", 1000)
-    caches = [
-        ort_memory.bundle_memory(source, RuntimeOptions(), tokens).cache
-        for tokens in (1, 512, 513, None)
-    ]
-    a_token = 2 * 2 * 16 * 4  # layers, keys and values, elements, bytes
-    assert caches == [512 * a_token, 512 * a_token, 1024 * a_token, 4001 * a_token]
-
-
-def test_scores_of_the_whole_cache_are_counted_where_a_graph_makes_them(tmp_path: Path) -> None:
-    from edge_spec.runtimes.ort.memory import bundle_memory
-
-    sources = [
-        bundle(tmp_path, "int4 block 32", 1000, kv_cache, num_heads=4)
-        for kv_cache in ("shared", "whole")
-    ]
-    shared, whole = (bundle_memory(source, RuntimeOptions(), 1024).work for source in sources)
-    assert whole - shared >= 16 * 4 * 1024 * 4  # rows, heads, tokens, bytes
-
-
-def test_an_embedding_that_is_the_head_too_is_there_twice_in_ort(tmp_path: Path) -> None:
-    from edge_spec.runtimes.ort.memory import bundle_memory
-
-    weights = [
-        bundle_memory(
-            bundle(tmp_path, "int8 block 32", 1000, tied_embeddings=tied), RuntimeOptions(), 1
-        ).weights
-        for tied in (False, True)
-    ]
-    assert weights[1] - weights[0] == 64 * 32
 
 
 def test_on_a_gpu_weights_and_cache_are_in_its_own_memory(
@@ -246,18 +160,6 @@ def gguf_source(path: Path, kind: str = "Q4_0") -> Any:
     )
 
 
-def test_the_cache_of_llama_cpp_doubles_and_is_padded(tmp_path: Path) -> None:
-    runtime: Any = load_runtime("llamacpp")
-    source = gguf_source(tmp_path)
-    caches = [
-        runtime.memory(source, RuntimeOptions(), tokens).cache // 4
-        for tokens in (1, 2048, 2049, 4097, None)
-    ]
-    assert caches == [2048, 2048, 4096, 5120, 5120]  # 5,000 cells in steps of 256
-    halved = runtime.memory(source, RuntimeOptions(kv_type="q8_0"), 1).cache
-    assert halved == 2048 * 68 // 32
-
-
 @pytest.mark.parametrize(
     ("kernels", "kind", "mmap", "copied"),
     [
@@ -282,30 +184,6 @@ def test_what_a_library_copies_of_the_weights_is_counted(
     other.tensors = {"norm": uncopied}  # as many bytes
     options = RuntimeOptions(mmap=mmap)
     assert sizing.memory(source, options).weights - sizing.memory(other, options).weights == copied
-
-
-def test_a_vocabulary_takes_what_the_file_has_of_it_and_not_what_it_counts(tmp_path: Path) -> None:
-    """One without merges has less for as many tokens. The parts of both files are as large."""
-    sizing: Any = load_runtime("llamacpp")
-    described, bare = gguf_source(tmp_path), gguf_source(tmp_path)
-    bare.tensors = bare.tensors | {
-        "norm": SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(4000, np.uint8))
-    }
-    found, less = (sizing.memory(each, RuntimeOptions()).weights for each in (described, bare))
-    assert 4000 < found - less < 10 * 4000
-    bare.config = replace(bare.config, vocab_size=10_000)
-    assert sizing.memory(bare, RuntimeOptions()).weights == less
-
-
-def test_of_an_unknown_architecture_all_may_be_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llamacpp_runtime, "wanted", lambda: "")
-    source, other = gguf_source(tmp_path), gguf_source(tmp_path, "F32")
-    source.tensors = other.tensors = {}
-    runtime: Any = load_runtime("llamacpp")
-    found, plain = (runtime.memory(file, RuntimeOptions()).weights for file in (source, other))
-    assert found - plain == 5000
 
 
 def test_a_container_has_what_its_groups_leave(

@@ -3,7 +3,6 @@ which says what is meant or what it takes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -14,7 +13,6 @@ from edge_spec.engine.request import AnswerOptions, request_of
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import MODEL_ALSO, AskedOptions
 from edge_spec.models.option import DeclaredOption, declared_options
-from edge_spec.models.option_values import meant
 
 OPTIONS = declared_options(AskedOptions)
 SOMETHING: Any = object()
@@ -85,11 +83,6 @@ def test_what_answers_are_given_load_refuses_with_where_it_belongs(name: str, to
     assert refusal(**{name: 1}) == f"load has no option '{name}'. Give each answer {told}"
 
 
-def test_a_path_names_a_model(tmp_path: Path) -> None:
-    with pytest.raises(edge_spec.EdgeSpecError, match="no such file"):
-        edge_spec.load(tmp_path / "missing.gguf")
-
-
 def refused_answer(**options: Any) -> str:
     parts: Any = None  # options are looked at before anything of the model
     with pytest.raises(UsageError) as refused:
@@ -133,7 +126,3 @@ def test_sampling_of_another_type_is_refused(name: str) -> None:
         with pytest.raises(UsageError) as refused:
             SamplingParams(**{name: value})
         assert str(refused.value).startswith(f"{name} is ")
-
-
-def test_what_resembles_nothing_means_nothing() -> None:
-    assert meant("zzz", ["threads"], {}) is None

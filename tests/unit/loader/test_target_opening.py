@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, current_thread
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_spec.errors import DeviceError
-from edge_spec.loader import opening
 from edge_spec.loader.opening import TargetOpening, TargetRefusedError
 
 TIMEOUT_S = 60
@@ -36,10 +35,8 @@ class Opener:
     reads: str = "gguf"
     model: OpenedModel = field(default_factory=OpenedModel)
     released: Event = field(default_factory=Event)
-    threads: list[str] = field(default_factory=list)
 
     def open(self, source: Any, options: Any) -> OpenedModel:
-        self.threads.append(current_thread().name)
         assert self.released.wait(TIMEOUT_S)
         if self.error is not None:
             raise self.error
@@ -61,15 +58,6 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
-def test_it_begins_before_it_is_taken(placed: Any) -> None:
-    runtime = placed.target.runtime
-    begun = TargetOpening(placed)
-    runtime.released.set()
-    assert begun.take() is runtime.model
-    begun.close()
-    assert runtime.threads == ["edge-spec-opening"] and not runtime.model.is_closed
-
-
 def test_what_is_refused_meanwhile_is_closed(placed: Any) -> None:
     runtime = placed.target.runtime
     begun = TargetOpening(placed)
@@ -88,30 +76,3 @@ def test_what_it_fails_with_is_told_to_whoever_takes_it(placed: Any, others: Any
         begun.take()
     assert LOST in (caught.value, getattr(caught.value, "error", None))
     begun.close()
-
-
-WAITS = {
-    "the runtime keeps the interpreter": {"opens_beside": False},
-    "memory would have to be made": {"free": 13},
-    "whoever refuses it would wait": {"most": 6},
-    "it has ended a process before": {"mark": "no process"},
-}
-
-
-@pytest.mark.parametrize("case", WAITS)
-def test_it_waits_where_something_speaks_against_it(
-    placed: Any, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    why: dict[str, Any] = WAITS[case]
-    runtime = placed.target.runtime
-    runtime.opens_beside = why.get("opens_beside", True)
-    monkeypatch.setattr(opening, "free_bytes", lambda: why.get("free", 1000))
-    monkeypatch.setattr(opening, "_MOST_BYTES", why.get("most", 1000))
-    if "mark" in why:
-        monkeypatch.setattr(opening, "_is_left", lambda mark: True)
-        monkeypatch.setattr(opening, "_try_apart", lambda placed: None)
-    begun = TargetOpening(placed)
-    assert not runtime.threads
-    runtime.released.set()
-    assert begun.take() is runtime.model
-    assert runtime.threads == [current_thread().name]

@@ -54,13 +54,6 @@ def test_a_command_takes_it_as_it_is_declared(command: str, declared: DeclaredOp
     assert taken.default in (declared.default, None)
 
 
-@pytest.mark.parametrize("command", LOADING)
-def test_a_command_without_options_asks_for_the_defaults(command: str) -> None:
-    read = {name: parameters(command)[name].default for name in OPTIONS}
-    asked = {name: OPTIONS[name].from_command_line(value) for name, value in read.items()}
-    assert AskedOptions(**asked) == AskedOptions()
-
-
 @pytest.mark.parametrize("opening", [edge_spec.load, edge_spec.load_async])
 def test_load_takes_it_as_it_is_declared(opening: Any) -> None:
     taken = inspect.signature(opening).parameters
@@ -69,15 +62,6 @@ def test_load_takes_it_as_it_is_declared(opening: Any) -> None:
         assert taken[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert (taken[name].annotation, taken[name].default) == (declared.type, declared.default)
         assert f"{name}: {declared.option.help}" in opening.__doc__
-
-
-def test_what_load_took_before_options_were_declared_it_still_takes() -> None:
-    before = (
-        "model runtime drafter draft draft_runtime device draft_device draft_n_max exit_layer "
-        "corpora lookahead jacobi exact parallel_rows call_timeout_s threads context_length plan "
-        "progress"
-    )
-    assert set(before.split()) <= set(inspect.signature(edge_spec.load).parameters)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +83,6 @@ def test_an_option_that_load_does_not_have_is_refused_with_the_one_that_is_meant
     assert str(refused.value) == (
         f"load has no option '{unknown}'. Did you mean {meant} on the command line?"
     )
-
-
-def test_what_resembles_no_option_is_refused_with_where_they_are_listed() -> None:
-    unknown: Any = {"zzz": 2}
-    with pytest.raises(UsageError, match=r"no option 'zzz'\. help\(edge_spec\.load\) lists"):
-        edge_spec.load("smollm2", **unknown)
-    with pytest.raises(TypeError, match="positional"):
-        edge_spec.load("smollm2", "ort")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.errors import BundleError, UsageError
+from edge_spec.errors import BundleError
 from edge_spec.models.bundle_files import FileEntry, list_files
 from edge_spec.models.pair_bundle import (
     PAIR_MANIFEST,
@@ -19,7 +19,6 @@ from edge_spec.models.pair_bundle import (
     VocabularyProof,
     find_member,
     foreign_files,
-    is_in_pair,
     may_replace_pair,
     read_pair,
     write_pair,
@@ -87,28 +86,6 @@ def test_a_pair_lists_every_file_and_says_so_again(directory: Path) -> None:
     on_disk = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
     assert set(files) == on_disk - {PAIR_MANIFEST}
     assert files["target/onnx/sub/data"].num_bytes == 4
-
-
-def test_a_pair_stands_for_its_target_and_has_a_draft(directory: Path) -> None:
-    target = find_member(directory)
-    assert target is not None and target.role == "target"
-    assert target.path("gguf") == directory / "target/gguf/model.gguf"
-    assert target.path("onnx") == directory / "target/onnx"
-    assert target.draft == directory / "draft"
-    draft = find_member(directory / "draft")
-    assert draft is not None and (draft.role, draft.draft) == ("draft", None)
-    assert draft.path("gguf") == directory / "draft/gguf/model.gguf"
-    assert Source(str(directory), quiet).name == "tiny-target"
-    assert Source(str(directory / "draft"), quiet).name == "tiny-draft"
-    assert find_member(directory / "target/onnx") is None
-    assert is_in_pair(directory / "target/onnx") and not is_in_pair(directory.parent)
-
-
-def test_a_format_that_is_not_there_is_named_with_those_that_are(directory: Path) -> None:
-    member = find_member(directory)
-    assert member is not None
-    with pytest.raises(UsageError, match="its target as gguf and onnx, not as coreml"):
-        member.path("coreml")
 
 
 def test_a_model_keeps_its_identity_where_it_is_copied(directory: Path, tmp_path: Path) -> None:

@@ -42,43 +42,10 @@ def test_nothing_is_fetched_before_the_path_is_asked_for(monkeypatch: pytest.Mon
         source.path  # noqa: B018 -- the property is what is tested
 
 
-def test_a_path_is_made_absolute_and_its_home_expanded(
-    gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(gguf.parent)
-    monkeypatch.setenv("HOME", str(gguf.parent))
-    assert Source(gguf.name, quiet).path == gguf
-    assert Source(f"~/{gguf.name}", quiet).path == gguf
-
-
 def test_a_missing_file_is_named_with_what_a_model_may_be(tmp_path: Path) -> None:
     for missing in (str(tmp_path / "nonesuch.gguf"), "~nobody-of-this-name/nonesuch.gguf"):
         with pytest.raises(ModelFileError, match=r"nonesuch\.gguf.*GGUF file.*smollm2"):
             Source(missing, quiet).path  # noqa: B018
-
-
-def test_a_link_to_a_file_keeps_its_name(gguf: Path, tmp_path: Path) -> None:
-    link = tmp_path / "named.gguf"
-    link.symlink_to(gguf)
-    assert Source(str(link), quiet).path == link
-    assert Source(str(link), quiet).name == "named"
-
-
-def test_a_file_is_named_without_its_ending_and_a_directory_whole(tmp_path: Path) -> None:
-    (tmp_path / "Qwen2.5-0.5B").mkdir()
-    (tmp_path / "tiny.Q4_0.gguf").touch()
-    assert Source(str(tmp_path / "tiny.Q4_0.gguf"), quiet).name == "tiny.Q4_0"
-    assert Source(str(tmp_path / "Qwen2.5-0.5B"), quiet).name == "Qwen2.5-0.5B"
-
-
-def test_a_conversion_is_kept_in_the_cache_under_a_readable_name(
-    gguf: Path, own_cache: Path
-) -> None:
-    bundle = Source(str(gguf), quiet).cached("onnx", OPTIONS)
-    assert bundle.parent == own_cache / "bundles"
-    assert bundle.name.startswith("tiny.Q4_0-onnx-")
-    assert bundle == Source(str(gguf), quiet).cached("onnx", ExportOptions())
-    assert not bundle.exists()
 
 
 @pytest.mark.parametrize("what", ["content", "time", "format", "options", "version"])

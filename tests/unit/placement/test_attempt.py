@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, NoAnswerError
+from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.fitting.devices import Device
 from edge_spec.models.source import Source
@@ -41,34 +41,6 @@ def test_all_but_the_processor_is_tried_in_another_process(
 
     monkeypatch.setattr(place_work, "isolated", isolated)
     assert str(fails(candidate("x", kind))) == "elsewhere"
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [(MemoryError(), "there was not enough memory"), (RuntimeError("a\nb"), "a b")],
-)
-def test_whatever_is_raised_on_the_processor_is_a_reason(error: Exception, told: str) -> None:
-    def work(place: Candidate, argument: Any, on_step: Any) -> Any:
-        raise error
-
-    failed = fails(candidate("cpu", "cpu"), work)
-    assert str(failed) == told and not failed.is_silent
-
-
-@pytest.mark.parametrize(
-    ("done", "told"),
-    [(0.0, "there was no answer"), (0.4, "it is too slow: 40% was done within 300 s")],
-)
-def test_a_device_that_only_takes_long_is_said_to_be_slow(
-    done: float, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def isolated(*given: object, on_step: Any, **more: object) -> None:
-        on_step(done)
-        raise NoAnswerError("there was no answer")
-
-    monkeypatch.setattr(place_work, "isolated", isolated)
-    failed = fails(candidate("x", "gpu"))
-    assert str(failed) == told and failed.is_silent
 
 
 def test_a_silent_device_is_not_waited_for_again_and_another_fault_is_one_models() -> None:

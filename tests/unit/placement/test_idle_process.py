@@ -3,9 +3,6 @@ user alone, and what is measured by it."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
+from edge_spec.core.isolated import IsolatedError, Lifeline
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement import idle_process
 from edge_spec.placement.idle_process import (
-    LOWEST,
     IdleProcess,
-    InTurns,
     is_idle,
     measure_when_idle,
 )
-from edge_spec.placement.machine import busy_share, cpu_name
 
 PATIENCE_S = 60.0  # after which a test fails that would otherwise wait for ever
 FOR_EVER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -70,14 +64,6 @@ def answer(planner: IdleProcess) -> None:
     planner.resume()
 
 
-def test_it_is_made_once_after_the_first_answer(planner: IdleProcess, plans: Plans) -> None:
-    plans.may_end = True
-    planner.start()
-    assert not plans.num_calls
-    answer(planner)
-    assert planner.join(PATIENCE_S) and plans.num_calls == 1
-
-
 def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
     planner: IdleProcess, plans: Plans
 ) -> None:
@@ -92,18 +78,6 @@ def test_an_answer_ends_it_at_once_and_it_begins_again_afterwards(
     assert planner.join(PATIENCE_S) and plans.num_calls == 2
 
 
-def test_what_fails_is_not_tried_again(planner: IdleProcess, plans: Plans) -> None:
-    def fail(lifeline: Lifeline) -> None:
-        plans.num_calls += 1
-        raise IsolatedError("nothing fits")
-
-    failing = IdleProcess(fail, lambda: True, quiet_s=0.0)
-    failing.start()
-    answer(failing)
-    assert failing.join(PATIENCE_S) and plans.num_calls == 1
-    failing.close()
-
-
 def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
     plans.may_end = True
     asked = iter([False, False, True])
@@ -115,52 +89,12 @@ def test_it_waits_while_the_machine_is_busy(plans: Plans) -> None:
     planner.close()
 
 
-def test_all_attempts_together_take_no_longer_than_they_may(plans: Plans) -> None:
-    planner = IdleProcess(plans, lambda: True, quiet_s=0.0, most_s=1e-6)
-    planner.start()
-    answer(planner)
-    plans.wait_for_begin()
-    answer(planner)
-    assert planner.join(PATIENCE_S) and plans.num_calls == 1
-    planner.close()
-
-
 def test_closing_ends_the_process(planner: IdleProcess, plans: Plans) -> None:
     planner.start()
     answer(planner)
     plans.wait_for_begin()
     planner.close()
     assert planner.is_done
-
-
-def test_a_lifeline_that_has_ended_starts_nothing() -> None:
-    with Lifeline() as lifeline:
-        lifeline.end()
-        with pytest.raises(IsolatedError, match="not wanted"):
-            isolated(cpu_name, timeout_s=PATIENCE_S, lifeline=lifeline)
-
-
-def test_works_in_turns_are_paused_together_and_closed_from_the_last_on() -> None:
-    told: list[str] = []
-
-    class Work:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def pause(self) -> None:
-            told.append(f"pause {self.name}")
-
-        def resume(self) -> None:
-            told.append(f"resume {self.name}")
-
-        def close(self) -> None:
-            told.append(f"close {self.name}")
-
-    works = InTurns([Work("a"), Work("b")])
-    works.pause()
-    works.resume()
-    works.close()
-    assert told == ["pause a", "pause b", "resume a", "resume b", "close b", "close a"]
 
 
 @pytest.mark.parametrize(
@@ -171,40 +105,6 @@ def test_a_busy_machine_and_one_on_its_battery_are_left_alone(
     busy: float | None, battery: bool, expected: bool
 ) -> None:
     assert is_idle(lambda: busy, lambda: battery) == expected
-
-
-def test_how_busy_the_cores_are_is_a_share_of_their_time() -> None:
-    times = iter([[100, 0, 0, 800, 100, 0, 0, 0], [130, 0, 10, 850, 110, 0, 0, 0]])
-    assert busy_share(0.0, lambda: next(times)) == pytest.approx(0.4)  # 30 + 10 of 100
-    assert busy_share(0.0, lambda: None) is None
-
-
-TELLS = """
-import json, os, sys
-from pathlib import Path
-from edge_spec.placement.idle_process import give_way
-give_way(int(sys.argv[1]))
-file = Path("/proc/self/autogroup")
-group = file.read_text().split()[-1] if file.exists() else sys.argv[1]
-policy = os.sched_getscheduler(0) if hasattr(os, "SCHED_IDLE") else None
-print(json.dumps([os.nice(0), os.getsid(0) == os.getpid(), group, policy]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="sessions are grouped by Linux alone")
-@pytest.mark.parametrize("nice", [5, LOWEST])
-def test_a_process_that_gives_way_leaves_the_group_of_its_session_and_lowers_its_own(
-    nice: int,
-) -> None:
-    own = Path("/proc/self/autogroup")
-    before = own.read_text() if own.exists() else ""
-    printed = subprocess.run(
-        [sys.executable, "-c", TELLS, str(nice)], capture_output=True, text=True, check=True
-    )
-    policy = os.SCHED_IDLE if nice == LOWEST else os.SCHED_OTHER
-    lowered = min(os.nice(0) + nice, LOWEST)
-    assert json.loads(printed.stdout) == [lowered, True, str(nice), policy]
-    assert (own.read_text() if own.exists() else "") == before
 
 
 # --- what is measured -------------------------------------------------------------------------
@@ -236,13 +136,3 @@ def test_nothing_is_measured_where_it_is_not_wanted_or_has_no_room(
         assert begins(source, LoadOptions()) == expected
     monkeypatch.setenv(idle_process.SWITCH, "0")
     assert not begins(source, LoadOptions())
-
-
-def test_runtimes_that_read_the_file_as_it_is_are_measured_unless_one_was_asked_for(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = ["ort", "llamacpp"]  # of which the first would have to convert it
-    monkeypatch.setattr("edge_spec.models.runtimes.installed_runtimes", lambda: installed)
-    unmeasured = idle_process.unmeasured
-    assert unmeasured(source, LoadOptions(), "reference") == ["reference", "llamacpp"]
-    assert unmeasured(source, LoadOptions(runtime="reference"), "reference") == ["reference"]

@@ -14,13 +14,8 @@ from edge_spec.errors import ModelFileError
 from edge_spec.placement.measure import QUICK_WIDTHS
 from edge_spec.placement.row_findings import (
     RowsKey,
-    begun_costs,
-    find_rows,
-    kept_costs,
-    known_rows,
     read_rows,
     row_costs,
-    usual_shares,
 )
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
@@ -82,13 +77,6 @@ def test_what_a_busy_machine_takes_is_not_kept() -> None:
     assert second.num_passes == 16
 
 
-def test_a_slow_model_makes_few_passes() -> None:
-    slow = Clocked(20.0)
-    found = costs_of(slow)
-    assert found == pytest.approx({rows: 20 * seconds for rows, seconds in SECONDS.items()})
-    assert slow.num_passes == 8  # of each width the first, which does not count, and another
-
-
 def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
     costs_of(Clocked(1.0))
     assert read_rows(KEY.path) == KEY
@@ -98,37 +86,3 @@ def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
     again = Clocked(1.0)
     costs_of(again)
     assert again.num_passes == 16 and read_rows(KEY.path) == KEY
-
-
-def test_passes_that_others_share_say_nothing_of_a_busy_machine() -> None:
-    """Each is charged its part."""
-    costs = row_costs(Clocked(1.0), KEY).shared()
-    for _ in range(60):
-        costs.observe(1, 0.3 * SECONDS[1])
-    assert not costs.is_outdated
-
-
-def test_costs_begin_without_a_pass_and_the_first_ones_make_seconds_of_them() -> None:
-    model = Clocked(1.0)
-    costs = begun_costs(model, KEY)
-    assert model.num_passes == 0 and not costs.is_scaled
-    padded = costs.padded((2, 4, 8))
-    costs.observe(1, 0.030)  # it binds buffers
-    costs.observe(1, 0.010)
-    assert costs.is_scaled and padded.is_scaled
-    shares = usual_shares(model)
-    assert padded.at(1) == pytest.approx(0.010 * shares[2])
-    assert list(kept_costs()) == []
-    costs_of(model)
-    known = begun_costs(Clocked(1.0), KEY)
-    assert known.is_scaled and known.at(8) == pytest.approx(SECONDS[8])
-
-
-def test_costs_and_findings_share_a_file_and_neither_loses_the_other() -> None:
-    model = ScriptedModel(random_logits(9), 9, 512)
-    findings = find_rows(model, KEY, (1, 2))
-    costs_of(Clocked(1.0))
-    assert known_rows(KEY) == findings
-    find_rows(model, KEY, (1, 2, 4, 8))
-    again = Clocked(1.0)
-    assert costs_of(again) == pytest.approx(SECONDS) and again.num_passes == 0

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import Device
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -22,7 +21,6 @@ from edge_spec.placement.plan import (
     Placement,
     Plan,
     cached_plan,
-    plan_json,
     plan_path,
     read_plan,
     save_plan,
@@ -119,13 +117,6 @@ def test_what_is_no_plan_is_refused_in_one_line(
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_plan_with_joules_is_read_without_them(source: Source, tmp_path: Path) -> None:
-    plan = json.loads(plan_json(plan_of(source, BEST)))
-    plan["placements"][0]["joules_per_token"] = 0.5
-    (tmp_path / "plan.json").write_text(json.dumps(plan | {"idle_w": 3.0}))
-    assert read_plan(tmp_path / "plan.json") == plan_of(source, BEST)
-
-
 def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(
     source: Source, tmp_path: Path
 ) -> None:
@@ -186,16 +177,6 @@ def test_an_option_that_contradicts_a_pinned_plan_is_refused(
         pinned(source, tmp_path, BEST, **given)
 
 
-def test_an_option_that_says_the_same_does_not(source: Source, tmp_path: Path) -> None:
-    options = pinned(source, tmp_path, BEST, runtime="llamacpp", device="cpu")
-    assert options.runtime == "llamacpp"
-
-
-def test_options_that_a_plan_says_nothing_about_stay(source: Source, tmp_path: Path) -> None:
-    options = pinned(source, tmp_path, BEST, context_length=64, exact=True)
-    assert options.context_length == 64 and options.exact
-
-
 def test_a_plan_for_another_model_is_refused(source: Source, draft: Source, tmp_path: Path) -> None:
     save_plan(plan_of(source, BEST), tmp_path / "plan.json")
     with pytest.raises(UsageError, match=r"is a plan for .*m\.gguf, not for .*d\.gguf"):
@@ -223,23 +204,6 @@ def test_the_next_best_is_taken_and_one_line_says_why(
     assert len(caplog.messages) == 1 and why in caplog.messages[0]
 
 
-def test_a_draft_whose_device_is_gone_is_an_obstacle_too(
-    source: Source, draft: Source, tmp_path: Path
-) -> None:
-    gone = replace(PAIRED, draft=place("ort", device="npu"))
-    assert pinned(source, tmp_path, gone, NEXT, pair=draft).drafts == ()
-
-
-def test_a_device_that_is_there_again_is_used(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = [Device("llamacpp", "cuda", "gpu", "a card")]
-    monkeypatch.setattr(pinning, "list_devices", lambda: found)
-    assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cuda",)
-    found[0] = replace(found[0], fault="the driver does not answer")
-    assert pinned(source, tmp_path, elsewhere(BEST), NEXT).providers == ("cpu",)
-
-
 def test_where_nothing_is_left_a_pinned_plan_is_refused_and_a_cached_one_passed_over(
     source: Source, tmp_path: Path
 ) -> None:
@@ -257,14 +221,6 @@ def test_a_runtime_that_is_not_installed_is_told_with_its_remedy(
         pinned(source, tmp_path, BEST)
 
 
-def test_what_is_free_or_needed_may_not_be_known(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert pinned(source, tmp_path, replace(BEST, memory_bytes=None)).runtime == "llamacpp"
-    monkeypatch.setattr(pinning, "free_bytes", lambda: None)
-    assert pinned(source, tmp_path, too_large(BEST)).runtime == "llamacpp"
-
-
 def test_the_plan_in_the_cache_decides_what_is_left_to_auto(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,22 +232,6 @@ def test_the_plan_in_the_cache_decides_what_is_left_to_auto(
     assert len(said) == 1 and "int4 block 32" in said[0]  # perhaps not the default's weights
 
 
-def test_a_planned_setting_is_one_of_the_options_and_is_said(
-    source: Source, tmp_path: Path
-) -> None:
-    said: list[str] = []
-    source = Source(source.model, lambda what, fraction: said.append(what))
-    usual = runtimes.auto_runtime(None)
-    chosen = placement(replace(place(usual), mmap=True))
-    save_plan(plan_of(source, chosen), plan_path(source, None))
-    assert planned(source, LoadOptions(), source.progress).mmap is True
-    assert said == [f"Running as planned: {usual} cpu mmap, drafter suffix (int4 block 32)"]
-    file = tmp_path / "pinned.json"
-    save_plan(plan_of(source, chosen), file)
-    with pytest.raises(UsageError, match="--mmap contradicts the plan"):
-        planned(source, LoadOptions(plan=str(file), mmap=False), quiet)
-
-
 def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_with_the_next(
     source: Source,
 ) -> None:
@@ -300,19 +240,6 @@ def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_wit
     assert planned(source, LoadOptions(), quiet).drafter == NEXT.drafter
     asked = LoadOptions(drafter="answers")
     assert planned(source, asked, quiet).drafter == "answers"
-
-
-def test_where_the_plan_is_the_default_nothing_is_said(source: Source) -> None:
-    usual = placement(place(runtimes.auto_runtime()), "none")
-    save_plan(plan_of(source, usual), plan_path(source, None))
-    said: list[str] = []
-    options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
-    assert options.drafter == "none" and said == []
-
-
-def test_a_plan_that_is_not_there_is_refused(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no plan"):
-        planned(source, LoadOptions(plan=tmp_path / "plan.json"), quiet)
 
 
 @pytest.mark.parametrize(
@@ -335,18 +262,6 @@ def test_whoever_chooses_a_place_or_other_weights_gets_no_plan_from_the_cache(
     assert planned(source, LoadOptions(**given), quiet) == LoadOptions(**given)
 
 
-def test_a_drafter_of_the_user_s_runs_where_the_plan_says(source: Source) -> None:
-    save_plan(plan_of(source, BEST), plan_path(source, None))
-    options = planned(source, LoadOptions(drafter="none"), quiet)
-    assert (options.runtime, options.drafter) == ("llamacpp", "none")
-
-
-def test_corpora_are_not_planned_away(source: Source, tmp_path: Path) -> None:
-    save_plan(plan_of(source, BEST), plan_path(source, None))
-    options = planned(source, LoadOptions(corpora=(tmp_path,)), quiet)
-    assert (options.runtime, options.drafter) == ("llamacpp", "auto")
-
-
 def test_a_pair_has_a_plan_of_its_own_which_may_leave_the_draft_out(
     source: Source, draft: Source
 ) -> None:
@@ -367,19 +282,3 @@ def test_a_plan_of_another_version_of_the_library_is_not_used_unasked(
     assert planned(source, LoadOptions(), quiet) == LoadOptions()
     assert len(caplog.messages) == 1 and "0.1" in caplog.messages[0]
     assert pinned(source, tmp_path, older).runtime == "llamacpp"
-
-
-def test_a_plan_of_other_kernels_is_not_used_unasked(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What was measured before a library got kernels of ours says nothing of it now."""
-    older = replace(BEST, target=replace(BEST.target, kernels="of before"))
-    save_plan(plan_of(source, older), plan_path(source, None))
-    assert planned(source, LoadOptions(), quiet) == LoadOptions()
-    assert len(caplog.messages) == 1 and "other kernels" in caplog.messages[0]
-    assert pinned(source, tmp_path, older).runtime == "llamacpp"
-
-
-def test_draft_threads_have_to_be_some() -> None:
-    with pytest.raises(UsageError, match="draft-threads is 0"):
-        LoadOptions(draft_threads=0)

@@ -25,7 +25,7 @@ from edge_spec.placement.profile import (
     save_learnt,
     save_profile,
 )
-from edge_spec.storage.json_store import read_sealed, write_sealed
+from edge_spec.storage.json_store import write_sealed
 from edge_spec.testing import ScriptedModel, ScriptedSession
 
 KEY = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "cpu", None, (), "a processor")
@@ -121,23 +121,6 @@ def test_passes_that_something_disturbed_do_not_count() -> None:
             assert seconds == pytest.approx(expected(rows, costs.context_tokens))
 
 
-def test_a_machine_that_gets_slower_changes_no_ratio() -> None:
-    # Measured one width after another, the later widths would look dearer than they are.
-    profile = measured(TimedModel(lambda n: 1.0 + n / 400), max_s=1e9, max_rounds=20)
-    for costs in profile.contexts:
-        for rows in WIDTHS:
-            ratio = costs.seconds[rows] / costs.seconds[1]
-            at = costs.context_tokens
-            assert ratio == pytest.approx(expected(rows, at) / expected(1, at), rel=0.06)
-
-
-def test_noise_is_measured_for_longer_and_told() -> None:
-    noise = np.random.default_rng(2).lognormal(0.0, 0.25, 100_000)
-    calm, noisy = measured(TimedModel()), measured(TimedModel(lambda n: noise[n]), max_s=1e9)
-    assert noisy.rounds > calm.rounds
-    assert noisy.spread > calm.spread
-
-
 def test_the_time_is_bounded_but_for_two_rounds() -> None:
     noise = np.random.default_rng(2).lognormal(0.0, 1.0, 100_000)
     model = TimedModel(lambda n: noise[n])
@@ -156,19 +139,6 @@ def test_a_profile_of_a_busy_machine_is_not_used_again() -> None:
     assert PROFILE.is_certain and load_profile(KEY) == PROFILE
 
 
-def test_a_slow_model_is_measured_at_fewer_widths_and_a_shorter_context() -> None:
-    model = TimedModel(lambda n: 30.0)
-    profile = measured(model, max_s=2.0, prefill_tokens=64)
-    assert tuple(profile.contexts[0].seconds) == (1, 2, 4, 8, 16)
-    assert 32 < profile.contexts[-1].context_tokens < 1024
-
-
-def test_no_pass_of_a_prefill_is_longer_than_asked_for() -> None:
-    model = TimedModel()
-    measured(model, prefill_tokens=32)
-    assert max(model.prefilled) == 32
-
-
 @pytest.mark.parametrize(
     ("context_length", "max_rows", "widest"), [(8, 64, 4), (2, 64, 1), (64, 3, 3), (512, 64, 32)]
 )
@@ -176,20 +146,6 @@ def test_what_does_not_fit_is_not_measured(context_length: int, max_rows: int, w
     profile = measured(TimedModel(context_length=context_length, max_rows=max_rows))
     assert max(profile.contexts[0].seconds) == widest
     assert profile.contexts[-1].context_tokens < context_length
-
-
-def test_the_order_of_passes_is_shuffled_and_always_the_same() -> None:
-    def passes() -> list[float]:
-        model = TimedModel()
-        times: list[float] = []
-        measure(model, Effort(), lambda share: times.append(model.now_s), model.clock)
-        return np.diff(times[8:]).round(9).tolist()
-
-    seconds = passes()
-    assert seconds == passes()
-    one_round = seconds[: 2 * len(WIDTHS)]
-    assert one_round != sorted(one_round)
-    assert one_round != seconds[2 * len(WIDTHS) : 4 * len(WIDTHS)]
 
 
 def test_an_ended_measurement_closes_its_sessions() -> None:
@@ -211,34 +167,9 @@ def test_costs_are_interpolated_between_contexts_and_go_on_beyond(
     assert costs.at(4) == pytest.approx(2 * step)
 
 
-def test_beyond_the_long_context_noise_makes_nothing_cheaper() -> None:
-    short, long = PROFILE.contexts[0], ContextCosts(300, {1: 0.9, 4: 1.9})
-    assert replace(PROFILE, contexts=(short, long)).costs(10_000).at(1) > 0
-
-
-def test_a_mixture_of_experts_stays_one() -> None:
-    dense, mixed = PROFILE.costs(100), replace(PROFILE, num_experts=8, experts_used=2).costs(100)
-    assert mixed.at(2) > dense.at(2)  # the second row touches more new experts than later ones
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-
-
-def test_a_saved_profile_is_found_again() -> None:
-    assert load_profile(KEY) is None
-    save_profile(KEY, PROFILE)
-    assert load_profile(KEY) == PROFILE
-
-
-def test_a_profile_with_joules_is_read_without_them() -> None:
-    kind = TypeAdapter[dict[str, Any]](dict[str, Any])
-    save_profile(KEY, PROFILE)
-    file = read_sealed(KEY.path, kind)
-    file["profile"]["contexts"][0]["joules"] = {"1": 0.5}
-    write_sealed(KEY.path, kind, file)
-    assert load_profile(KEY) == PROFILE
 
 
 @pytest.mark.parametrize(
@@ -316,31 +247,6 @@ def test_a_damaged_profile_is_made_anew_and_one_line_says_so(
     assert load_profile(KEY) == PROFILE
 
 
-def test_a_profile_that_nobody_sealed_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:
-    save_profile(KEY, PROFILE)
-    body = KEY.path.read_text().partition("\n")[2]
-    for content in ("{" + body, KEY.path.read_text().replace("learnt", "learns")):
-        KEY.path.write_text(content)
-        assert load_profile(KEY) is None
-        assert "sha256" in caplog.messages[-1]
-
-
-def test_a_file_that_is_no_json_is_damaged_too(caplog: pytest.LogCaptureFixture) -> None:
-    KEY.path.parent.mkdir(parents=True)
-    for content in (b"", b"\xff\x00", b"[" * 100_000):
-        KEY.path.write_bytes(content)
-        assert load_profile(KEY) is None
-        assert load_learnt(KEY) == {}
-
-
-def test_what_was_learnt_is_kept_by_name_and_the_last_writer_stays() -> None:
-    assert load_learnt(KEY) == {}
-    save_learnt(KEY, {"suffix": [0.5], "recycling": [0.1, 0.2]})
-    save_learnt(KEY, {"suffix": [0.75]})
-    assert load_learnt(KEY) == {"suffix": [0.75], "recycling": [0.1, 0.2]}
-    assert load_profile(KEY) is None
-
-
 def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     save_learnt(KEY, {"suffix": [0.5]})
     save_profile(KEY, PROFILE)
@@ -349,13 +255,3 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
     save_profile(newer, PROFILE)
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
-
-
-def test_a_profile_of_other_kernels_is_another_one() -> None:
-    """Both stay in the cache, and neither is taken for the other."""
-    ours = replace(KEY, kernels="ours")
-    faster = replace(PROFILE, prefill_tokens_per_s=200.0)
-    save_profile(KEY, PROFILE)
-    save_profile(ours, faster)
-    assert (load_profile(KEY), load_profile(ours)) == (PROFILE, faster)
-    assert ours.digest != KEY.digest

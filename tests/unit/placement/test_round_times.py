@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import RoundStats
-from edge_spec.placement.round_times import RoundTimes, in_proportion, rising
+from edge_spec.placement.round_times import RoundTimes
 from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
 
 KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
@@ -44,17 +44,6 @@ def answer(times: RoundTimes, num_rounds: int, factor: float, tokens: int = 100)
     times.end(tokens)
 
 
-def test_where_nothing_is_known_a_first_answer_tells() -> None:
-    times = RoundTimes(KEY, SHARES)
-    answer(times, 10, 1.0)
-    assert known_seconds(KEY) == {}  # a few passes are none to keep
-    answer(times, 10, 1.0)
-    found = known_seconds(KEY)
-    assert found[1] == pytest.approx(SECONDS[1]) and found[4] == pytest.approx(SECONDS[4])
-    assert found[2] == pytest.approx(SHARES[2] * SECONDS[1])  # as usual beside the nearest width
-    assert found[8] == pytest.approx(SHARES[8] / SHARES[4] * SECONDS[4])
-
-
 def test_a_first_answer_beside_much_else_tells_nothing() -> None:
     times = RoundTimes(KEY, SHARES)
     for number in range(24):
@@ -83,12 +72,6 @@ def test_what_many_rounds_contradict_is_replaced(
     assert known_seconds(KEY) == pytest.approx(expected)
 
 
-def test_one_width_that_was_disturbed_is_put_right() -> None:
-    keep_seconds(KEY, {**SECONDS, 4: 0.2})
-    answer(RoundTimes(KEY, SHARES), 64, 1.0)
-    assert known_seconds(KEY) == pytest.approx(SECONDS)  # the others were right
-
-
 def test_slow_passes_among_usual_ones_replace_nothing() -> None:
     keep_seconds(KEY, SECONDS)
     times = RoundTimes(KEY, SHARES)
@@ -96,44 +79,3 @@ def test_slow_passes_among_usual_ones_replace_nothing() -> None:
         times.observe(round_of(1, SECONDS[1] * (9 if number % 3 else 1)))
     times.end(100)
     assert known_seconds(KEY) == pytest.approx(SECONDS)
-
-
-def test_long_texts_and_shared_passes_say_nothing() -> None:
-    times = RoundTimes(KEY, SHARES)
-    answer(times, 64, 1.0, tokens=4096)
-    for _ in range(64):
-        times.observe(round_of(1, 0.001, num_sharing=2))
-    times.end(100)
-    assert known_seconds(KEY) == {}
-
-
-def test_passes_that_are_widened_count_for_the_width_that_they_have() -> None:
-    times = RoundTimes(KEY, SHARES, widths=(2, 8))
-    for _ in range(16):
-        times.observe(round_of(1, SECONDS[2]))
-        times.observe(round_of(3, SECONDS[8]))
-    times.end(100)
-    assert known_seconds(KEY)[2] == pytest.approx(SECONDS[2])
-    assert known_seconds(KEY)[8] == pytest.approx(SECONDS[8])
-
-
-def test_what_another_process_has_kept_meanwhile_stays() -> None:
-    keep_seconds(KEY, SECONDS)
-    times = RoundTimes(KEY, SHARES)
-    answer(times, 2, 0.5)
-    other = {rows: 0.5 * seconds for rows, seconds in SECONDS.items()}
-    keep_seconds(KEY, other)
-    answer(times, 64, 0.4)  # contradicts what this process knew, but not what is kept now
-    assert known_seconds(KEY) == other
-    answer(times, 64, 0.5)
-    assert known_seconds(KEY) == other
-
-
-def test_nothing_follows_from_nothing() -> None:
-    assert rising({}, in_proportion(SHARES, {})) == {}
-
-
-def test_no_pass_takes_longer_than_one_of_more_rows() -> None:
-    observed = {1: 0.016, 2: 0.032, 4: 0.018}  # two rows had to wait for something else
-    found = rising(observed, {3: 0.02, 8: 0.002, 16: 0.05})
-    assert found == {1: 0.016, 2: 0.018, 3: 0.018, 4: 0.018, 8: 0.018, 16: 0.05}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, widths_for
 from edge_spec.exactness.lossless import LosslessMode, Promise
-from edge_spec.models import runtimes
-from edge_spec.placement.machine import cpu_features
 from edge_spec.placement.row_findings import (
     RowsKey,
     find_rows,
@@ -107,14 +103,6 @@ def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
     assert known_rows(replace(KEY, **changed)) is None
 
 
-def test_wider_passes_are_looked_at_where_they_are_asked_for() -> None:
-    model = Ways(only=1)
-    find_rows(model, KEY, widths_for(16))
-    found = find_rows(model, KEY, widths_for(30))
-    assert found.batch_invariance.invariant_widths == (*USUAL_WIDTHS, 24, 32)
-    assert find_rows(model, KEY, widths_for(16)) == found
-
-
 @pytest.mark.parametrize("mode", LosslessMode)
 def test_nothing_is_measured_of_rows_that_agree_by_construction(mode: LosslessMode) -> None:
     """Not even where there was something to measure before; a plan reads the answer later."""
@@ -130,14 +118,6 @@ def test_nothing_is_measured_of_rows_that_agree_by_construction(mode: LosslessMo
     assert known_rows(KEY) == found
     again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)  # which believes nothing of it
     assert again.batch_invariance == measured.batch_invariance
-
-
-def test_files_keep_their_names_where_the_library_computes_with_its_own_kernels() -> None:
-    """They are named by a digest of all that findings depended on before there were others."""
-    parts = {name: value for name, value in asdict(KEY).items() if name != "kernels"}
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    assert KEY.path.name == f"llamacpp-{digest}.json"
-    assert replace(KEY, kernels="ours").path != KEY.path
 
 
 def test_a_damaged_finding_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,18 +138,6 @@ def test_the_fastest_way_whose_rows_agree_is_chosen_and_remembered() -> None:
     assert again.way == "steady" and not again.num_opened
 
 
-def test_a_large_model_begins_with_the_way_that_is_likeliest_to_agree() -> None:
-    """Its passes take seconds, and the others are hardly faster."""
-    model = Ways(fast=1, slow=1, steady=1)
-    model.config = replace(model.config, num_layers=32, hidden_size=4096)
-    found = settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO)
-    assert model.way == found.way == "steady"
-    assert found.widths == (1, 2, 3, 4, 6, 8, 12, 16)
-    small = Ways(fast=1, slow=1, steady=1)
-    key = replace(KEY, shapes=(4,))
-    assert settle_rows(small, key, USUAL_WIDTHS, LosslessMode.AUTO).way == "fast"
-
-
 def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none() -> None:
     """K-quants on llama.cpp: up to three rows are scored as one where attention does so, too."""
     model = Ways(fast=99, narrow=99, other=99)
@@ -178,38 +146,3 @@ def test_a_way_that_agrees_in_narrow_passes_comes_before_one_that_agrees_in_none
     assert model.way == found.way == "narrow"
     assert found.batch_invariance.invariant_widths == (1, 2, 3)
     assert found.lossless(LosslessMode.AUTO).promise is Promise.BIT_IDENTICAL
-
-
-def test_where_no_way_agrees_or_ties_are_allowed_the_fastest_is_taken() -> None:
-    model = Ways(fast=4, slow=4)
-    assert settle_rows(model, KEY, USUAL_WIDTHS, LosslessMode.AUTO).way == "fast"
-    assert model.way == "fast"
-    other = replace(KEY, weights="Q4_1")
-    model = Ways(fast=2, steady=1)
-    settle_rows(model, other, USUAL_WIDTHS, LosslessMode.AUTO)
-    settle_rows(model, other, USUAL_WIDTHS, LosslessMode.TIES)
-    assert model.way == "fast"
-    known = known_rows(other)
-    assert known is not None and known.way == "steady"  # for the next one in the default mode
-
-
-def test_builds_and_processors_are_told_apart() -> None:
-    assert len(runtimes.library_build("ort")) == 16
-    assert runtimes.library_build("ort") != runtimes.library_build("reference") == ""
-
-
-def test_a_build_of_one_s_own_has_findings_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A variable puts it in the place of the one that was installed."""
-    monkeypatch.setitem(runtimes.LIBRARIES, "llamacpp", ("numpy",))  # whichever is there
-    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    installed = runtimes.library_build("llamacpp")
-    own = tmp_path / "libllama.so"
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))
-    builds = [installed]
-    for content in (b"one", b"another"):
-        own.write_bytes(content)
-        builds.append(runtimes.library_build("llamacpp"))
-    assert len(set(builds)) == 3
-    assert cpu_features() == tuple(sorted(cpu_features()))

@@ -12,7 +12,7 @@ from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.trial import Prompts, Trials, num_tokens
+from edge_spec.placement.trial import Prompts, Trials
 from fixtures.silence import quiet
 
 MB = 1_000_000
@@ -37,7 +37,6 @@ class Machine:
 
     rates: Mapping[tuple[Place, str], float | None]
     asked: list[tuple[list[str], int]] = field(default_factory=list)
-    prompts: Prompts = ()
 
     def __call__(
         self, placements: Sequence[Placement], prompts: Prompts, num_tokens: int, on_step: OnStep
@@ -45,7 +44,6 @@ class Machine:
         assert len({each.target for each in placements}) == 1  # which are open at once
         assert len({each.draft for each in placements} - {None}) <= 1
         self.asked.append(([each.drafter for each in placements], num_tokens))
-        self.prompts = prompts
         found = []
         for each in placements:
             rate = self.rates[each.target, each.drafter]
@@ -83,15 +81,6 @@ def test_nothing_is_kept_that_is_slower_than_plain_decoding() -> None:
     assert first.drafter == "none" and first.reason == "" and len(notes) == 1
 
 
-def test_a_forecast_that_comes_true_is_the_first_and_nothing_is_said() -> None:
-    machine = Machine({(HERE, "suffix"): 53.0, (HERE, "none"): 49.0})
-    (first, plain), notes = settled(machine, forecast("suffix", 55.0, step_s=1 / 50), PLAIN)
-    assert (first.tokens_per_s, plain.tokens_per_s) == (53.0, 49.0) and notes == []
-    # The step is the one of the process in which both were written.
-    assert (first.speedup, plain.speedup) == (pytest.approx(53 / 49), pytest.approx(1.0))
-    assert len(machine.asked) == 1
-
-
 @pytest.mark.parametrize(
     ("drafter", "rate", "first"),
     [("b", 58.0, "suffix"), ("b", 61.0, "b"), ("none", 56.0, "suffix"), ("none", 57.0, "none")],
@@ -108,55 +97,11 @@ def test_the_default_stays_unless_another_is_clearly_faster(
         assert others[0].reason == "no faster than other texts may turn it: the default stays"
 
 
-def test_what_drafts_without_a_plan_is_always_tried_beside_the_first() -> None:
-    rates = {(HERE, name): 1.0 for name in ("a", "b", "c", "d", "suffix", "none")}
-    machine = Machine(rates | {(HERE, "suffix"): 70.0})
-    names = [("a", 60.0), ("b", 59.0), ("c", 58.0), ("d", 57.0), ("suffix", 51.0)]
-    found = [forecast(name, rate) for name, rate in names]
-    (first, *_), _ = settled(machine, *found, PLAIN)
-    assert machine.asked[0][0] == ["a", "b", "c", "suffix", "none"] and first.drafter == "suffix"
-
-
-def test_where_the_whole_place_is_slower_than_forecast_the_next_is_tried() -> None:
-    """Plain decoding says by how much the forecasts there were wrong, tried or not."""
-    here = [forecast(name, 60.0 - i) for i, name in enumerate(("suffix", "b", "c", "d"))]
-    there = [forecast("suffix", 45.0, THERE), forecast("none", 40.0, THERE, step_s=1 / 40)]
-    rates = {(HERE, name): 30.0 for name in ("suffix", "b", "c")} | {(HERE, "none"): 25.0}
-    machine = Machine({**rates, (THERE, "suffix"): 44.0, (THERE, "none"): 40.0})
-    (first, *others), _ = settled(machine, *here, PLAIN, *there)
-    assert (first.target, first.tokens_per_s) == (THERE, 44.0)
-    (untried,) = [each for each in others if each.drafter == "d"]
-    assert untried.tokens_per_s == pytest.approx(57.0 / 2) and not untried.is_measured
-
-
 def test_a_place_that_fails_when_it_is_tried_is_left_out_with_its_reason() -> None:
     rates = {(HERE, "draft-model"): None, (HERE, "suffix"): 54.0, (HERE, "none"): 50.0}
     found, notes = settled(Machine(rates), PAIR, forecast("suffix", 55.0), PLAIN)
     assert [each.drafter for each in found] == ["suffix", "none"] and found[0].is_measured
     assert notes == [f"{PAIR}: the device was lost"]
-
-
-def test_trials_end_and_only_what_was_tried_is_the_first() -> None:
-    """Every trial of this machine makes another forecast look the best."""
-    places = [replace(HERE, threads=i) for i in range(1, 9)]
-    found = [forecast("suffix", 100.0 - each.threads, each) for each in places]  # type: ignore[operator]
-    machine = Machine({(each, "suffix"): 10.0 + i for i, each in enumerate(places)})
-    (first, *others), _ = settled(machine, *found)
-    assert len(machine.asked) == 3
-    assert first.is_measured and first.target == places[2]
-    assert others[0].reason == "a forecast that was not tried"
-
-
-def test_what_a_trial_may_take_is_counted_in_tokens() -> None:
-    """A model of half the speed writes half as much; the shortest prompts are enough."""
-    chosen = [forecast("suffix", 12.0), forecast("none", 6.0)]
-    slow = [replace(each, tokens_per_s=each.tokens_per_s / 2) for each in chosen]  # type: ignore[operator]
-    assert (num_tokens(chosen, 2), num_tokens(slow, 2)) == (24, 16)
-    assert num_tokens([forecast("none", 1e9)], 3) == 64
-    assert num_tokens([forecast("none", 1e-9)], 3) == 16
-    machine = Machine({(HERE, "suffix"): 53.0, (HERE, "none"): 49.0})
-    settled(machine, forecast("suffix", 55.0), PLAIN)
-    assert [len(each) for each in machine.prompts] == [10, 20, 30]
 
 
 @pytest.mark.parametrize(("plain", "is_certain"), [(50.0, True), (35.0, True), (30.0, False)])
@@ -167,16 +112,3 @@ def test_what_was_tried_on_a_busy_machine_is_not_certain(plain: float, is_certai
     trials.settle([forecast("suffix", 55.0), PLAIN])
     assert trials.is_certain is is_certain
     assert any("the machine was busy" in line for line in trials.notes) is not is_certain
-
-
-def test_what_cannot_run_now_is_not_tried() -> None:
-    large = forecast("suffix", 90.0, memory_bytes=600 * MB)
-    machine = Machine({})
-    (first,), _ = settled(machine, large)
-    assert not first.is_measured and machine.asked == []
-
-
-def test_what_keeps_answers_is_not_tried() -> None:
-    machine = Machine({(HERE, "suffix"): 53.0, (HERE, "none"): 49.0})
-    (first, *_), _ = settled(machine, forecast("answers", 90.0), forecast("suffix", 55.0), PLAIN)
-    assert first.drafter == "suffix" and machine.asked[0][0] == ["suffix", "none"]

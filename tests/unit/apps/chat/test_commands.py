@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from edge_spec.apps.chat.command_texts import comparison_text, stats_text, tokens_text
 from edge_spec.apps.chat.commands import (
     COMMANDS,
     CommandAnswer,
@@ -21,14 +20,13 @@ from edge_spec.apps.chat.commands import (
     help_text,
     run_command,
 )
-from edge_spec.apps.chat.comparison import DrafterComparison, compare
+from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.repl import talk_in_lines
-from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.engine.results import GenerationResult, Origin, Token
+from edge_spec.engine.results import GenerationResult
 from edge_spec.errors import EdgeSpecError, ModelFileError, SessionError, UsageError
 from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import echo_model
@@ -129,17 +127,6 @@ def test_an_answer_that_cannot_be_given_leaves_the_conversation_as_it_was(talk: 
     assert conversation.said == before
 
 
-def test_retry_answers_the_last_message_in_its_own_place(talk: Any) -> None:
-    conversation = talk()
-    first = say(conversation, "hello")
-    say(conversation, "and then?")
-    answer = run_command(conversation, "/retry", Door())
-    assert answer == CommandAnswer("and then?", again=True)
-    conversation.answer(answer.text, lambda chunk: None, again=answer.again)
-    assert [message["role"] for message in conversation.said] == ["user", "assistant"] * 2
-    assert conversation.said[1]["content"] == first.text
-
-
 def test_undo_takes_the_last_message_back_with_its_answer(talk: Any) -> None:
     conversation = talk()
     say(conversation, "hello")
@@ -224,18 +211,6 @@ def test_the_new_model_goes_on_with_the_conversation_and_the_old_one_is_closed(
     assert say(conversation, "and then?").stats.prompt_n > 12
 
 
-def test_exact_mode_opens_the_model_again_with_the_drafters_of_now(
-    talk: Any, opened: list[Any]
-) -> None:
-    conversation = talk()
-    typed(conversation, "/draft lookahead")
-    assert typed(conversation, "/exact on") == "Exact mode: on.\n"
-    assert opened[-1][:2] == ("first", True)
-    assert conversation.engine.drafter == "lookahead"
-    typed(conversation, "/exact on")
-    assert len(opened) == 2  # it is on already
-
-
 SHOWN = [  # one line after the other
     ("/stats", "No answer yet."),
     ("/tokens", "No answer yet."),
@@ -296,98 +271,6 @@ def test_comparing_measures_both_and_leaves_the_conversation(talk: Any, temperat
     assert after.stats.draft_n > 0  # drafters are back
 
 
-def test_what_is_compared_is_sampled_with_one_seed(talk: Any) -> None:
-    conversation = talk(asked={"temperature": 1.0})
-    compared = compare(conversation, "hello", lambda chunk: None, lambda what: None)
-    assert compared is not None and compared.first_difference is None
-    assert say(conversation, "hello").seed != compared.drafted.seed
-
-
-def test_a_comparison_is_stopped_as_an_answer_is(talk: Any) -> None:
-    conversation = talk()
-
-    def stop(what: str) -> None:
-        if what.startswith("2"):
-            conversation.stop.request()
-
-    with conversation.stop.ready():
-        assert compare(conversation, "hello", lambda chunk: None, stop) is None
-
-
-def result(tokens: str, origins: str = "", milliseconds: float = 1000.0) -> GenerationResult:
-    """Of one token a character; origins: p, a, r, b."""
-    kinds = {"p": Origin.PLAIN, "a": Origin.ACCEPTED, "r": Origin.RECOVERED, "b": Origin.BONUS}
-    made = [
-        Token(ord(text), text, kinds[origin], "suffix" if origin == "a" else "")
-        for text, origin in zip(tokens, origins or "p" * len(tokens), strict=True)
-    ]
-    stats = Stats(predicted_n=len(made), predicted_ms=milliseconds)
-    return GenerationResult(text=tokens, tokens=made, stats=stats)
-
-
-def test_rates_of_a_comparison_take_both_plain_answers() -> None:
-    compared = DrafterComparison(
-        "suffix", (result("ab" * 5, "", 500), result("ab" * 5, "", 1500)), result("ab" * 5, "", 250)
-    )
-    assert (compared.plain_per_second, compared.drafted_per_second) == (10.0, 40.0)
-    assert compared.speedup == 4.0 and compared.first_difference is None
-
-
-def test_a_comparison_with_a_drafter_that_remembers_answers_says_so() -> None:
-    same = result("text")
-    shown = {
-        names: plain(comparison_text(DrafterComparison(names, (same, same), same), 80))
-        for names in ("suffix", "suffix,answers")
-    }
-    assert [" remembers answers" in text for text in shown.values()] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("plain_text", "drafted_text", "index", "told"),
-    [
-        ("abcd", "abXd", 2, "from token 3 on: 'c' without, 'X' with"),
-        ("abcd", "ab", 2, "from token 3 on: 'c' without, the end with"),
-        ("ab", "abc", 2, "from token 3 on: the end without, 'c' with"),
-    ],
-)
-def test_the_first_token_that_differs_is_named(
-    plain_text: str, drafted_text: str, index: int, told: str
-) -> None:
-    plain_result = result(plain_text)
-    compared = DrafterComparison("suffix", (plain_result, plain_result), result(drafted_text))
-    assert compared.first_difference == index
-    assert told in plain(comparison_text(compared, 80))
-
-
-def test_texts_stand_side_by_side_where_there_is_room() -> None:
-    compared = DrafterComparison("suffix", (result("left"), result("left")), result("right"))
-    wide = plain(comparison_text(compared, 80), 80).splitlines()
-    narrow = plain(comparison_text(compared, 40), 40).splitlines()
-    assert any("left" in line and "right" in line for line in wide)
-    assert not any("left" in line and "right" in line for line in narrow)
-    assert all(len(line) <= 40 for line in narrow)
-
-
-def test_tokens_are_marked_by_origin_and_counted() -> None:
-    shown = plain(tokens_text(result("abcdef", "paarbp"), colours=False))
-    assert shown.startswith("a[b][c]{d}<e>f\n")
-    assert "plain 2: written without a draft token" in shown
-    assert "[accepted] 2" in shown and "{recovered} 1" in shown and "<bonus> 1" in shown
-    assert "right draft tokens of: suffix 2" in shown
-
-
-def test_the_histogram_counts_every_round_and_shows_the_smallest() -> None:
-    stats = Stats(rounds=1011, predicted_n=5, draft_n=9, draft_n_accepted=3)
-    stats.acceptance_histogram.update({0: 1000, 3: 1})
-    stats.plain_rounds, stats.plain_reasons["cooldown"] = 10, 10
-    stats.drafters = {"suffix": DraftCounts(5, 2), "corpus": DraftCounts(4, 1)}
-    lines = stats_text(GenerationResult(stats=stats), "").splitlines()
-    bars = [line.split() for line in lines if line.strip()[:1].isdigit() and line[0] == " "]
-    assert [(bar[0], len(bar[1]), bar[2]) for bar in bars] == [("0", 24, "1000"), ("3", 1, "1")]
-    assert "10 of 1011 rounds were plain: cooldown 10" in lines
-    assert "  suffix: 2 of 5" in lines
-
-
 def test_through_a_pipe_answers_are_plain_text_and_errors_of_commands_a_line(
     talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,23 +329,6 @@ def test_thoughts_are_kept_apart_saved_and_counted_as_the_template_shows_them(
     assert thinking.make_room("more") is None
 
 
-def test_how_long_may_be_thought_is_changed_between_answers(thinking: ChatConversation) -> None:
-    assert typed(thinking, "/reasoning") == "Reasoning: auto.\n"
-    assert typed(thinking, "/reasoning 4") == "Reasoning: 4.\n"
-    assert say(thinking, "<think>hm, so</think>Yes.").reasoning == "hm,"
-    for wrong in ("-1", "some", "1.5"):
-        with pytest.raises(UsageError, match=f"reasoning is '{wrong}'"):
-            typed(thinking, f"/reasoning {wrong}")
-    typed(thinking, "/reasoning auto")
-    assert say(thinking, "<think>hm, so</think>Yes.").reasoning == "hm, so"
-
-
-def test_a_comparison_shows_thoughts(thinking: ChatConversation) -> None:
-    thinking.engine.set_drafter("suffix")
-    shown = typed(thinking, "/compare <think>hm, so</think>Yes.")
-    assert shown.count("hm, so") == shown.count("Yes.") == 2
-
-
 def test_json_is_one_document_of_all_turns(
     talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -511,26 +377,6 @@ def test_an_answer_after_turns_were_left_out_is_that_of_the_shorter_prompt(
     assert answer.text == fresh.engine.chat(seen, max_tokens=60).text != ""
 
 
-def test_retry_in_a_full_context_keeps_the_message_in_its_place(talk: Any) -> None:
-    conversation = talk(max_tokens=60)
-    while conversation.make_room("more") is None:
-        say(conversation, "more")
-    first = say(conversation, "more")
-    assert conversation.make_room("more", again=True) is None
-    assert conversation.answer("more", lambda chunk: None, again=True).text == first.text
-
-
-def test_each_turn_of_json_says_how_much_was_left_out(
-    talk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("more\n" * 8))
-    talk_in_lines(talk(max_tokens=60), as_json=True)
-    out, errors = capsys.readouterr()
-    left_out = [each["left_out"] for each in json.loads(out)["turns"]]
-    assert left_out[0] == 0 < left_out[-1]
-    assert errors.count("is full") == len(set(left_out)) - 1
-
-
 @pytest.mark.parametrize(("at", "kept"), [(1, False), (5, True)])
 def test_what_was_answered_before_the_model_failed_stays(
     talk: Any, remembers_all: Any, at: int, kept: bool
@@ -545,25 +391,3 @@ def test_what_was_answered_before_the_model_failed_stays(
     assert [turn["finish_reason"] for turn in conversation.turns] == ["error"] * kept
     assert conversation.running is None
     assert say(conversation, "again").finish_reason == "length"
-
-
-def test_an_answer_is_drawn_as_the_makers_state_and_stats_tell_it(talk: Any) -> None:
-    conversation = talk(asked={})
-    first, again = (say(conversation, "hello") for _ in range(2))
-    assert first.seed != again.seed  # drawn again
-    told = "sampling: temperature 0.7, top-p 0.95, min-p 0.05 (edge-spec's defaults)"
-    assert told in typed(conversation, "/stats")
-    typed(conversation, "/model stating")
-    assert told in typed(conversation, "/stats")  # of the answer that it shows
-    say(conversation, "hello")
-    assert "sampling: temperature 0.5 (as the model's makers state)" in typed(
-        conversation, "/stats"
-    )
-
-
-def test_what_is_asked_holds_for_the_next_model_too(talk: Any) -> None:
-    conversation = talk(asked={"temperature": 0.0})
-    say(conversation, "hello")
-    assert "sampling: the likeliest token (as asked)" in typed(conversation, "/stats")
-    typed(conversation, "/model second")
-    assert conversation.answering["sampling"].greedy

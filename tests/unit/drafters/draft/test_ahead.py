@@ -13,7 +13,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
+from edge_spec.drafters.draft.ahead import DraftAheadCache, Reading
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
@@ -98,56 +98,6 @@ def test_the_likeliest_outcome_finds_its_draft_tokens_ready(branches: bool) -> N
     assert tree.tokens[1] == choice(written)
 
 
-def test_a_whole_chain_was_right_and_the_next_one_is_ready() -> None:
-    drafter, session = drafter_of()
-    drafter.begin(PROMPT)
-    tree = drafter.propose(PROMPT[-1], budget(3))
-    drafter._acceptance.estimate = lambda kind: 0.9 if kind < 13 else 0.0  # type: ignore[method-assign]
-    # The token after the chain and three draft tokens after that.
-    before = session.taken()
-    drafter.anticipate(passes(7))
-    assert before == 3 and session.taken() == 4  # the chain itself was read already
-    draft_tokens = tree.tokens[1:].tolist()
-    bonus = choice([*PROMPT, *draft_tokens])
-    write(drafter, tree, [*draft_tokens, bonus])
-    tree = drafter.propose(bonus, budget(5))
-    assert session.taken() == 2 and drafter.was_ready  # three of five were ready
-    expected = [*PROMPT, *draft_tokens, bonus]
-    for candidate in tree.tokens[1:].tolist():
-        assert candidate == choice(expected)
-        expected.append(candidate)
-
-
-def test_a_rejected_draft_token_whose_second_choice_was_right_finds_the_next_ready() -> None:
-    drafter, session = drafter_of()
-    drafter.begin(PROMPT)
-    tree = drafter.propose(PROMPT[-1], budget(1))
-    second = choice(PROMPT, rank=1)
-    drafter._acceptance.estimate = lambda kind: 0.5  # type: ignore[method-assign]
-    drafter.anticipate(passes(4))  # the root, known, both of its first followers, and one more
-    write(drafter, tree, [second])
-    session.taken()
-    tree = drafter.propose(second, budget(1))
-    assert drafter.was_ready and session.taken() == 0
-    assert tree.tokens[1] == choice([*PROMPT, second])
-
-
-def test_another_outcome_drops_what_was_read() -> None:
-    drafter, session = drafter_of()
-    drafter.begin(PROMPT)
-    tree = drafter.propose(PROMPT[-1], budget(2))
-    drafter.anticipate(passes(6))
-    unlikely = choice(PROMPT, rank=VOCAB - 1)
-    write(drafter, tree, [unlikely])
-    session.taken()
-    tree = drafter.propose(unlikely, budget(2))
-    assert not drafter.was_ready and session.taken() == 2
-    first = choice([*PROMPT, unlikely])
-    assert tree.tokens[1:].tolist() == [first, choice([*PROMPT, unlikely, first])]
-    assert session.committed == [*PROMPT, unlikely, first]
-    assert len(drafter._ahead._readings) == 2  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_draft_tokens_are_those_of_a_draft_that_did_not_anticipate(
@@ -187,29 +137,6 @@ def test_nothing_is_read_beyond_the_drafts_context() -> None:
     assert session.length <= 8
     drafter.begin(PROMPT + [1] * 4)  # too long by now
     assert len(drafter.propose(1, budget(9))) == 1 and not drafter.anticipates
-
-
-def test_another_text_or_another_way_to_choose_forgets_what_was_read() -> None:
-    seeded = Sampler(SamplingParams(temperature=1.0, seed=1), PROMPT)
-    for change in (lambda each: each.begin(PROMPT), lambda each: each.use_sampler(seeded)):
-        drafter, _ = drafter_of()
-        drafter.begin(PROMPT)
-        drafter.propose(PROMPT[-1], budget(2))
-        drafter.anticipate(passes(9))
-        change(drafter)
-        drafter.propose(PROMPT[-1], budget(2))
-        assert not drafter.was_ready
-
-
-def test_the_likeliest_paths_are_read_first() -> None:
-    read: list[tuple[int, ...]] = []
-
-    def reading(path: tuple[int, ...]) -> Reading:
-        read.append(path)
-        return Reading(AheadChoice(1, 0, None), lambda: [(1, 0), (2, 1)])
-
-    DraftAheadCache().grow(reading, lambda kind: (0.7, 0.25)[kind], 2, passes(5))
-    assert read == [(), (1,), (1, 1), (2,), (1, 2)]  # 1, 0.7, 0.49, 0.25, 0.175
 
 
 class Selecting(DraftAheadCache):

@@ -3,7 +3,6 @@ tokenizer makes of the draft's text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter, TextCounts
+from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, random_logits
 from fixtures import languages as spoken
@@ -142,47 +140,6 @@ def test_confidence_is_that_of_the_drafts_tokens_that_begin_in_a_token(
     assert begin == len(candidate)
 
 
-def test_the_last_token_of_an_open_draft_token_is_less_certain_the_more_often_it_is_joined(
-    languages: Languages,
-) -> None:
-    target, draft = languages["target"], languages["bytes"]
-    prompt, drafted = target.codec.encode("They said"), target.codec.encode(" othe")
-
-    def last_confidence(text: list[int]) -> float:
-        inner = spoken.Recording()
-        inner.draft_tokens = draft.codec.encode(" othe")
-        inner.confidence = [1.0] * len(inner.draft_tokens)
-        drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
-        for _ in range(30):
-            drafter.begin(prompt)
-            tree = drafter.propose(prompt[-1], Budget(20, 21))
-            drafter.observe(tree, spoken.OUT, spoken.outcome(tree, text))
-        assert tree.tokens[1:].tolist() == drafted
-        assert (tree.confidence[1:-1] == 1).all()
-        return float(tree.confidence[-1])
-
-    joined = target.codec.encode(" others")
-    assert joined[: len(drafted)] != drafted and joined[: len(drafted) - 1] == drafted[:-1]
-    assert last_confidence(joined) < 0.5
-    assert last_confidence([*drafted, 5]) > 0.95
-
-
-@pytest.mark.parametrize(("count", "rows"), [(0, 9), (1, 2), (3, 9), (9, 3), (9, 1)])
-def test_no_more_is_drafted_than_the_budget_allows(
-    count: int, rows: int, languages: Languages
-) -> None:
-    target, draft = languages["target"], languages["large"]
-    inner, prompt = spoken.Recording(), target.codec.encode("They said")
-    inner.draft_tokens = draft.codec.encode(" nothing at all " * 9)
-    inner.confidence = [0.9] * len(inner.draft_tokens)
-    drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
-    drafter.begin(prompt)
-    tree = drafter.propose(prompt[-1], Budget(count, rows))
-    most = min(count, rows - 1)
-    assert len(tree) <= 1 + most and (len(tree) > 1) == (most > 0)
-    assert [budget.num_draft_tokens for budget in inner.budgets] == [most] * (most > 0)
-
-
 @pytest.mark.parametrize("longest", [1, 2, 3])
 @pytest.mark.parametrize("name", ["small", "permuted", "sentencepiece first"])
 def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
@@ -195,49 +152,6 @@ def test_a_text_in_other_tokens_than_the_tokenizers_is_drafted_for(
     run = decode(model, prompt, [drafter], max_tokens=150)
     assert run.tokens == greedy(model, prompt, 150)
     assert drafter.text_counts.accepted_characters > 0
-
-
-def test_counts_are_of_the_rows_that_were_verified(languages: Languages) -> None:
-    target, draft = languages["target"], languages["large"]
-    prompt, candidate = target.codec.encode("They said"), " nothing at all about it"
-    tokens = target.codec.encode(candidate)
-    inner = spoken.Recording()
-    inner.draft_tokens = [*draft.codec.encode(candidate), draft.eos]
-    inner.confidence = [1.0] * len(inner.draft_tokens)
-
-    def counts(change: Callable[[TokenTree], TokenTree], text: list[int]) -> TextCounts:
-        drafter = CrossTokenizerDrafter(inner, target.codec, draft.codec)
-        drafter.begin(prompt)
-        tree = change(drafter.propose(prompt[-1], Budget(20, 21)))
-        verdict = spoken.outcome(tree, text)
-        drafter.observe(tree, spoken.OUT, verdict)
-        drafter.observe(tree, spoken.OUT, verdict)  # another's: nothing was proposed in this round
-        return drafter.text_counts
-
-    first, second = (len(target.pieces[token]) for token in tokens[:2])
-    assert counts(lambda tree: tree, [*tokens, 1]) == (len(candidate), len(candidate))
-    assert counts(lambda tree: tree, [tokens[0], 1]) == (len(candidate), first)
-    assert counts(lambda tree: tree, [1]) == (len(candidate), 0)
-    assert counts(lambda tree: tree.first_rows(3), [tokens[0], 1]) == (first + second, first)
-    assert counts(lambda tree: tree.first_rows(1), [tokens[0]]) == (0, 0)
-    others = TokenTree.chain(prompt[-1], tokens, drafter="suffix")
-    assert counts(lambda tree: others, [*tokens, 1]) == (0, 0)
-    joint = TokenTree.chain(prompt[-1], tokens[:1], drafter="draft-model+suffix")
-    assert counts(lambda tree: joint, [*tokens, 1]) == (first, first)
-
-
-def test_the_suffix_drafter_goes_first_and_the_draft_catches_up(
-    languages: Languages, decode: Any, greedy: Any
-) -> None:
-    target, draft = languages["target"], languages["large"]
-    text = spoken.STORY + spoken.STORY  # the second time the suffix drafter knows it
-    model, prompt = target.writer(text), prompt_of(target)
-    count = len(target.codec.encode(text)) - len(prompt)
-    drafter = drafting(target, draft, draft.writer(text))
-    run = decode(model, prompt, [SuffixDrafter(), drafter], max_tokens=count)
-    assert run.tokens == greedy(model, prompt, count)
-    assert {token.drafter for token in run.decoded} >= {"suffix", "draft-model"}
-    assert len(spoken.STORY) / 2 < drafter.text_counts.accepted_characters < len(text)
 
 
 @settings(max_examples=300)

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cascade import PolicyStage
-from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -131,14 +129,6 @@ def test_a_draft_that_dies_is_dropped_once_and_for_all(
         assert sum(stats.num_accepted for stats in rounds) > 0  # it was of use before
 
 
-def test_a_draft_that_dies_over_the_prompt_is_not_asked(decode: Any, caplog: Any) -> None:
-    guarded = failing("prefill", 0)
-    guarded.prepare(PROMPT)
-    assert guarded.fault
-    rounds = held_to_plain(guarded, GREEDY, FixedPolicy(), decode, caplog)
-    assert not any(stats.num_draft_tokens for stats in rounds)
-
-
 @pytest.mark.parametrize(
     ("spoil", "branches", "params"),
     each(list(SPOILS), [False, True], [GREEDY, GREEDY, SEEDED, SEEDED]),
@@ -150,21 +140,6 @@ def test_logits_that_are_none_are_not_drafted_from(
     policy = FixedPolicy(max_draft_tokens=4, branches=branches)
     rounds = held_to_plain(guarded, params, policy, decode, caplog)
     assert sum(stats.num_accepted for stats in rounds) > 0
-
-
-@pytest.mark.parametrize("where", ["forward", "commit", "rollback"])
-def test_a_level_that_dies_takes_only_its_drafts_with_it(
-    where: str, decode: Any, caplog: Any
-) -> None:
-    guarded = failing(where, 3, below=True)
-    held_to_plain(guarded, GREEDY, FixedPolicy(branches=False), decode, caplog)
-
-
-def test_a_policy_that_measures_goes_on_without_it(decode: Any, caplog: Any) -> None:
-    guarded = failing("forward", 9)
-    policy = AdaptivePolicy(RowCosts({1: 1.0, 8: 1.1}), {}, clock=lambda: 0.0)
-    held_to_plain(guarded, SEEDED, policy, decode, caplog)
-    assert guarded.sibling_acceptance() == ()
 
 
 @pytest.mark.parametrize(("spoil", "shape"), each([None, *SPOILS], [(), (-1, 0, 0, 1)]))
@@ -201,54 +176,6 @@ def test_a_draft_that_samples_and_dies_leaves_a_whole_text(
 
 
 # --- proposals of other vocabularies ----------------------------------------------------------
-
-
-class SamplesFrom(SuffixDrafter):
-    """Proposes one token that it says to have sampled from a distribution."""
-
-    name = "samples"
-
-    def __init__(self, token: int, probs: np.ndarray) -> None:
-        super().__init__()
-        self._token, self._probs = token, probs
-
-    def propose(self, pending: int, budget: Budget) -> TokenTree:
-        return TokenTree(
-            np.array([pending, self._token], np.int32),
-            np.array([-1, 0], np.int32),
-            np.array([1.0, 0.9], np.float32),
-            draft_probs=(None, self._probs),
-        )
-
-
-def uniform(size: int) -> np.ndarray:
-    return np.full(size, 1 / size)
-
-
-@pytest.mark.parametrize(
-    ("token", "probs"),
-    [
-        (1, uniform(VOCAB - 1)),
-        (1, uniform(VOCAB + 1)),
-        (VOCAB, uniform(VOCAB + 1)),
-        (1, np.eye(VOCAB)[2]),  # could not have been sampled
-        (1, np.full(VOCAB, np.nan)),
-        (1, np.empty(0)),
-    ],
-)
-def test_samples_from_what_is_no_distribution_over_the_targets_tokens_are_refused(
-    token: int, probs: np.ndarray
-) -> None:
-    guarded = GuardedDrafter(SamplesFrom(token, probs), VOCAB)
-    guarded.begin(PROMPT)
-    assert len(guarded.propose(PROMPT[-1], Budget(4, 8))) == 1
-    assert guarded.fault and guarded.fault.startswith("ValueError")
-
-
-def test_samples_from_a_distribution_over_the_targets_tokens_are_let_through() -> None:
-    guarded = GuardedDrafter(SamplesFrom(1, uniform(VOCAB)), VOCAB)
-    guarded.begin(PROMPT)
-    assert len(guarded.propose(PROMPT[-1], Budget(4, 8))) == 2 and guarded.fault is None
 
 
 @pytest.mark.parametrize("extra", [-3, 5])

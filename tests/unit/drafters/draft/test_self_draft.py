@@ -13,7 +13,7 @@ import pytest
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.self_draft import WINDOW, SelfDrafter
+from edge_spec.drafters.draft.self_draft import SelfDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import BundleError, UnsupportedModelError
 from edge_spec.models import bundle as bundle_module
@@ -22,10 +22,6 @@ from edge_spec.placement.layer_selection import (
     PARTS_FILE,
     ChosenPart,
     Judge,
-    SkipSearch,
-    best_exit,
-    best_nested,
-    optimized,
     save_parts,
     saved_parts,
 )
@@ -125,40 +121,6 @@ def attached(search: Any, part: ChosenPart | None = None, **options: Any) -> Any
     return drafter, model, session
 
 
-def test_identity_sublayers_are_found_and_left_out() -> None:
-    with Judge(Layered(), [text()], COSTS, CLOCK) as judge:
-        part = best_nested(judge)
-    assert set(part.skipped) == set(range(2 * LAYERS)) - USEFUL
-    assert part.agreement == 1.0
-
-
-def test_an_exit_is_chosen_by_what_it_promises() -> None:
-    with Judge(Layered(), [text(), text(90)], COSTS, CLOCK) as judge:
-        part = best_exit(judge)
-        tried = {layer: judge.exit(layer).forecast for layer in (1, 2, 3, 4, 5)}
-    assert part.exit in tried and part.forecast == max(tried.values())
-    assert part.skipped == ()
-
-
-def test_bayesian_optimisation_never_ends_below_its_start() -> None:
-    told: list[int] = []
-    with Judge(Layered(), [text()], COSTS, CLOCK) as judge:
-        start = judge.skip(frozenset({2}))
-        part = optimized(judge, start, 30, told.append)
-    assert told == list(range(1, 31))
-    assert part.forecast >= start.forecast
-    assert all(2 <= sublayer < 2 * LAYERS - 2 for sublayer in part.skipped)
-
-
-def test_a_try_keeps_the_better_of_two_sets() -> None:
-    search, model = SkipSearch(lambda: COSTS, clock=CLOCK), Layered()
-    part = ChosenPart(None, (), 1.0, 1.0, 1.0)
-    for _ in range(40):
-        part = search.better(model, text(), part)
-    assert len(set(part.skipped) - USEFUL) >= 4
-    assert not set(part.skipped) & USEFUL
-
-
 def test_a_runtime_without_parts_says_so() -> None:
     model = ScriptedModel(random_logits(VOCAB), VOCAB)
     with pytest.raises(UnsupportedModelError, match="cannot run a model in part"):
@@ -178,19 +140,6 @@ def test_the_text_is_the_targets_own(part: ChosenPart | None, decode: Any, greed
     assert sum(round.num_accepted for round in run.rounds) > 10
 
 
-def test_the_choice_waits_for_a_text_to_judge_by() -> None:
-    search = Fixed(PAYS)
-    drafter, _, session = attached(search)
-    prompt = text(WINDOW - 10)
-    drafter.begin(prompt)
-    assert len(drafter.propose(prompt[-1], Budget(4, 5))) == 1
-    assert search.calls == []
-    session.prefill(text(80)[:-1])
-    drafter.begin(text(80))
-    assert search.calls == ["first 80"]
-    assert len(drafter.propose(text(80)[-1], Budget(4, 5))) > 1
-
-
 def test_a_part_that_gains_nothing_draft_tokens_nothing_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -199,15 +148,6 @@ def test_a_part_that_gains_nothing_draft_tokens_nothing_and_says_so(
         drafter.begin(text())
     assert "agrees on 10% of tokens" in caplog.text and "gains nothing" in caplog.text
     assert len(drafter.propose(text()[-1], Budget(4, 5))) == 1
-
-
-def test_what_was_asked_for_is_not_searched() -> None:
-    search = Fixed(PAYS)
-    drafter, _, session = attached(search, ChosenPart(2))
-    session.prefill(text()[:-1])
-    drafter.begin(text())
-    assert len(drafter.propose(text()[-1], Budget(4, 5))) > 1
-    assert search.calls == []
 
 
 def test_looking_for_better_layers_takes_its_share_of_the_time() -> None:

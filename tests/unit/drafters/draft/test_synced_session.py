@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Capabilities, Forward, require_rollback
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.synced_session import MAX_CATCH_UP, SyncedSession
-from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import ContextFullError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
@@ -190,50 +187,6 @@ def test_whatever_happens_rows_are_scored_behind_the_text_and_the_draft_tokens(
     follower.score()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_what_was_kept_is_not_read_again(shared: bool) -> None:
-    follower = Follower(shared)
-    follower.begin(TEXT)
-    follower.score([7, 8, 9], [0, 0, 2])
-    assert follower.session.taken() == [4 if shared else 8]
-    follower.in_step.keep([0, 2, 3])  # the branch 8, 9
-    follower.candidate([8, 9, 2])
-    follower.score()
-    assert follower.session.taken() == [1]
-    # The first of three draft tokens is left: what is after it is read again.
-    follower.in_step.keep([0])
-    follower.retract(1)
-    follower.candidate([6, 6])
-    follower.score()
-    assert follower.session.taken() == [2]
-
-
-def test_a_text_that_goes_on_as_drafted_is_not_read_again() -> None:
-    follower = Follower()
-    follower.begin(TEXT)
-    follower.score([7, 8], [0, 1])
-    follower.in_step.keep([0, 1, 2])
-    follower.session.taken()
-    follower.extend([7, 8, 9])
-    follower.score()
-    assert follower.session.taken() == [1]
-    follower.extend([2, 2])
-    follower.score()
-    assert follower.session.taken() == [3]  # 9 was not kept
-
-
-def test_a_shared_session_reads_only_the_last_token_of_a_text() -> None:
-    follower = Follower(shared=True)
-    for text in (TEXT, [*TEXT, *TEXT, *TEXT], [9, *TEXT], [4]):
-        follower.begin(text)
-        follower.score()
-        assert follower.session.taken() == [1]
-        follower.in_step.keep([0])  # which the target writes too, and does not have to be kept
-        follower.extend([8])
-        follower.score()
-        assert follower.session.taken() == [1]
-
-
 def test_a_shared_session_keeps_nothing_from_before_its_targets_pass() -> None:
     """Where all tokens are equal, what was written then would seem to be what is needed now."""
     follower = Follower(shared=True)
@@ -244,41 +197,6 @@ def test_a_shared_session_keeps_nothing_from_before_its_targets_pass() -> None:
     follower.candidate([1, 1])
     follower.score()
     assert follower.session.taken() == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("missing", "rows", "max_rows", "calls"),
-    [
-        (MAX_CATCH_UP, 1, 64, [MAX_CATCH_UP + 1]),
-        (MAX_CATCH_UP + 1, 1, 64, [-MAX_CATCH_UP - 1, 1]),
-        (3, 5, 8, [8]),
-        (4, 5, 8, [-4, 5]),  # would be nine rows
-        (0, 1, 1, [1]),
-        (1, 1, 1, [-1, 1]),
-    ],
-)
-def test_many_missing_tokens_are_prefilled(
-    missing: int, rows: int, max_rows: int, calls: list[int]
-) -> None:
-    follower = Follower(max_rows=max_rows)
-    follower.begin([1] * (missing + 1))
-    follower.score([2] * (rows - 1), list(range(rows - 1)))
-    assert follower.session.taken() == calls
-    follower.in_step.keep([0])
-    follower.candidate([3])
-    follower.score()
-    assert follower.session.taken() == [1]
-
-
-def test_catching_up_leaves_only_the_last_token_to_score() -> None:
-    follower = Follower()
-    follower.begin(TEXT)
-    follower.in_step.catch_up()
-    assert follower.session.taken() == [-4]
-    assert follower.session.committed == TEXT[:-1]
-    follower.in_step.catch_up()
-    follower.score()
-    assert follower.session.taken() == [1]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -333,72 +251,6 @@ def test_after_an_interrupt_it_is_in_step_again(call: str, when: str, shared: bo
     follower.score()
 
 
-def test_a_draft_in_its_targets_cache_draft_tokens_like_one_with_its_own(decode: Any) -> None:
-    """And leaves the target's text as it is."""
-    model = ScriptedModel(random_logits(VOCAB, order=3, scale=20.0), VOCAB)
-    proposals: list[list[list[int]]] = []
-
-    class Recording(DraftModelDrafter):
-        def propose(self, pending: int, budget: Budget) -> TokenTree:
-            tree = super().propose(pending, budget)
-            proposals[-1].append(tree.tokens.tolist())
-            return tree
-
-    class Sharing:
-        """Makes its drafter when the target's session is there."""
-
-        config, capabilities = model.config, model.capabilities
-        next_logits = model.next_logits
-
-        def open_session(self) -> Target:
-            target = Target(model)
-            view = SharedSession(half_right, target)
-            drafters[:] = [Recording(half_right, view, VOCAB, shared=True)]
-            return target
-
-    def right_after_even(tokens: tuple[int, ...]) -> np.ndarray:
-        logits = model.next_logits(tokens)
-        return logits if sum(tokens[-2:]) % 4 else -logits
-
-    half_right = ScriptedModel(right_after_even, VOCAB)
-    drafters: list[Recording] = []
-    runs = []
-    for target_model in (Sharing(), model):
-        proposals.append([])
-        runs.append(
-            decode(target_model, TEXT, drafters, max_tokens=60, policy=FixedPolicy(branches=False))
-        )
-        drafters[:] = [Recording(half_right, CountingSession(half_right), VOCAB)]
-    plain = decode(model, TEXT, max_tokens=60)
-    assert runs[0].tokens == runs[1].tokens == plain.tokens
-    assert proposals[0] == proposals[1]
-    accepted = sum(stats.num_accepted for stats in runs[0].rounds)
-    assert 5 < accepted < sum(stats.num_draft_tokens for stats in runs[0].rounds)
-
-
-def test_a_restored_session_goes_on_with_the_text_that_it_holds() -> None:
-    model = model_of()
-    first, second = CountingSession(model), CountingSession(model)
-    text, other = SyncedSession(first, CONTEXT, 64), SyncedSession(second, CONTEXT, 64)
-    text.begin(TEXT)
-    text.catch_up()
-    text.candidate([9, 2])
-    text.score(TokenTree.chain(2))
-    text.keep([0])
-    state = text.snapshot()
-    assert state["held"].tolist() == TEXT == first.committed  # without what was drafted
-    other.begin([7, 7, 7])
-    other.catch_up()
-    other.restore(state)
-    assert other.snapshot().keys() == state.keys() == {"held", "session/committed"}
-    first.taken(), second.taken()
-    for each in (text, other):
-        each.begin([*TEXT, 8])
-    row = TokenTree.chain(8)
-    assert np.array_equal(other.score(row), text.score(row))
-    assert first.taken() == second.taken() == [1]
-
-
 @pytest.mark.parametrize("wrong", [{}, {"held": np.zeros((1, 5), np.int32)}, {"held": np.ones(5)}])
 def test_what_is_no_snapshot_of_a_session_changes_nothing(wrong: dict[str, Any]) -> None:
     session = CountingSession(model_of())
@@ -413,10 +265,3 @@ def test_what_is_no_snapshot_of_a_session_changes_nothing(wrong: dict[str, Any])
             text.restore({"session/committed": state["session/committed"]})
     text.restore(wrong if not wrong else state)
     assert session.committed == TEXT[:-1] and text.snapshot()["held"].tolist() == TEXT[:-1]
-
-
-def test_a_shared_session_has_no_state_of_its_own() -> None:
-    model = model_of()
-    text = SyncedSession(SharedSession(model, Target(model)), CONTEXT, 64, shared=True)
-    text.begin(TEXT)
-    assert text.snapshot() == {}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import normalizers
 
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
@@ -57,30 +55,6 @@ def test_the_inner_drafter_reads_the_whole_text_in_ids_of_its_own(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("small", marks=pytest.mark.slow), "sentencepiece first"]
-)
-def test_only_the_end_of_a_long_text_is_encoded_again(name: str, languages: Languages) -> None:
-    of_target = spoken.Counting(languages["target"].codec)
-    of_draft = spoken.Counting(languages[name].codec)
-    text = "".join(f"{line}. {spoken.STORY}" for line in range(100))
-    ids, inner = of_target.encode(text), spoken.Recording()
-    assert len(ids) > 10_000
-    drafter = CrossTokenizerDrafter(inner, of_target, of_draft)
-    inner.draft_tokens, inner.confidence = of_draft.encode("nothing at all"), [0.9] * 20
-    drafter.begin(ids[:10_000])
-    tree = drafter.propose(ids[9_999], Budget(6, 7))
-    of_target.taken(), of_draft.taken()
-    for at in range(10_000, len(ids)):
-        drafter.observe(tree, spoken.OUT, Verdict((ids[at],), (), False))
-        tree = drafter.propose(ids[at], Budget(6, 7))
-        # The open end once, and once more in parts where it is settled.
-        assert of_draft.taken() < 3 * MAX_OPEN
-        assert of_target.taken() < 5 * MAX_OPEN
-    read = PartCodec(languages[name].codec).after("", text)
-    assert inner.ids == read
-
-
-@pytest.mark.parametrize(
     ("text", "longest", "most"),
     [
         ("\U0001f680\U0001f469\u200d" * 400, None, 3 * MAX_OPEN),
@@ -104,37 +78,6 @@ def test_any_long_text_is_encoded_bit_by_bit(
         drafter.propose(ids[at], Budget(6, 7))
         assert counting.taken() < most
     assert draft.bytes_of(inner.ids) == text.encode()
-
-
-def test_a_draft_that_normalizes_reads_all_of_the_text(languages: Languages) -> None:
-    target = languages["target"]
-    described = tokenizers.Tokenizer.from_str(languages["small"].codec._tokenizer.to_str())
-    described.normalizer = normalizers.NFKC()
-    draft, inner = Tokenizer(described.to_str()), spoken.Recording()
-    text = "So\u2026 half a line, \u00bd, and no more\u2026 " * 30
-    ids = target.codec.encode(text)
-    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
-    drafter.begin(ids[:1])
-    for at in range(1, len(ids)):
-        drafter.observe(TokenTree.chain(0), spoken.OUT, Verdict((ids[at],), (), False))
-        drafter.propose(ids[at], Budget(6, 7))
-    assert draft.decode(inner.ids) == unicodedata.normalize("NFKC", text)
-
-
-def test_another_turn_of_a_chat_encodes_what_is_new(languages: Languages) -> None:
-    target, draft = languages["target"], spoken.Counting(languages["small"].codec)
-    inner, ids = spoken.Recording(), target.codec.encode(spoken.STORY * 3)
-    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
-    for prompt, most in (
-        (ids[:-20], 3 * len(spoken.STORY) + 200),
-        (ids, 20 * 8 + 3 * MAX_OPEN),  # goes on
-        ([*ids[:-9], *ids[:9]], 9 * 8 + 3 * MAX_OPEN),  # has another end
-    ):
-        draft.taken()
-        drafter.begin(prompt)
-        drafter.propose(prompt[-1], Budget(6, 7))
-        assert draft.taken() < most
-        assert inner.ids == languages["small"].codec.encode(target.codec.decode(prompt))
 
 
 def chatty(languages: Languages, bos: bool) -> tuple[Tokenizer, Any]:
@@ -168,31 +111,6 @@ def test_a_marker_ends_an_unfinished_character(languages: Languages) -> None:
     drafter.begin(ids)
     drafter.propose(ids[-1], Budget(6, 7))
     assert inner.ids == draft.codec.encode("Hi<|end|>there you")
-
-
-def test_a_beginning_that_both_have_is_written_once(languages: Languages) -> None:
-    draft, _ = chatty(languages, bos=True)
-    inner = spoken.Recording()
-    drafter = CrossTokenizerDrafter(inner, draft, draft)
-    for text in ("<s>Hi", "<s>", "Hi <s> there"):
-        drafter.begin(draft.encode(text))
-        drafter.propose(0, Budget(6, 7))
-        assert inner.ids == draft.encode(text)
-
-
-def test_a_text_without_ids_is_not_drafted_after(languages: Languages) -> None:
-    draft, target = chatty(languages, bos=False)
-    inner = spoken.Recording()
-    drafter = CrossTokenizerDrafter(inner, target.codec, draft)
-    prompts: tuple[list[int], ...] = (
-        [],
-        target.codec.encode("<|user|>"),
-        target.codec.encode("\U0001f680")[:1],
-    )
-    for prompt in prompts:
-        drafter.begin(prompt)
-        assert drafter.propose(7, Budget(6, 7)).tokens.tolist() == [7]
-    assert inner.begun == 0
 
 
 def test_a_draft_token_alone_is_encoded_behind_tokens_that_are_not_canonical(
@@ -237,16 +155,6 @@ def test_an_unfinished_character_is_finished_or_left_alone(
             elif tokens:  # it begins with the same bytes
                 text = spoken.complete(target, [*ids[:count], *tokens])
                 assert text == f"They said {emoji}!"[: -len(rest)] + candidate
-
-
-def test_bytes_that_are_no_character_end_no_stream(languages: Languages) -> None:
-    """The library's own stream refuses a byte that makes those before it no character after all."""
-    target = languages["sentencepiece first"]
-    names = target.codec.vocabulary()
-    stream = target.codec.stream()
-    pieces = [stream.push(names[name]) for name in ("<0x6A>", "<0x80>")]
-    pieces += [stream.push(id) for id in target.codec.encode("They said so")]
-    assert "".join([*pieces, stream.finish()]).endswith("They said so")
 
 
 def test_bytes_that_are_no_character_are_read_as_they_are_shown(languages: Languages) -> None:

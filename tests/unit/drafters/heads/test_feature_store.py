@@ -48,11 +48,6 @@ def test_the_last_rows_are_kept_of_a_long_text(store: FeatureStore) -> None:
         assert len(found) <= 600
 
 
-def test_a_text_keeps_what_it_has_in_common_with_the_one_before(store: FeatureStore) -> None:
-    store.begin(6, 8)
-    assert kept(store) == [0, 1, 2, 3, 4, 5]
-
-
 def test_a_text_that_was_read_anew_from_there_on_keeps_all(store: FeatureStore) -> None:
     store.put(6, rows(106, 3))
     store.begin(6, 9)
@@ -67,8 +62,3 @@ def test_what_a_session_was_restored_to_is_not_taken_for_the_text_before(
     assert kept(store) == [108, 109]
     store.begin(10, 5)
     assert kept(store) == []
-
-
-def test_cleared_it_knows_nothing(store: FeatureStore) -> None:
-    store.clear()
-    assert kept(store) == [] and store.end == 0

@@ -21,7 +21,6 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import NextLogits, ScriptedModel, random_logits
 
 AMPLE = Budget(num_draft_tokens=50, num_rows=50)
-OUT = Forward(np.zeros((1, 10), np.float32))
 
 
 class Round(NamedTuple):
@@ -110,82 +109,12 @@ def written(position_logits: NextLogits, count: int, **options: Any) -> list[int
     return [each.verdict.num_accepted for each in made]
 
 
-def by_place(tokens: tuple[int, ...]) -> np.ndarray:
-    """A text that depends on the position alone, with a period of 12."""
-    logits = np.zeros(64, np.float32)
-    logits[len(tokens) % 12] = 5.0
-    return logits
-
-
 def constant(tokens: tuple[int, ...]) -> np.ndarray:
     logits = np.zeros(64, np.float32)
     logits[7] = 5.0
     return logits
 
 
-@pytest.mark.parametrize("fill", JacobiInit)
-def test_a_block_converges_at_once_where_its_draft_tokens_do_not_matter(fill: JacobiInit) -> None:
-    """All wrong, then the whole block right, since every row wrote its position's token."""
-    accepted = written(by_place, 2, fill=fill, block=6)
-    assert accepted == [0, 6]
-
-
 @pytest.mark.parametrize("fill", [JacobiInit.NGRAM, JacobiInit.REPEAT_LAST])
 def test_a_constant_text_is_accepted_whole_from_the_second_round_on(fill: JacobiInit) -> None:
     assert written(constant, 6, fill=fill, block=5) == [0, 5, 5, 5, 5, 5]
-
-
-def test_the_seed_decides_random_draft_tokens() -> None:
-    model, prompt = ScriptedModel(random_logits(50), 50), list(range(50))
-
-    def proposed(seed: int) -> list[list[int]]:
-        made = rounds(JacobiDrafter(JacobiInit.RANDOM, 4, seed), model, prompt, [AMPLE] * 8)
-        return [each.tree.tokens.tolist() for each in made]
-
-    assert proposed(1) == proposed(1) != proposed(2)
-
-
-def test_draft_tokens_that_were_not_scored_are_kept() -> None:
-    drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
-    drafter.begin(list(range(10)))
-    draft_tokens = drafter.propose(9, AMPLE).tokens[1:].tolist()
-    drafter.observe(TokenTree.chain(9), OUT, Verdict((0,), (), False))
-    assert drafter.propose(0, AMPLE).tokens[1:5].tolist() == draft_tokens[1:]
-    drafter.observe(TokenTree.chain(0, [77]), OUT, Verdict((0, 0), (), False))
-    assert drafter.propose(0, AMPLE).tokens[1:3].tolist() == draft_tokens[3:]
-
-
-def test_only_the_rows_that_were_scored_refine_draft_tokens() -> None:
-    drafter = JacobiDrafter(JacobiInit.RANDOM, block=5)
-    drafter.begin(list(range(10)))
-    tree = drafter.propose(9, AMPLE)
-    logits = np.zeros((3, 20), np.float32)
-    logits[[0, 1, 2], [10, 11, 12]] = 1
-    drafter.observe(tree.first_rows(3), Forward(logits), Verdict((10,), (), False))
-    expected = [11, 12, *tree.tokens[4:].tolist()]
-    assert drafter.propose(10, AMPLE).tokens[1:5].tolist() == expected
-
-
-def test_the_rows_may_lie_anywhere_in_a_tree_of_several_drafters(make_tree: Any) -> None:
-    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=2)
-    drafter.begin([1])
-    assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 1, 1]
-    tree = make_tree(1, [5, 1, 6, 1], [0, 0, 1, 2])
-    logits = np.zeros((5, 20), np.float32)
-    logits[range(5), [10, 11, 12, 13, 14]] = 1
-    drafter.observe(tree, Forward(logits), Verdict((10,), (), False))
-    assert drafter.propose(10, AMPLE).tokens.tolist() == [10, 12, 14]
-
-
-def test_confidence_is_learnt_by_how_a_draft_token_came_about() -> None:
-    drafter = JacobiDrafter(JacobiInit.REPEAT_LAST, block=4)
-    made = list(rounds(drafter, ScriptedModel(constant, 64), [1, 2], [AMPLE] * 3))
-    stable = made[1].tree.confidence
-    # The first round refined every draft token to 7, the second found them as they were.
-    assert made[1].tree.tokens.tolist() == [7, 7, 7, 7, 7]
-    assert made[2].tree.confidence[1] > stable[1]  # by now one such draft token was right
-    before = JacobiDrafter(JacobiInit.REPEAT_LAST).state_dict()["acceptance"]
-    (seen, right) = (drafter.state_dict()["acceptance"] - before)[:2]
-    # Filled wrong once and right in the third round; refined right in the second.
-    np.testing.assert_allclose(seen, [2, 3, 1, 3, 0, 0], atol=1e-9)
-    np.testing.assert_allclose(right, [1, 3, 1, 3, 0, 0], atol=1e-9)

@@ -12,33 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.control.policy import FixedPolicy
-from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.tree_pruning import likeliest
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
-from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
+from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
 from edge_spec.testing import ScriptedModel, random_logits
 
 AMPLE = Budget(num_draft_tokens=100, num_rows=100)
 NO_WINDOW = Budget(num_draft_tokens=100, num_rows=100, branches=False, probes=False)
-OUT = Forward(np.zeros((1, 100), np.float32))
 
 Cells = dict[tuple[int, int], int]  # the window's tokens by row and by position in the text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("3,4,5", (3, 4, 5)), (" 15, 5 ,15", (15, 5, 15)), ("1,2,1", (1, 2, 1))],
-)
-def test_a_size_is_read(text: str, expected: tuple[int, int, int]) -> None:
-    size = WindowSize.parse(text)
-    assert (size.width, size.ngram, size.draft_tokens) == expected
-    assert WindowSize.parse(str(size)) == size
-    assert size.num_rows == (expected[1] - 1) * (expected[0] + expected[2])
 
 
 @pytest.mark.parametrize(
@@ -52,13 +37,6 @@ def test_what_is_no_size_is_refused(texts: list[str], why: str) -> None:
     for text in texts:
         with pytest.raises(UsageError, match=f"{why}"):
             WindowSize.parse(text)
-
-
-def test_a_size_for_so_many_rows_has_no_more_and_wastes_few() -> None:
-    for num_rows in range(2, 300):
-        size = WindowSize.within(num_rows)
-        assert num_rows - (size.ngram - 1) < size.num_rows <= num_rows
-        assert 0 <= size.draft_tokens - size.width <= 1
 
 
 class Round(NamedTuple):
@@ -212,23 +190,6 @@ def test_a_window_moves_on_and_is_harvested_as_defined(
             assert drafter._pool.after(first) == latest(added, first, size.draft_tokens)
 
 
-@given(model=models, prompt=prompts, size=sizes)
-def test_what_followed_the_pending_token_is_drafted_beside_the_window(
-    model: ScriptedModel, prompt: list[int], size: WindowSize
-) -> None:
-    drafter = LookaheadDrafter(size)
-    drafter.begin(prompt)
-    found = {token: drafter._pool.after(token) for token in range(8)}
-    for each in rounds(drafter, model, prompt, [AMPLE] * 10):
-        draft_tokens = found[each.text[-1]]
-        paths = {tuple(path_below(each.levels, column)) for column in range(size.width)}
-        assert all(follow(each.tree, path) is not None for path in (*paths, *draft_tokens))
-        # And nothing else: every row lies on one of these paths.
-        prefixes = {path[:end] for path in (*paths, *draft_tokens) for end in range(len(path) + 1)}
-        assert len(each.tree) == len(prefixes)
-        found = {token: drafter._pool.after(token) for token in range(8)}
-
-
 def step(tokens: tuple[int, ...]) -> int:
     return tokens[-1] + 1
 
@@ -267,39 +228,6 @@ def test_the_window_finds_what_the_text_has_not_said_yet(decode: Any, rule: Any)
     assert not any(each.num_accepted for each in plain.rounds)
 
 
-CYCLE = [1, 2, 3, 4, 5, 6]
-
-
-def cycle(tokens: tuple[int, ...]) -> np.ndarray:
-    logits = np.zeros(8, np.float32)
-    logits[tokens[-1] % 6 + 1] = 5.0
-    return logits
-
-
-@pytest.mark.parametrize("budget", [AMPLE, NO_WINDOW, Budget(4, 20), Budget(1, 2)])
-def test_filled_positions_are_drafted_for_where_they_stand(budget: Budget) -> None:
-    """By what followed in a periodic text, every cell of the window is right."""
-    drafter = LookaheadDrafter(WindowSize(4, 4, 2), JacobiInit.NGRAM)
-    for text, levels, _, _ in rounds(drafter, ScriptedModel(cycle, 8), CYCLE * 2, [budget] * 9):
-        for (_, position), token in cells_of(levels, len(text) - 1).items():
-            assert token == CYCLE[position % 6]
-
-
-def test_a_window_that_was_not_scored_keeps_its_places() -> None:
-    drafter = LookaheadDrafter(WindowSize(4, 3, 2))
-    drafter.begin(list(range(50)))
-    chain = drafter.propose(49, AMPLE).tokens.tolist()
-    drafter.observe(TokenTree.chain(49), OUT, Verdict((7,), (), False))
-    tree = drafter.propose(7, AMPLE)
-    assert follow(tree, chain[2:]) is not None
-    out = Forward(np.zeros((2, 100), np.float32))
-    drafter.observe(TokenTree.chain(7, chain[2:3]), out, Verdict((chain[2], 8), (1,), True))
-    # A part of it is not enough for a row of all columns.
-    assert len(drafter._levels) == 1 and len(drafter._levels[0]) == 4
-    last = tree.tokens[3]
-    assert drafter.propose(8, AMPLE).tokens[0] == 8 and drafter._levels[0][:2] == [8, last]
-
-
 def test_a_window_that_does_not_fit_is_left_out_and_comes_back(decode: Any, greedy: Any) -> None:
     model = ScriptedModel(random_logits(30), 30)
     # Too shallow, too few rows, no branches.
@@ -311,69 +239,3 @@ def test_a_window_that_does_not_fit_is_left_out_and_comes_back(decode: Any, gree
     assert [token for each in made for token in each.verdict.tokens] == greedy(
         model, [1, 2, 3], sum(len(each.verdict.tokens) for each in made)
     )
-
-
-def test_the_seed_decides_the_window() -> None:
-    model, prompt = ScriptedModel(random_logits(50), 50), list(range(50))
-
-    def proposed(seed: int) -> list[list[int]]:
-        made = rounds(LookaheadDrafter(seed=seed), model, prompt, [AMPLE] * 8)
-        return [each.tree.tokens.tolist() for each in made]
-
-    assert proposed(1) == proposed(1) != proposed(2)
-
-
-def acceptance(drafter: LookaheadDrafter) -> np.ndarray:
-    seen, right = drafter.state_dict()["acceptance"][:2]
-    estimates: np.ndarray = right / seen
-    return estimates
-
-
-def test_confidence_is_learnt_for_window_and_pool_apart() -> None:
-    drafter = LookaheadDrafter(WindowSize(1, 3, 1))
-    drafter.begin([1, 2, 3, 1])
-    before = acceptance(drafter)
-    assert drafter.propose(1, AMPLE).tokens.tolist() == [1, 2, 3]
-    drafter.observe(TokenTree.chain(1), OUT, Verdict((2, 9), (), False))
-    changed = acceptance(drafter) - before
-    # The n-gram's first draft token was right, its second wrong; nothing is said of the window.
-    assert np.flatnonzero(changed).tolist() == [3, 4] and changed[3] > 0 > changed[4]
-    learnt = acceptance(drafter)
-    drafter.observe(TokenTree.chain(9), OUT, Verdict((2, 9), (), False))  # without a proposal
-    assert np.array_equal(acceptance(drafter), learnt)
-
-
-def test_confidence_is_by_depth_in_the_window_and_by_how_lately_in_the_pool() -> None:
-    drafter = LookaheadDrafter(WindowSize(4, 4, 5))
-    drafter.begin([0])
-    drafter._levels = [[0, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
-    estimates = acceptance(drafter)
-    window = drafter.propose(0, AMPLE)
-    expected = [estimates[min(depth, 3) - 1] for depth in window.depths[1:]]
-    assert window.confidence[1:].tolist() == pytest.approx(expected)
-    drafter = LookaheadDrafter(WindowSize(1, 3, 5))
-    drafter.begin([9, 1, 2, 9, 3, 4, 9, 5, 6, 9, 7, 8, 9, 10, 11, 9])
-    pool = drafter.propose(9, AMPLE)
-    assert pool.tokens[pool.children(0)].tolist() == [10, 7, 5, 3, 1]
-    assert pool.tokens[pool.depths == 2].tolist() == [11, 8, 6, 4, 2]
-    first, below = pool.confidence[pool.children(0)], pool.confidence[pool.depths == 2]
-    first *= estimates[3] / first[0]  # siblings are scaled to a sum of 1
-    assert first.tolist() == pytest.approx(estimates[[3, 5, 7, 9, 9]])
-    assert below.tolist() == pytest.approx(estimates[[4, 6, 8, 10, 10]])
-
-
-def test_a_draft_token_of_window_and_pool_counts_as_the_likelier() -> None:
-    drafter = LookaheadDrafter(WindowSize(3, 3, 1))
-    drafter.begin([1, 2, 3, 1])
-    drafter._levels = [[1, 2, 7]]
-    tree = drafter.propose(1, AMPLE)
-    assert tree.tokens.tolist() == [1, 2, 7, 3]
-    estimates = acceptance(drafter)
-    assert tree.confidence[1] == pytest.approx(max(estimates[0], estimates[3]))
-    assert tree.confidence[[2, 3]].tolist() == pytest.approx([estimates[1], estimates[4]])
-    assert tree.required == (False, True, True, False)
-    assert likeliest(tree, 3).tokens.tolist() == [1, 2, 7]
-
-
-def test_the_default_window_is_small() -> None:
-    assert DEFAULT_SIZE.num_rows <= 8

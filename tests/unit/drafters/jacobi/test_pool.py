@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.jacobi.lookahead import NgramPool
-from edge_spec.drafters.state import continues, restored_prompt
 
 BOUND = "edge_spec.drafters.jacobi.lookahead.MAX_FIRST_TOKENS"
 
@@ -33,47 +31,6 @@ def test_each_token_keeps_its_latest_ngrams(added: list[tuple[int, ...]], per_to
         assert pool.after(ngram[0])[0] == ngram[1:]
         for first in range(5):
             assert pool.after(first) == latest(added[:count], first, per_token)
-
-
-@given(added=ngrams, bound=st.integers(1, 4))
-def test_of_first_tokens_the_latest_are_kept(added: list[tuple[int, ...]], bound: int) -> None:
-    pool = NgramPool(3, 50)
-    with mock.patch(BOUND, bound):
-        for ngram in added:
-            pool.add(ngram)
-    kept = list(dict.fromkeys(each[0] for each in reversed(added)))[:bound]
-    assert {first for first in range(5) if pool.after(first)} == set(kept)
-
-
-@given(
-    text=st.lists(st.integers(0, 3), max_size=40),
-    cuts=st.lists(st.integers(0, 40), max_size=6),
-    ngram=st.integers(2, 5),
-)
-def test_a_text_is_read_whole_however_it_comes(
-    text: list[int], cuts: list[int], ngram: int
-) -> None:
-    pool, places = NgramPool(ngram, 3), sorted({0, len(text), *(min(c, len(text)) for c in cuts)})
-    pool.begin(text[: places[0]])
-    for start, end in pairwise(places):
-        pool.read(tuple(text[start:end]))
-    added = [text[i : i + ngram] for i in range(len(text) - ngram + 1)]
-    for first in range(4):
-        assert pool.after(first) == latest(added, first, 3)
-
-
-def test_a_new_prompt_does_not_follow_the_text_before() -> None:
-    pool = NgramPool(3, 3)
-    pool.begin([1, 2, 3])
-    pool.read([4])
-    pool.begin([5, 6])
-    pool.read([7])
-    assert pool.after(2) == [(3, 4)] and pool.after(5) == [(6, 7)]
-    assert not (pool.after(3) or pool.after(4))
-    pool.clear()
-    assert not (pool.after(2) or pool.after(5))
-    pool.read([8])
-    assert pool.after(6) == [(7, 8)]
 
 
 @given(added=ngrams, later=ngrams, per_token=st.integers(1, 4))
@@ -113,30 +70,3 @@ def test_what_is_no_snapshot_is_refused_and_changes_nothing(snapshot: np.ndarray
     with pytest.raises(ValueError, match="pool of 3-grams"):
         pool.restore(np.asarray(snapshot))
     assert pool.after(1) == [(2, 3)]
-
-
-@pytest.mark.parametrize(
-    ("earlier", "prompt", "expected"),
-    [
-        ([], [1], False),
-        ([1], [1], True),
-        ([1, 2], [1, 2, 3], True),
-        ([1, 2], [1, 3, 2], False),
-        ([1, 2, 3], [1, 2], False),
-        ([9, 9, 1], [9, 9, 2, 1], False),  # a system message in common
-        ((1, 2), [1, 2, 3], True),
-        ([1, 2], (1, 2), True),
-    ],
-)
-def test_a_conversation_goes_on_where_it_stood(
-    earlier: Sequence[int], prompt: Sequence[int], expected: bool
-) -> None:
-    assert continues(earlier, prompt) is expected
-
-
-def test_a_prompt_comes_back_from_a_snapshot() -> None:
-    assert restored_prompt(np.array([1, 2], np.int32)) == (1, 2)
-    assert restored_prompt(np.zeros(0, np.int32)) == ()
-    for wrong in (np.zeros((1, 2), np.int32), np.zeros(2), np.asarray(3), np.array(["a"])):
-        with pytest.raises(ValueError, match="prompt"):
-            restored_prompt(wrong)

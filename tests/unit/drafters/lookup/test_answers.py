@@ -14,16 +14,12 @@ import pytest
 from filelock import FileLock
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from edge_spec.drafters.lookup import answers as kept_answers
 from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, KeptAnswers
 from edge_spec.drafters.lookup.corpus import CorpusDrafter
-from edge_spec.drafters.lookup.corpus_index import index_of
-from edge_spec.drafters.protocol import Budget
 from edge_spec.storage import json_store
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.storage.json_store import write_sealed
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.corpora import documents_of
 
@@ -148,40 +144,7 @@ def test_the_file_is_private_and_that_of_before_is_removed(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_it_saves_when_an_answer_begins_a_minute_after_the_last_save(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, tries = Clock(), []
-    answers = opened(path, clock=clock)
-    monkeypatch.setattr(
-        kept_answers, "write_sealed", lambda *given: tries.append(clock.now) or write_sealed(*given)
-    )
-    for token, now in enumerate((SAVE_AFTER_S, 61.0, 121.0, 122.0)):
-        clock.now = now
-        answer(answers, [1], token)
-    assert tries == [61.0, 122.0]
-    for now in (1000.0, 2000.0):  # the second time nothing is new
-        clock.now = now
-        answers.begin([1])
-    assert tries == [61.0, 122.0, 1000.0]
-
-    (tmp_path / "file").write_text("not a directory")
-    answers, failed = opened(tmp_path / "file" / "x.json", clock=clock), []
-    monkeypatch.setattr(kept_answers, "tell_unkept", lambda *_: failed.append(clock.now))
-    for second in range(0, 200, 20):
-        clock.now = 2000.0 + second
-        answer(answers, [1], 2)
-    assert failed == [2080.0, 2160.0]  # not at every answer
-    assert texts(answers) == [[1, 2]]
-
-
 # Damage
-
-
-def written(path: Path, digest: str, *kept: list[int]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    content = {"version": 1, "vocabulary": digest, "answers": kept}
-    write_sealed(path, TypeAdapter(Any), content)
 
 
 @pytest.mark.parametrize(
@@ -206,32 +169,6 @@ def test_a_damaged_file_starts_again_with_one_line(
     assert texts(answers) == texts(opened(path)) == [[1, 5]]
     [line] = caplog.messages
     assert str(path) in line and "start again" in line and why in line and "\n" not in line
-
-
-def test_a_file_of_another_vocabulary_starts_again(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    written(path, "b" * 64, [1, 2])
-    saved(path, 4)
-    assert texts(opened(path)) == [[1, 2, 3, 4]]
-    [line] = caplog.messages
-    assert "another tokenizer" in line
-
-
-def test_tokens_outside_the_vocabulary_are_left_out(path: Path) -> None:
-    written(path, VOCABULARY.sha256, [60, 1, 2], [])
-    assert texts(opened(path)) == []
-    saved(path, 4)
-    assert texts(opened(path)) == [[1, 2, 3, 4]]
-
-
-def test_damage_after_opening_loses_no_new_answer(path: Path) -> None:
-    saved(path, 4)
-    answers = opened(path)
-    answer(answers, [1], 5)
-    path.write_bytes(b"garbage")
-    assert answers.save()
-    assert texts(opened(path)) == [[1, 5]]
 
 
 # What cannot be written
@@ -349,15 +286,3 @@ def test_a_second_session_has_more_draft_tokens_right(
         right.append(sum(token.drafter == "answers" for token in run.decoded))
         drafter.close()
     assert right[0] == 0 and right[1] > 25
-
-
-def test_the_longest_match_decides_among_files_and_answers(path: Path) -> None:
-    texts = index_of([[1, 2, 3, 4], [7, 8, 9]], VOCABULARY.size)
-    drafter = CorpusDrafter([texts], opened(path), "answers")
-    answer(drafter._answers, [0, 1, 2], 3, 5)  # type: ignore[arg-type]
-    budget = Budget(1, 64)
-    for prompt, expected in (([1, 2, 3], {4, 5}), ([0, 1, 2, 3], {5}), ([6, 7, 8], {9})):
-        drafter.begin(prompt)
-        tree = drafter.propose(prompt[-1], budget)
-        assert set(tree.tokens[1:].tolist()) == expected
-        assert set(tree.proposed_by[1:]) == {"answers"}

@@ -20,7 +20,6 @@ from edge_spec.drafters.protocol import Budget
 
 VOCAB_SIZE = 100
 BUDGET = Budget(num_draft_tokens=4, num_rows=64)
-CHAIN = Budget(num_draft_tokens=4, num_rows=64, branches=False)
 OUT = Forward(np.zeros((1, 1), np.float32))
 POEM = list(range(10, 40))
 
@@ -57,25 +56,6 @@ def test_what_follows_the_match_is_proposed() -> None:
     # The longer the match, the surer; below a draft token the match is longer by it.
     expected = [_priors()[_kind(length, 1, 1)] for length in (3, 4, 5, 6)]
     assert tree.confidence[1:].tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("text", [[10], [11, 10], [50, 51], [12, 11], [38, 39]])
-def test_nothing_is_proposed_without_a_match_of_two_tokens_that_goes_on(text: list[int]) -> None:
-    tree = proposed(drafter_of(POEM), text)
-    assert tree.tokens.tolist() == [text[-1]] and tree.proposed_by == ("",)
-
-
-def test_what_follows_often_is_likelier() -> None:
-    documents = [[1, 2, 3, 4]] * 3 + [[1, 2, 5, 6], [7, 2, 8]]
-    tree = proposed(drafter_of(*documents), [1, 2], Budget(2, 64))
-    rows = paths(tree)
-    assert set(rows) == {(3,), (3, 4), (5,), (5, 6)}
-    assert rows[3,] == pytest.approx(_priors()[_kind(2, 4, 3)])
-    assert rows[5,] == pytest.approx(_priors()[_kind(2, 4, 1)]) and rows[5,] < rows[3,]
-    assert rows[3, 4] == pytest.approx(_priors()[_kind(3, 3, 3)])
-    assert rows[5, 6] == pytest.approx(_priors()[_kind(3, 1, 1)])
-    chain = proposed(drafter_of(*documents), [1, 2], Budget(2, 64, branches=False))
-    assert chain.tokens.tolist() == [2, 3, 4]
 
 
 @given(documents=document_lists, text=st.lists(st.integers(0, 2), min_size=1, max_size=20))
@@ -130,21 +110,3 @@ def test_each_draft_token_that_the_text_decides_is_learnt_from_once(
     assert seen == [(_kind(length, 1, 1), right) for length, right in learnt]
     write(drafter, 14)  # a round in which nothing was proposed
     assert len(seen) == len(learnt)
-
-
-def test_priors_grow_with_the_match_its_occurrences_and_the_share() -> None:
-    priors = _priors()
-
-    def prior(length: int, occurrences: int, count: int) -> float:
-        return priors[_kind(length, occurrences, count)]
-
-    for chances in (
-        [prior(length, 1, 1) for length in (2, 3, 4, 6, 9, 14)],
-        [prior(2, count, count) for count in (1, 2, 4, 16)],
-        [prior(4, 20, count) for count in (1, 3, 7, 12, 16, 20)],
-    ):
-        assert chances == sorted(set(chances))
-    # Counted on texts of the same kind: one occurrence of two tokens is no certainty.
-    assert prior(2, 1, 1) == pytest.approx(0.2, abs=0.02)
-    assert prior(20, 1, 1) == pytest.approx(0.9, abs=0.02)
-    assert prior(2, 2, 1) == pytest.approx(0.11, abs=0.02)

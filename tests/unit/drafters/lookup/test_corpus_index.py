@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup.corpus_index import (
-    MAX_FOLLOWING,
     MAX_MATCH,
     SEPARATOR,
     CorpusIndex,
@@ -20,7 +18,6 @@ from edge_spec.drafters.lookup.corpus_index import (
     index_of,
     sorted_suffixes,
 )
-from edge_spec.text.vocabulary import Vocabulary
 
 document_lists = st.integers(1, 4).flatmap(
     lambda alphabet: st.lists(
@@ -112,55 +109,3 @@ def test_no_token_outside_the_vocabulary_is_returned(documents: list[list[int]])
 def test_what_cannot_be_indexed_is_refused(documents: list[list[int]]) -> None:
     with pytest.raises(ValueError):
         index_of(documents, 4)
-
-
-def test_of_many_occurrences_the_frequent_continuations_are_found_and_counted_exactly() -> None:
-    drawn = np.random.default_rng(0).choice(40, 2000, p=[0.5, 0.3, *[0.2 / 38] * 38]).tolist()
-    index = index_of([[99, token] for token in drawn], 100)
-    found = index.following(index.match([99]))
-    assert len(found) == MAX_FOLLOWING and [token for token, _ in found[:2]] == [0, 1]
-    for token, longer in found:
-        assert longer.num_occurrences == Counter(drawn)[token]
-        assert longer == index.match([99, token])
-
-
-def test_of_few_occurrences_the_most_frequent_continuations_are_found() -> None:
-    documents = [[99, token] for token in range(20) for _ in range(1 + 2 * (token >= 12))]
-    index = index_of(documents, 100)
-    assert index.match([99]).num_occurrences == 36
-    assert sorted(token for token, _ in index.following(index.match([99]))) == list(range(12, 20))
-
-
-class CountedBytes(bytes):
-    """Counts how often it is read."""
-
-    num_reads = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        CountedBytes.num_reads += 1
-        return super().__getitem__(key)
-
-
-def test_a_look_up_reads_a_logarithm_of_the_corpus() -> None:
-    # Sorted by hand: a suffix is decided by its first token, 0, 1, 2, ...
-    num_tokens = 1 << 16
-    numbers = np.arange(num_tokens)
-    data = CountedBytes(numbers.astype(">u4").tobytes())
-    index = CorpusIndex(data, numbers.astype(np.int32), num_tokens)
-    CountedBytes.num_reads = 0
-    assert index.match(list(range(100, 100 + MAX_MATCH))).length == MAX_MATCH
-    # Five lengths and the end of the interval, each a bisection of 17 steps at most.
-    assert CountedBytes.num_reads <= 6 * 18
-    CountedBytes.num_reads = 0
-    index.following(CorpusMatch(0, 0, num_tokens))
-    # A sample, and two bisections of the gaps beside it, of 2**10, for each token returned.
-    assert CountedBytes.num_reads <= 64 + MAX_FOLLOWING * 2 * 11
-
-
-def test_a_vocabulary_is_its_tokens_and_their_ids() -> None:
-    vocabulary = Vocabulary.of({"a": 0, "b": 5})
-    assert vocabulary == Vocabulary.of({"b": 5, "a": 0})
-    assert vocabulary.size == 6 and Vocabulary.of({}).size == 0
-    others = [{"a": 5, "b": 0}, {"a": 0}, {"a": 0, "b": 6}, {"a": 0, "c": 5}, {"a": 0, "b\n": 5}]
-    digests = {vocabulary.sha256, *(Vocabulary.of(other).sha256 for other in others)}
-    assert len(digests) == 1 + len(others)

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import corpus_text
 from edge_spec.drafters.lookup.corpus_index import CorpusIndex
@@ -16,8 +14,6 @@ from edge_spec.drafters.lookup.corpus_text import open_corpus
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.text.tokenizer import Tokenizer
 from fixtures.corpora import documents_of
-
-BOS = 259
 
 
 class CountedTokenizer(Tokenizer):
@@ -121,15 +117,6 @@ def test_what_is_no_text_is_skipped_with_one_line(
     assert str(folder / "cut.txt") in line and "and 3 more" in line and "\n" not in line
 
 
-def test_bos_is_in_no_document(folder: Path, opened: Any, byte_tokenizer_json: str) -> None:
-    with_bos = Tokenizer(byte_tokenizer_json, bos_id=BOS)
-    assert with_bos.encode("good")[0] == BOS
-    index = opened(folder, with_bos)
-    assert index.num_tokens == opened(folder).num_tokens
-    assert index.match([BOS]).length == 0
-    assert texts_of(index, with_bos) == ["hello world", "good day"]
-
-
 def test_what_cannot_be_a_corpus_is_refused(tmp_path: Path, opened: Any) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
@@ -165,34 +152,3 @@ def test_files_that_cannot_be_read_are_named(folder: Path, opened: Any, monkeypa
     monkeypatch.setattr(Path, "open", forbidden)
     assert str(folder / "b.txt") in refusal(ModelFileError, opened, folder)
     assert str(folder / "b.txt") in refusal(ModelFileError, opened, folder / "b.txt")
-
-
-@given(text=st.text(alphabet="ab\nü", max_size=60), size=st.integers(1, 12))
-def test_pieces_join_to_the_text_and_end_with_lines(text: str, size: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_text, "_PIECE_CHARACTERS", size)
-        pieces = list(corpus_text._pieces(text))
-    assert "".join(piece for _, piece in pieces) == text
-    for begin, piece in pieces:
-        assert text[begin : begin + len(piece)] == piece and 0 < len(piece) <= size
-        if begin + len(piece) < len(text):
-            assert piece.endswith("\n") or ("\n" not in piece and len(piece) == size)
-
-
-def test_progress_runs_from_0_to_1(
-    folder: Path, tokenizer: CountedTokenizer, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(corpus_text, "_PIECE_CHARACTERS", 4)
-    (folder / "b.txt").write_text("one line\nanother one\nthe last")
-    reports: dict[str, list[float]] = {}
-
-    def progress(what: str, fraction: float) -> None:
-        reports.setdefault(what, []).append(fraction)
-
-    index = open_corpus(folder, tokenizer, progress)
-    assert texts_of(index, tokenizer) == ["one line\nanother one\nthe last", "good day"]
-    assert max(map(len, tokenizer.encoded)) <= 4
-    assert list(reports) == ["Reading the corpus", "Sorting the corpus"]
-    for fractions in reports.values():
-        assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0
-    assert len(set(reports["Reading the corpus"])) >= 5

@@ -57,32 +57,6 @@ def test_what_follows_in_the_prediction_is_drafted(
     assert drafted(TEXT, answer) == list(expected)
 
 
-def test_of_equal_places_the_nearest_further_on_is_meant() -> None:
-    """Lines of code begin alike: the most frequent or last occurrence would be another one."""
-    lines = [[1, 2, line, 3] for line in range(10, 20)]
-    prediction = [token for line in lines for token in line]
-    answer = [*prediction[:12], 1, 2, 99, 3]  # the fourth line is changed
-    assert drafted(prediction, answer) == [1, 2, 14, 3]
-
-
-def test_a_chain_says_how_sure_it_is_and_learns() -> None:
-    drafter = PredictionDrafter(TEXT)
-    drafter.begin([1])
-    before = drafter.propose(1, BUDGET)
-    assert before.confidence[1] < before.confidence[4]  # more is shared further on
-    for _ in range(3):
-        drafter.observe(drafter.propose(1, BUDGET), OUT, Verdict((9,), (), exhausted=False))
-        drafter.begin([1])
-    assert drafter.propose(9, BUDGET).tokens.tolist() == [9]
-
-
-def test_an_answer_that_others_went_on_with_is_followed() -> None:
-    drafter = PredictionDrafter(TEXT)
-    drafter.begin([1, 2])
-    drafter.begin([1, 2, *TEXT[:9]])  # other drafters took over, and began again
-    assert drafter.propose(TEXT[8], BUDGET).tokens.tolist() == TEXT[8:13]
-
-
 @pytest.mark.parametrize(
     ("answer", "appeared"),
     [
@@ -123,7 +97,3 @@ def test_a_long_text_of_one_token_takes_bounded_work(monkeypatch: pytest.MonkeyP
     prediction, answer = [5] * 100_000, [6, 5] * 500
     assert num_appeared(prediction, answer) <= len(answer)
     assert 0 < len(compared) < 40 * len(answer)
-
-
-def test_a_prediction_without_tokens_drafts_nothing() -> None:
-    assert drafted([], []) == drafted([], [3, 4]) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
-from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.verify import verify
 from edge_spec.drafters.lookup import recycling
 from edge_spec.drafters.lookup.recycling import (
     MAX_TABLE_TOKENS,
@@ -23,7 +20,6 @@ from edge_spec.drafters.lookup.recycling import (
     top_tokens,
 )
 from edge_spec.drafters.protocol import Budget
-from edge_spec.testing import NextLogits, ScriptedModel
 
 CHILDREN = Budget(num_draft_tokens=1, num_rows=64)
 
@@ -52,14 +48,6 @@ def test_the_largest_logits_are_found_wherever_they_lie(vocab_size: int) -> None
         assert np.take_along_axis(logits, found, axis=1).tolist() == expected.tolist()
         assert all(len(set(row)) == count for row in found.tolist())
         assert np.array_equal(logits, before)
-
-
-def score(model: ScriptedModel, text: Sequence[int], tree: TokenTree) -> tuple[Forward, Verdict]:
-    """One round after `text`, which ends with the pending token."""
-    session = model.open_session()
-    session.prefill(text[:-1])
-    out = session.forward(tree)
-    return out, verify(tree, out, Sampler(SamplingParams(), text))
 
 
 def draft_tokens(drafter: RecyclingDrafter, token: int) -> set[int]:
@@ -127,66 +115,6 @@ def test_the_table_is_bounded_in_bytes_also_when_it_is_restored() -> None:
     for each in (drafter, fresh):
         assert len(each._table) == MAX_TABLE_TOKENS
         assert 0 < size_in_bytes(each._table) < 2_000_000
-
-
-def table_of(next_logits: NextLogits, vocab_size: int) -> RecyclingDrafter:
-    """A drafter that has seen every token scored once, after token 0."""
-    drafter = RecyclingDrafter()
-    drafter.begin([0])
-    model = ScriptedModel(next_logits, vocab_size)
-    for token in range(vocab_size):
-        tree = TokenTree.chain(token)
-        drafter.observe(tree, *score(model, [0, token], tree))
-    return drafter
-
-
-def fixed(rows: dict[int, Sequence[float]]) -> NextLogits:
-    """The logits after each token."""
-    return lambda tokens: np.array(rows[tokens[-1]], np.float32)
-
-
-def confidence(drafter: RecyclingDrafter, token: int) -> dict[int, float]:
-    tree = drafter.propose(token, CHILDREN)
-    return dict(zip(tree.tokens.tolist()[1:], tree.confidence.tolist()[1:], strict=True))
-
-
-def test_a_wider_gap_and_a_better_rank_give_more_confidence() -> None:
-    near, wide = [5, 4.9, 4.8, 0], [9, 1, 0.5, 0]
-    drafter = table_of(fixed({0: near, 1: wide, 2: near, 3: near}), 4)
-    close, sure = confidence(drafter, 0), confidence(drafter, 1)
-    assert 0 < close[0] < sure[0] < 1
-    assert close[0] > close[1] > close[2] > 0 and close[1] > sure[1]
-
-
-def test_confidence_is_learnt_for_each_rank_and_gap() -> None:
-    near, wide = [5, 4.9, 0, -2], [9, 1, 0.5, 0]
-    model = ScriptedModel(fixed({0: near, 1: wide, 2: near, 3: near}), 4)
-    drafter = table_of(model.next_logits, 4)
-    before = confidence(drafter, 0)
-    for _ in range(60):  # after token 1 the text never goes on with the best token
-        drafter.propose(1, CHILDREN)
-        tree = TokenTree.chain(1)
-        out, _ = score(model, [0, 1], tree)
-        drafter.observe(tree, out, Verdict((3,), (), False))
-    wrong = confidence(drafter, 1)
-    assert wrong[0] < 0.2 < 0.7 < wrong[3]  # the fourth, of a wide gap
-    # A narrow gap is another kind, and so is another rank.
-    after = confidence(drafter, 0)
-    assert after[0] == pytest.approx(before[0]) and after[1] == pytest.approx(before[1])
-
-
-def test_the_second_best_comes_first_where_it_was_right_more_often() -> None:
-    near = [5, 4.9, 0, -2]
-    model = ScriptedModel(fixed(dict.fromkeys(range(4), near)), 4)
-    drafter = table_of(model.next_logits, 4)
-    assert drafter.propose(2, CHILDREN).tokens[1] == 0
-    for _ in range(40):
-        drafter.propose(2, CHILDREN)
-        tree = TokenTree.chain(2)
-        out, _ = score(model, [0, 2], tree)
-        drafter.observe(tree, out, Verdict((1,), (), False))
-    assert drafter.propose(2, CHILDREN).tokens[1] == 1
-    assert drafter.propose(2, Budget(1, 8, branches=False)).tokens.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import itertools
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -78,17 +77,6 @@ def test_continuations_are_all_that_followed_with_their_counts(text: list[int], 
         match, end = found[0].match, [*end, found[0].token]
 
 
-def test_a_common_word_is_continued_by_its_most_frequent_followers() -> None:
-    index = SuffixIndex()
-    followers = list(range(10, 60)) + [20] * 3 + [30] * 2
-    for unique, follower in enumerate(followers, start=100):
-        index.extend([unique, 1, follower])
-    index.extend([99, 1])
-    found = index.continuations(index.match)
-    assert len(found) == 8 and [each.token for each in found[:3]] == [20, 30, 59]
-    assert found[0].times == 4 and found[0].total == len(followers)
-
-
 def test_counting_is_bounded_in_a_text_of_one_token() -> None:
     index = SuffixIndex()
     index.extend([1] * 2000)
@@ -115,32 +103,6 @@ def test_a_repeated_text_is_drafted_and_a_new_one_is_not() -> None:
     drafter.begin([7, 8, 9])
     assert len(drafter.propose(9, BUDGET)) == 1
     assert len(drafter.propose(9, Budget(0, 1))) == 1
-
-
-def confidence(text: list[int]) -> list[float]:
-    drafter = SuffixDrafter()
-    drafter.begin(text)
-    return drafter.propose(text[-1], BUDGET).confidence[1:].tolist()
-
-
-def test_confidence_grows_with_the_match_and_with_how_often_it_was_continued_so() -> None:
-    rising = confidence([1, 2, 3, 4, 5, 9, 1])
-    assert rising == sorted(rising) and 0 < rising[0] < rising[-1] < 1
-    once, twice, often = [1, 2, 8, 1], [1, 2, 8, 1, 2, 7, 1], [1, 2, 8, 1, 2, 7, 1, 2, 6, 1]
-    assert confidence(once)[0] < confidence(twice)[0] < confidence(often)[0]
-    contradicted = [1, 2, 8, 1, 3, 7, 1]
-    assert confidence(contradicted)[0] < confidence(once)[0]
-
-
-def test_what_followed_differently_becomes_a_branch_where_branches_are_allowed() -> None:
-    drafter = SuffixDrafter()
-    drafter.begin([1, 2, 8, 1, 3, 7, 1])
-    tree = drafter.propose(1, BUDGET)
-    assert sorted(tree.tokens[tree.children(0)].tolist()) == [2, 3]
-    assert len(tree) > 3 and (np.diff(tree.reach) <= 0).all()
-    assert tree.confidence[tree.children(0)].sum() <= 1
-    chain = drafter.propose(1, replace(BUDGET, branches=False))
-    assert chain.is_chain and chain.tokens.tolist() == [1, 3, 7, 1, 3]
 
 
 @pytest.mark.parametrize(

@@ -130,31 +130,3 @@ def test_products_of_float16_are_summed_in_float32() -> None:
     inputs = {"new": np.array([[1000, -1000, 2]], np.float16)}
     (result,) = planned(body, types.fp16).run(inputs, zeros()).values()
     assert result.tolist() == [[2]]
-
-
-def test_an_operation_that_fails_is_named() -> None:
-    def body(new: Any, state: Any) -> Any:
-        last = mb.cast(x=mb.reduce_mean(x=new, axes=[0, 1]), dtype="int32")
-        return mb.gather(x=np.zeros((4, 2), np.float32), indices=last, name="the_name")
-
-    with pytest.raises(SessionError, match="gather the_name cannot be evaluated: index 8"):
-        planned(body, types.fp32).run({"new": NEW}, zeros())
-
-
-def weighted(new: Any, state: Any) -> Any:
-    weight = mb.constexpr_blockwise_shift_scale(
-        data=np.arange(6, dtype=np.int8).reshape(2, 3), scale=np.array([[2], [3]], np.float16)
-    )
-    return mb.linear(x=new, weight=weight)
-
-
-def test_compressed_weights_are_expanded_once_for_all_functions() -> None:
-    shared = Constants()
-    first, second = (planned(weighted, types.fp16, shared) for _ in range(2))
-    (result,) = first.run({"new": NEW}, zeros()).values()
-    np.testing.assert_array_equal(result, NEW @ [[0, 9], [2, 12], [4, 15]])
-    arrays = [
-        {id(value) for value in each.values if isinstance(value, np.ndarray)}
-        for each in (first, second)
-    ]
-    assert arrays[0] == arrays[1]

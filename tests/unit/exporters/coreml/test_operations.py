@@ -12,7 +12,7 @@ pytest.importorskip("coremltools")
 import coremltools as ct
 from coremltools.converters.mil import Builder, Function
 
-from edge_spec.exporters.coreml.constants import CONSTEXPR, rounded, widened
+from edge_spec.exporters.coreml.constants import CONSTEXPR, rounded
 from edge_spec.exporters.coreml.operations import OPERATIONS, update_slice
 
 # float32 sums in another order differ by 1e-6 of results of the size of 1 to 10.
@@ -129,20 +129,6 @@ def test_conv_of_1_by_1_is_a_product_for_each_pixel() -> None:
             np.testing.assert_allclose(found[batch, :, 0, column], expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"weight": normal(5, 3, 1, 2)},
-        {"weight": normal(5, 3, 1, 1), "groups": 3},
-        {"weight": normal(5, 3, 1, 1), "strides": whole(1, 2)},
-        {"weight": normal(5, 3, 1, 1), "pad_type": "custom", "pad": whole(0, 0, 1, 1)},
-    ],
-)
-def test_other_convolutions_are_refused(arguments: Any) -> None:
-    with pytest.raises(ValueError):
-        OPERATIONS["conv"](normal(1, 3, 1, 4), **arguments)
-
-
 @pytest.mark.parametrize("offset", [None, 3])
 def test_blocks_have_their_own_scale_and_offset(offset: int | None) -> None:
     data = np.random.RandomState(0).randint(-8, 8, (4, 6)).astype(np.int8)
@@ -165,21 +151,8 @@ def test_groups_have_their_own_table() -> None:
             assert found[i, j] == lut[i // 2, j // 2, indices[i, j], 0]
 
 
-def test_tables_of_vectors_are_refused() -> None:
-    with pytest.raises(ValueError, match="vectors of 2"):
-        CONSTEXPR["constexpr_lut_to_dense"](np.zeros((4, 6), np.uint8), normal(1, 1, 4, 2))
-
-
 def test_numbers_are_rounded_to_float16_and_beyond_it_infinite() -> None:
     with np.errstate(over="ignore"):
         found = rounded(np.array([1 + 2**-12, 70000, -1e9, 0.1], np.float32))
     assert found.dtype == np.float32
     assert found.tolist() == [1, np.inf, -np.inf, float(np.float16(0.1))]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [(np.float16, np.float32), (np.float32, np.float32), (np.uint16, np.int32), (bool, np.bool_)],
-)
-def test_numbers_are_held_in_a_few_types(dtype: Any, expected: Any) -> None:
-    assert widened(np.ones(2, dtype)).dtype == expected

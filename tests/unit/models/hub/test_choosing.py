@@ -12,8 +12,6 @@ from edge_spec.models.hub.choosing import choose, known_draft, known_head
 from edge_spec.models.hub.client import HubReference
 
 DIRECTORY = ["config.json", "tokenizer.json"]
-SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-INDEX = "model.safetensors.index.json"
 
 
 def chosen(names: list[str], model: str = "hf:org/name") -> tuple[str, ...]:
@@ -75,28 +73,12 @@ def test_safetensors_are_taken_before_gguf_files() -> None:
     )
 
 
-def test_shards_are_taken_with_their_index_or_not_at_all() -> None:
-    assert chosen([*SHARDS, INDEX, *DIRECTORY]) == (*DIRECTORY, INDEX, *SHARDS)
-    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
-        chosen([*SHARDS[:2], INDEX, *DIRECTORY])
-
-
-def test_files_in_folders_are_no_part_of_the_directory() -> None:
-    names = ["original/model.safetensors", "onnx/config.json", "model.safetensors", *DIRECTORY]
-    assert chosen(names) == (*DIRECTORY, "model.safetensors")
-
-
 @pytest.mark.parametrize("weights", ["model.safetensors", "medusa_lm_head.safetensors"])
 def test_a_directory_without_a_tokenizer_has_to_be_a_head(weights: str) -> None:
     reference = HubReference.parse("hf:org/name")
     found = choose(reference, ["config.json", weights, "tokenizer.model"])
     assert found.names == ("config.json", weights) and found.has_to_be_head
     assert not choose(reference, [*DIRECTORY, "model.safetensors"]).has_to_be_head
-
-
-def test_weights_of_two_names_are_no_head() -> None:
-    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
-        chosen(["config.json", "one.safetensors", "two.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -113,19 +95,6 @@ def test_weights_of_two_names_are_no_head() -> None:
 )
 def test_of_several_gguf_files_the_preferred_one_is_taken(names: list[str], expected: str) -> None:
     assert chosen(names) == (expected,)
-
-
-@pytest.mark.parametrize(
-    "names", [["a-Q4_0.gguf", "b-Q4_0.gguf", "a-Q8_0.gguf"], ["a-IQ2_S.gguf", "a-IQ3_S.gguf"]]
-)
-def test_where_no_file_is_the_obvious_one_they_are_listed(names: list[str]) -> None:
-    with pytest.raises(UsageError, match=rf"hf:org/name:FILE\. It has: {', '.join(sorted(names))}"):
-        chosen(names)
-
-
-def test_a_named_file_is_taken_whatever_else_there_is() -> None:
-    names = ["a-Q4_0.gguf", "a-IQ2_S.gguf", "model.safetensors", *DIRECTORY]
-    assert chosen(names, "hf:org/name:a-IQ2_S.gguf") == ("a-IQ2_S.gguf",)
 
 
 def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
