@@ -3,8 +3,8 @@
     scripted_chat.py ANSWERS PACE
 
 ANSWERS: a JSON file, prompts and their answers. PACE: a file descriptor of which one byte is read
-before each round of an answer to a prompt that begins with "slow". The prompts "fail" and "crash"
-end in errors.
+before each round of an answer to a prompt that begins with "slow". The prompt "fail" ends in
+an error.
 """
 
 from __future__ import annotations
@@ -48,15 +48,6 @@ TEMPLATE = (
 )
 
 
-class BuggyTokenizer(Tokenizer):
-    """What a runtime raises is told as its failure; this is no runtime."""
-
-    def encode(self, text: str) -> list[int]:
-        if "crash" in text:
-            raise RuntimeError("this is a bug")
-        return super().encode(text)
-
-
 def byte_tokenizer() -> Tokenizer:
     """A token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -64,7 +55,7 @@ def byte_tokenizer() -> Tokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(SPECIALS)
-    return BuggyTokenizer(library.to_str())
+    return Tokenizer(library.to_str())
 
 
 class AnsweringModel(ScriptedModel):

@@ -26,7 +26,7 @@ import pyte  # noqa: E402
 
 CHILD = Path(__file__).with_name("scripted_chat.py")
 TIMEOUT_S = 60.0
-CTRL_C, CTRL_D, CTRL_R, ENTER, ALT_ENTER, TAB = "\x03", "\x04", "\x12", "\r", "\x1b\r", "\t"
+CTRL_C, ENTER, ALT_ENTER = "\x03", "\r", "\x1b\r"
 
 IDLE = "| scripted"  # in the footer, once the answer has ended
 REPEATED = "one two three, " * 8
@@ -34,13 +34,10 @@ ANSWERS = {
     "hello": "Hi **there**!",
     "evil": "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1A \u202egnirts",
     "list": "# Fruit\n\n- apple\n- pear\n\n```python\nprint(1)\n```\n\nLast line",
-    "wide": "\u65e5\u672c\u8a9e" * 30,
-    "long": "x" * 500,
     "slow": REPEATED,
     "slow list": "First paragraph.\n\nSecond paragraph.",
     "repeat": REPEATED,
     "think": f"<think>\nFirst {REPEATED}\n\nThen \x1b[2J\n</think>\n\nThe **answer**.",
-    "slow thought": f"<think>\n{REPEATED}\n</think>\n\nThe answer.",
 }
 THOUGHT_LINE = re.compile(r"thought for \d+\.\d s \((\d+) tokens\)")
 
@@ -109,12 +106,6 @@ class Tty:
     def cells(self) -> list[list[Any]]:
         rows = range(self._screen.lines)
         return [[self._screen.buffer[row][i] for i in range(self._screen.columns)] for row in rows]
-
-    def colours(self, text: str) -> set[str]:
-        """Of the characters of the first line with `text` in it, of this text alone."""
-        row = next(i for i, line in enumerate(self._screen.display) if text in line)
-        column = self._screen.display[row].index(text)
-        return {self._screen.buffer[row][column + i].fg for i in range(len(text))}
 
     def until(self, *expected: str, gone: str | None = None) -> None:
         """Reads until all of the texts are on the screen and `gone` is not."""
@@ -228,34 +219,6 @@ def test_a_thought_becomes_a_line_and_is_shown_when_asked_for(
     assert tty.ends() == 0
 
 
-def test_a_thought_that_is_stopped_stays_a_thought(chat: Any) -> None:
-    tty = chat()
-    tty.enter("/draft none")  # a token a round
-    tty.until("Speculation: off.")
-    for columns, rows in ((100, 40), (30, 9), (14, 4)):
-        tty.resize(columns, rows)
-        tty.enter("slow thought")
-        tty.release(len("<think>\none"))
-        tty.until("one", "thinking 0" if columns > 20 else "thinking")
-        tty.type(CTRL_C)
-        tty.until("Stopping")
-        tty.release(1)
-        tty.until(gone="Stopping")
-    tty.resize(100, 40)
-    tty.enter("/save talk.json")
-    tty.until("6 messages saved")
-    saved = json.loads((tty.directory / "talk.json").read_text("utf-8"))["messages"]
-    assert [message["role"] for message in saved] == ["user", "assistant"] * 3
-    for message in saved[1::2]:
-        assert message == {"role": "assistant", "content": "", "reasoning_content": "one "}
-    tty.enter("/undo")
-    tty.until("Taken back, with its answer: slow thought")
-    tty.enter("/load talk.json")
-    tty.until("6 messages loaded")
-    tty.enter("hello")
-    tty.until("Hi there!")
-
-
 def test_what_is_written_stays_above_while_typing_goes_on(chat: Any) -> None:
     tty = chat()
     tty.enter("slow list")
@@ -298,16 +261,6 @@ def test_ctrl_c_drops_a_line_and_at_the_second_time_leaves(chat: Any) -> None:
     tty.type(CTRL_C)
     tty.until("again")
     tty.type(CTRL_C)
-    assert tty.ends() == 0
-
-
-def test_ctrl_d_leaves_in_the_middle_of_an_answer(chat: Any) -> None:
-    tty = chat()
-    tty.enter("slow")
-    tty.release(1)
-    tty.until("Ctrl-C stops")
-    tty.type(CTRL_D)
-    tty.release(130)  # more than the answer takes: nobody knows which round it comes in
     assert tty.ends() == 0
 
 
@@ -355,23 +308,6 @@ def test_comparing_shows_both_texts_rates_and_that_they_are_equal(chat: Any) -> 
     tty.until("drafting is off")
 
 
-def test_narrow_terminals_show_everything(chat: Any) -> None:
-    tty = chat()
-    tty.resize(40, 60)
-    tty.enter("wide")
-    tty.until("\u65e5\u672c\u8a9e" * 5)
-    tty.enter("long")
-    tty.until("> long", "x" * 39, "99% accepted")
-    assert tty.text.count("x") >= 500 and tty.text.count("\u65e5") == 30
-    tty.enter("/compare hello")
-    tty.until("equal, token by")
-    tty.enter("/stats")
-    tty.until("first token after")
-    tty.enter("/help")
-    tty.until("leave (also")
-    assert tty.process.poll() is None
-
-
 def test_a_window_that_changes_its_size_in_an_answer_keeps_it(chat: Any) -> None:
     tty = chat()
     tty.enter("slow list")
@@ -385,17 +321,6 @@ def test_a_window_that_changes_its_size_in_an_answer_keeps_it(chat: Any) -> None
     tty.until("First paragraph.", "Second paragraph.", IDLE)
 
 
-def test_colours_tell_the_origin_of_tokens(chat: Any) -> None:
-    tty = chat()
-    tty.enter("repeat")
-    tty.until("one two three", IDLE)
-    tty.enter("/tokens")
-    tty.until("drafted, and right")
-    assert tty.colours("accepted ") == {"green", "default"}
-    assert tty.colours("recovered") == {"brown"}  # which is what terminals call yellow
-    assert tty.colours("bonus") == {"cyan"}
-
-
 def test_several_lines_are_one_message(chat: Any) -> None:
     tty = chat()
     tty.type("first" + ALT_ENTER + "second")
@@ -407,28 +332,6 @@ def test_several_lines_are_one_message(chat: Any) -> None:
     tty.until("2 messages saved")
     saved = json.loads((tty.directory / "talk.json").read_text("utf-8"))
     assert saved["messages"][0]["content"] == "first\nsecond and\nthird"
-
-
-def test_commands_and_drafters_are_completed_and_lines_remembered(chat: Any) -> None:
-    tty = chat()
-    tty.type("/dra")
-    tty.until("who drafts")
-    tty.type(TAB)
-    tty.until("> /draft")
-    tty.type(" look")
-    tty.until("lookahead")
-    tty.type(TAB)
-    tty.until("> /draft lookahead")
-    tty.type(ENTER)
-    tty.until("Speculation: lookahead.")
-    tty.enter("/quit")
-    assert tty.ends() == 0
-    later = chat()
-    later.type("\x1b[A\x1b[A")
-    later.until("> /draft lookahead")
-    later.type(CTRL_C + CTRL_R + "look")
-    later.until("lookahead")
-    later.type(CTRL_C)
 
 
 @pytest.fixture
@@ -473,13 +376,6 @@ def test_a_failure_is_one_line_and_the_conversation_goes_on(chat: Any) -> None:
     tty.enter("/save talk.json")
     tty.until("2 messages saved")
     assert "Traceback" not in tty.text
-
-
-def test_a_bug_ends_it_with_its_place(chat: Any) -> None:
-    tty = chat()
-    tty.enter("crash")
-    assert tty.ends() == 1
-    assert b"RuntimeError: this is a bug" in tty.raw
 
 
 def test_a_dumb_terminal_gets_lines(chat: Any) -> None:

@@ -22,7 +22,6 @@ PROMPTS = [
 ]
 SOME = PROMPTS[4:26:7]
 FREE = ["suffix", "recycling", "lookahead", "jacobi", "answers", "corpus"]
-FAR = ["--max-tokens", "24"]
 
 
 @pytest.fixture
@@ -100,15 +99,15 @@ def test_each_token_tells_who_drafted_it(edge_spec, names):
         assert told == count["draft_n_accepted"] <= count["draft_n"]
 
 
-def test_a_corpus_is_quoted(edge_spec, corpus):
-    model = ["generate", "--runtime", "ort", "--raw", "The capital of France is", "--json"]
-    command = [*model, "--drafter", "corpus"]
-    done = edge_spec(*command, "--corpus", str(corpus), *FAR)
-    assert done.returncode == 0
-    document = json.loads(done.stdout)
-    first = document["tokens"][0]
-    assert (first["text"], first["drafter"]) == (" Paris", "corpus")
-    assert document["text"] == json.loads(edge_spec(*model, *FAR).stdout)["text"]
+def test_a_corpus_is_quoted(demo_gguf, corpus):
+    options = LoadOptions(runtime="ort", drafter="corpus", corpora=(corpus,), threads=1)
+    with load_engine("smollm2", options, lambda what, fraction: None) as engine:
+        with engine.verifying_all_draft_tokens():  # whatever was measured here before
+            drafted = engine.generate("The capital of France is", max_tokens=24)
+        first = drafted.tokens[0]
+        assert (first.text, first.drafter) == (" Paris", "corpus")
+        engine.set_drafter("none")
+        assert engine.generate("The capital of France is", max_tokens=24).text == drafted.text
 
 
 @pytest.mark.slow  # on tiny models answers are drafted by default

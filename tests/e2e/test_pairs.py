@@ -11,7 +11,6 @@ import pytest
 
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -80,15 +79,6 @@ def test_a_draft_with_another_vocabulary_is_read_through_its_text(other_vocabula
     assert [[token.id for token in result.tokens] for result in drafted] == plain
     assert drafter.fault is None
     assert 0 <= counts.accepted_characters <= counts.proposed_characters
-
-
-def test_a_draft_of_a_draft_needs_its_vocabulary(other_vocabulary, demo_gguf):
-    pytest.importorskip("llama_cpp")
-    drafts = (str(demo_gguf), str(other_vocabulary))
-    options = LoadOptions(runtime="llamacpp", draft=drafts, draft_runtime="llamacpp")
-    with pytest.raises(UsageError, match="tokens differ") as caught:
-        load_engine(str(demo_gguf), options, lambda what, fraction: None)
-    assert "tiny" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_gguf_file_runs_as_it_is(edge_spec, other_vocabulary, tmp_path):

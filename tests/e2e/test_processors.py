@@ -70,29 +70,3 @@ def found(promise: str, differing: int, drafted: int = 9) -> dict[str, Any]:
     modes = {"auto": mode, "always": {**mode, "differing": 0}}
     head = {"processor": "Haswell", "case": "ort int4", "features": ["AVX2"]}
     return {**head, "widths": [2, 3, 4], "noise": 0.25, "modes": modes}
-
-
-@pytest.mark.parametrize(
-    ("result", "is_right"),
-    [
-        (found("bit_identical", 0), True),
-        (found("bit_identical", 1), False),
-        (found("replayed", 1), False),
-        (found("ties", 1), True),
-        (found("bit_identical", 0, drafted=0), False),
-        ({"processor": "native", "case": "ort int4", "failed": "SIGILL"}, False),
-    ],
-)
-def test_a_text_may_differ_only_where_that_is_said(
-    result: dict[str, Any], is_right: bool, processors: ModuleType
-) -> None:
-    assert processors.is_right(result) is is_right
-
-
-def test_a_process_that_dies_is_a_line_of_the_table(processors: ModuleType) -> None:
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    failed = processors.run_probe([sys.executable, "-c", code], {}, timeout_s=60)
-    result = {"processor": "Haswell", "case": "ort int8", **failed}
-    table = processors.table([found("bit_identical", 0), result]).splitlines()
-    assert table[2].split(" | ")[3:6] == ["2 to 4", "0.2", "bit-identical"]
-    assert table[3].split(" | ")[1:4] == ["AVX2", "ort int8", "fails: SIGSEGV"]

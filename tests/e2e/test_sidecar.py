@@ -233,22 +233,6 @@ run(wait)
 """
 
 
-UNHEARD = """
-import signal, threading
-from edge_spec.apps.sidecar import run
-
-kill, lost = signal.pthread_kill, []
-
-def lose_the_first(thread, number):
-    if lost:
-        kill(thread, number)
-    lost.append(number)
-
-signal.pthread_kill = lose_the_first
-run(threading.Event().wait)
-"""
-
-
 ANOTHER_THREAD = """
 import os, signal, sys, threading, time
 from types import SimpleNamespace
@@ -295,25 +279,6 @@ def test_it_ends_while_the_model_is_opened(cause: Callable[[Sidecar], None], sta
 @pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
 def test_it_ends_where_the_system_gives_the_signal_to_another_thread(start: Start) -> None:
     sidecar = start(ANOTHER_THREAD)
-    assert sidecar.end() == (0, "")
-
-
-@pytest.mark.slow  # beside a signal that another thread gets
-@pytest.mark.skipif(sys.platform == "win32", reason="signals there are no threads'")
-def test_it_ends_where_the_first_signal_wakes_nobody(start: Start) -> None:
-    sidecar = start(UNHEARD)
-    lose_input(sidecar)
-    assert sidecar.end() == (0, "")
-
-
-@pytest.mark.slow  # beside its end while the model is opened
-@pytest.mark.skipif(sys.platform == "win32", reason="the system does not tell of a closed end")
-def test_it_ends_while_more_waits_than_is_read_ahead(start: Start) -> None:
-    sidecar = start(WAITING)
-    for _ in range(40):
-        sidecar.send("stats", 1)
-    sidecar.process.stderr.readline()
-    sidecar.process.stdin.close()
     assert sidecar.end() == (0, "")
 
 

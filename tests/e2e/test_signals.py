@@ -78,14 +78,6 @@ def until_it_reads(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-@pytest.mark.slow  # by default test_cli.py has SIGINT
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_an_answer_is_ended(start: Start, number: int) -> None:
-    process = start("generate", "Tell a long story.", "--max-tokens", "1000")
-    assert process.stdout is not None and process.stdout.read(1)
-    assert ended(process, number) == (128 + number, b"")
-
-
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP]
 )
@@ -178,18 +170,6 @@ def test_a_second_signal_ends_what_does_not_end_by_itself(start: Start, tmp_path
     assert ended(process, signal.SIGINT) == (-signal.SIGINT, b"")
 
 
-def test_what_was_turned_off_stays_off(start: Start, tmp_path: Path) -> None:
-    """As nohup does with SIGHUP."""
-    ignores = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN); sys.exit()"
-    (tmp_path / "typer.py").write_text(ignores)
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        process = start("--help", PYTHONPATH=str(tmp_path))
-    finally:
-        signal.signal(signal.SIGHUP, previous)
-    assert process.communicate(timeout=TIMEOUT_S)[0] == b"True\n"
-
-
 def test_a_reader_that_leaves_ends_a_command_without_a_word(start: Start, tiny: str) -> None:
     for arguments in (["--help"], ["generate", tiny, "a", "--raw", *REFERENCE]):
         process = start(*arguments)
@@ -216,13 +196,6 @@ def in_shell(command: list[str], redirections: str, *arguments: str) -> tuple[in
 def test_closed_streams_are_as_empty_ones(command: list[str], tiny: str, closed: str) -> None:
     answered = ("generate", tiny, "a", "--raw", "--max-tokens", "2", *REFERENCE)
     assert in_shell(command, closed, *answered) == (0, "")
-
-
-def test_no_file_gets_the_number_of_a_closed_stream(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("import sys; sys.exit(open(sys.executable).fileno())")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {command[-1]}"
-    status, _ = in_shell([sys.executable, "-c", code], "<&- >&- 2>&-", "--help")
-    assert status > 2
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -308,22 +281,6 @@ def run(*_):
 """)
     assert process.communicate(timeout=TIMEOUT_S) == (b"done\n", b"")
     assert process.returncode == 7
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_behind_the_end_of_a_command_ends_it_without_a_word(
-    python: Python, number: int
-) -> None:
-    process = python(f"""
-def stay():
-    while signal.getsignal({int(number)}) is not signal.SIG_DFL:
-        pass
-    print("after", flush=True)
-    Event().wait()
-run = lambda *_: Thread(target=stay).start()
-""")
-    assert process.stdout is not None and process.stdout.readline() == b"after\n"
-    assert ended(process, number) == (-number, b"")
 
 
 def test_a_signal_within_a_librarys_callback_is_heard(python: Python) -> None:

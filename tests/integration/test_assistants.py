@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,20 @@ import pytest
 
 import edge_spec
 from edge_spec.core.assistant import AssistantHead
-from edge_spec.core.features import SharesKeysValues, collects
+from edge_spec.core.features import SharesKeysValues
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantSession
 from edge_spec.drafters.heads.assistant_network import AssistantNetwork
 from edge_spec.drafters.protocol import Budget
-from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
+from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import is_head, open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import assistant, families
 from fixtures import text_distribution as text
@@ -177,18 +173,6 @@ def test_texts_are_those_of_plain_decoding(
     assert result.stats.drafters["assistant"].draft_n > 0
 
 
-@pytest.mark.usefixtures("fixed_policy")
-def test_with_a_seed_texts_are_those_of_plain_sampling(target: Path, tmp_path: Path) -> None:
-    path, texts = assistant.write_hf("gemma4", tmp_path / "assistant", True), []
-    sampling = SamplingParams(temperature=1.5, seed=3)
-    for options in ({"drafter": "none"}, {"drafter": "assistant", "draft": str(path)}):
-        with edge_spec.load(str(target), runtime="reference", threads=1, **options) as engine:
-            result = engine.generate(PROMPT, sampling=sampling, max_tokens=40)
-            texts.append([token.id for token in result.tokens])
-    assert texts[0] == texts[1]
-    assert result.stats.drafters["assistant"].draft_n > 0
-
-
 @pytest.mark.slow
 def test_samples_have_the_distribution_of_the_target(
     family: Callable[[str], StoredCheckpoint], tmp_path: Path
@@ -213,27 +197,6 @@ def test_samples_have_the_distribution_of_the_target(
     assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
 
-@pytest.mark.parametrize("name", assistant.TARGETS)
-def test_both_forms_hold_the_same_assistant(
-    name: str, family: Callable[[str], StoredCheckpoint], tmp_path: Path
-) -> None:
-    config = family(name).config
-    written = open_head(assistant.write_hf(name, tmp_path / "assistant"), config)
-    stored = open_head(assistant.write_gguf(name, tmp_path / "assistant.gguf"), config)
-    assert isinstance(written, AssistantHead) and isinstance(stored, AssistantHead)
-    assert str(written) == str(stored)
-    assert [(each.source, each.head_dim) for each in written.layers] == [
-        (each.source, each.head_dim) for each in stored.layers
-    ]
-    for own, other in zip(written.layers, stored.layers, strict=True):
-        assert own.kind.rope is not None and other.kind.rope is not None
-        own_turns, others = (each.kind.rope.frequencies(each.head_dim) for each in (own, other))
-        np.testing.assert_allclose(own_turns, others, atol=1e-9)
-    assert written.tensors.keys() == stored.tensors.keys()
-    for tensor, values in written.tensors.items():
-        np.testing.assert_array_equal(values, stored.tensors[tensor])
-
-
 @pytest.mark.usefixtures("fixed_policy")
 def test_a_gguf_file_drafts_for_one(tmp_path: Path) -> None:
     target = write_gguf("gemma4-dense", tmp_path / "model.gguf")
@@ -244,19 +207,6 @@ def test_a_gguf_file_drafts_for_one(tmp_path: Path) -> None:
         result = engine.generate(PROMPT, max_tokens=20)
     assert [token.id for token in result.tokens] == plain
     assert result.stats.drafters["assistant"].draft_n > 0
-
-
-def test_doctor_says_what_it_is(target: Path, tmp_path: Path) -> None:
-    path = assistant.write_hf("gemma4", tmp_path / "assistant", in_clusters=True)
-    places = LoadOptions(runtime="ort")
-    report = diagnose(
-        DiagnosisRequest(str(target), str(path), places=places), lambda *_: None, list
-    )
-    found = next(each for each in report.findings if each.check == "head")
-    assert found.level is Severity.OK
-    assert found.found == (
-        "assistant of 3 layers, reads keys and values of layers 2, 3, scores 20 of 265 tokens"
-    )
 
 
 def _drop(name: str) -> assistant.Changed:
@@ -280,32 +230,21 @@ REFUSED: dict[str, tuple[assistant.Changed, dict[str, Any], str]] = {
         "model.norm.weight has the shape [3]",
     ),
     "too many": (_set("model.extra", np.zeros(3, np.float32)), {}, "a tensor model.extra, which"),
-    "keys": (
-        _set("model.layers.0.self_attn.k_proj.weight", np.zeros((2, 2), np.float32)),
-        {},
-        "a tensor model.layers.0.self_attn.k_proj.weight, which no assistant has",
-    ),
     "width": (id, {"backbone_hidden_size": 96}, "states of 96 numbers, this target's have 64"),
     "vocabulary": (id, {"vocab_size": 270}, "vocabulary has 270 tokens, this target's 265"),
     "window": (id, {"sliding_window": 16}, "it reads layers that see 16 tokens, which this one"),
-    "heads": (id, {"head_dim": 16}, "4 heads of 16 read 2 of 32"),
     "activation": (id, {"hidden_activation": "silu"}, "an activation that is not computed"),
     "no size": (id, {"hidden_size": None}, "no usable hidden_size"),
-    "no rope": (id, {"rope_parameters": 3}, "lacks a valid value"),
     "clusters": (
         _set("masked_embedding.centroids.weight", np.zeros((52, assistant.HIDDEN), np.float32)),
         {"num_centroids": 52},
         "divides 265 tokens into 52 clusters",
     ),
-    "active": (id, {"centroid_intermediate_top_k": 54}, "of which it scores 54"),
-    "order twice": (_set(ORDER, np.zeros(265, np.int64)), {}, "no order of this target's tokens"),
     "order beyond": (
         _set(ORDER, np.arange(1, 266)),
         {},
         "is an assistant of another target: its token_ordering is no order",
     ),
-    "order of floats": (_set(ORDER, np.zeros(265, np.float32)), {}, "is no list of numbers"),
-    "no order": (_drop(ORDER), {}, "masked_embedding.token_ordering is missing"),
 }
 
 
@@ -317,45 +256,3 @@ def test_an_assistant_that_does_not_fit_is_refused(case: str, target: Path, tmp_
     with pytest.raises(EdgeSpecError) as caught:
         edge_spec.load(str(target), runtime="reference", draft=str(path))
     assert told in caught.value.message and "\n" not in str(caught.value)
-
-
-def test_that_of_another_kind_of_target_is_refused(tiny: ModuleType, tmp_path: Path) -> None:
-    target = tiny.write_hf(tiny.build(), tmp_path / "llama")
-    path = assistant.write_hf("gemma4", tmp_path / "assistant")
-    with pytest.raises(UsageError, match="layers that see 8 tokens, which this one does not"):
-        edge_spec.load(str(target), runtime="reference", draft=str(path))
-
-
-def test_a_session_that_shares_nothing_has_no_assistant(
-    family: Callable[[str], StoredCheckpoint], tmp_path: Path
-) -> None:
-    source = family("gemma4")
-    head = open_head(assistant.write_hf("gemma4", tmp_path / "assistant"), source.config)
-    assert isinstance(head, AssistantHead)
-    drafter = AssistantDrafter(AssistantNetwork(head, StoredTables(source)))
-    shared: Any = object()
-    with pytest.raises(UnsupportedModelError, match="which this runtime does not share"):
-        drafter.attach(ReferenceModel(source), shared)
-
-
-@pytest.mark.usefixtures("fixed_policy")
-def test_a_drafter_in_the_place_of_another_reads_on(target: Path, tmp_path: Path) -> None:
-    """What the target has read before anyone asked, llama.cpp does not tell: then it waits."""
-    pytest.importorskip("llama_cpp")
-    model = write_gguf("gemma4", tmp_path / "model.gguf")
-    path = assistant.write_hf("gemma4", tmp_path / "assistant")
-    with edge_spec.load(str(model), runtime="llamacpp", draft=str(path), threads=1) as engine:
-        engine.set_drafter("suffix")
-        plain = [token.id for token in engine.generate(PROMPT, max_tokens=12).tokens]
-        assert not collects(engine._session)
-        engine.set_drafter("assistant")
-        longer = engine.generate([*PROMPT, *plain[:4]], max_tokens=8)
-        assert [token.id for token in longer.tokens] == plain[4:12]
-        again = engine.generate([9, *PROMPT], max_tokens=8)  # all of which is read again
-        assert again.stats.drafters["assistant"].draft_n > 0
-
-
-def test_an_assistant_is_no_model(tmp_path: Path) -> None:
-    path = assistant.write_gguf("gemma4", tmp_path / "assistant.gguf")
-    with pytest.raises(UsageError, match="is a trained head, which is no model"):
-        edge_spec.load(str(path), runtime="ort")

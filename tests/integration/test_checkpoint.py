@@ -11,13 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, quants
+from gguf import quants
 
-from edge_spec.errors import EdgeSpecError
-from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.text.tokenizer import Tokenizer
 
 VARIANTS = (
     "llama",
@@ -29,7 +26,6 @@ VARIANTS = (
     "qwen2",
     "qwen3",
 )
-TEXTS = ("the thin man in there", "<|im_start|>user\nhi<|im_end|>\n", "naïve 1234 \t\n 🙂", "")
 
 Files = Callable[..., Path]
 
@@ -72,46 +68,6 @@ def test_both_forms_describe_the_same_model(variant: str, hf: Files, gguf: Files
     assert not converted.adds_bos
 
 
-@pytest.mark.parametrize(
-    ("variant", "expected"),
-    [
-        ("llama", {"tied_embeddings": False, "head_dim": 16, "context_length": 128}),
-        ("llama-tied", {"tied_embeddings": True}),
-        ("llama-bias", {"qkv_bias": True, "output_bias": True}),
-        ("mistral", {"context_length": 96}),  # no further than its attention reaches
-        ("qwen2", {"qkv_bias": True, "output_bias": False, "context_length": 128}),
-        ("qwen3", {"qk_norm": True, "head_dim": 32, "qkv_bias": False}),
-    ],
-)
-def test_what_distinguishes_a_model_is_found(
-    variant: str, expected: dict[str, object], hf: Files, gguf: Files
-) -> None:
-    for path in (hf(variant), gguf(variant)):
-        config = open_checkpoint(path).config
-        assert {name: getattr(config, name) for name in expected} == expected
-
-
-def test_frequencies_are_scaled_as_published(hf: Files) -> None:
-    plain = open_checkpoint(hf("llama")).config.rope_frequencies()
-    linear = open_checkpoint(hf("llama-linear")).config.rope_frequencies()
-    llama3 = open_checkpoint(hf("llama-llama3")).config.rope_frequencies()
-    np.testing.assert_allclose(linear, plain / 4)
-    divisors = plain / llama3
-    assert divisors[0] == pytest.approx(1)  # fast ones are kept, slow ones divided by 8
-    assert divisors[-1] == pytest.approx(8)
-    assert np.any((divisors > 1.01) & (divisors < 7.99))
-    assert (np.diff(divisors) > -1e-9).all()
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_both_forms_have_the_same_tokenizer(text: str, hf: Files, gguf: Files) -> None:
-    ids = [
-        Tokenizer(open_checkpoint(path).tokenizer_json()).encode(text) for path in (hf(), gguf())
-    ]
-    assert ids[0] == ids[1]
-    assert bool(ids[0]) == bool(text)
-
-
 def test_shards_are_one_model(tiny: ModuleType, hf: Files) -> None:
     directory = hf("llama", num_shards=3)
     assert len(list(directory.glob("*.safetensors"))) == 3
@@ -145,41 +101,6 @@ def test_rows_of_k_quants_are_put_in_order(kind: Kind) -> None:
     assert np.isfinite(values).all()
     assert np.ptp(values) > 0
     np.testing.assert_array_equal(values, quants.dequantize(data, kind)[order])
-
-
-def test_a_type_without_dequantizer_is_named() -> None:
-    tensor = StoredTensor((1, 8), Kind.I8, np.zeros((1, 8), np.uint8))
-    with pytest.raises(EdgeSpecError, match="type I8 cannot be dequantized"):
-        tensor.float32()
-
-
-def test_metadata_of_every_kind_is_read(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    written = {
-        "uint8": 200,
-        "int8": -3,
-        "uint16": 65535,
-        "int16": -300,
-        "uint32": 2**32 - 1,
-        "int32": -(2**31),
-        "uint64": 2**64 - 1,
-        "int64": -(2**63),
-        "float32": 0.5,
-        "float64": 1e300,
-        "bool": True,
-        "string": "naïve",
-    }
-    for kind, value in written.items():
-        getattr(writer, f"add_{kind}")(kind, value)
-    writer.add_array("numbers", [1, 2, 3])
-    writer.add_array("texts", ["a", "", "naïve"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    metadata = GgufFile(tmp_path / "a.gguf").metadata
-    assert {kind: metadata[kind] for kind in written} == written
-    assert metadata["numbers"].tolist() == [1, 2, 3]
-    assert metadata["texts"] == ["a", "", "naïve"]
 
 
 @pytest.mark.parametrize("form", ["hf", "gguf"])

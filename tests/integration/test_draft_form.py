@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from edge_spec import SamplingParams, load
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import ExportError
-from edge_spec.exporters.gguf import kquants
 from edge_spec.exporters.gguf.export import GgufExporter
 from edge_spec.models import draft_form
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.storage.atomic import cache_directory
-from fixtures.silence import quiet
 
 PROMPT = "the cat and the"
 
@@ -92,15 +89,6 @@ def test_texts_are_those_without_a_draft_and_the_copy_is_made_once(
     assert copies()[0].stat().st_size < draft.stat().st_size
 
 
-def test_another_file_of_that_name_has_another_copy(
-    target: Path, draft: Path, made: list[Path]
-) -> None:
-    opened(target, draft).close()
-    os.utime(draft, ns=(1, 1))
-    opened(target, draft).close()
-    assert made == [draft, draft] and len(copies()) == 2
-
-
 @pytest.mark.parametrize(
     "fault", [ExportError("broken", remedy="Wait."), OSError(28, "the disk is full")]
 )
@@ -121,25 +109,6 @@ def test_a_draft_that_cannot_be_copied_stays_as_it_is(
     assert not copies()
     told = [each.message for each in caplog.records if "stays as it is" in each.message]
     assert len(told) == 1 and "draft" in told[0]
-
-
-@pytest.mark.parametrize(("kind", "least_bytes"), [("Q4_0", 0), ("F16", 10**9)])
-def test_a_draft_in_four_bits_and_a_small_one_are_left_alone(
-    kind: str,
-    least_bytes: int,
-    target: Path,
-    draft: Path,
-    made: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = draft
-    if kind == "Q4_0":
-        path = draft.with_name("small.gguf")
-        four_bits = LlamaFileType.MOSTLY_Q4_0, quiet, GGMLQuantizationType.Q4_0
-        kquants.quantize(draft, path, *four_bits)
-    monkeypatch.setattr(draft_form, "_LEAST_BYTES", least_bytes)
-    opened(target, path).close()
-    assert not made and not copies()
 
 
 def test_copies_that_were_not_used_for_longest_go(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from edge_spec.core.heads import HeadBackend
-from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.eagle_session import EagleModel
@@ -193,42 +192,6 @@ def test_a_new_text_on_an_old_prefix_is_drafted_as_by_itself(rig_of: Callable[..
     rig.drafter.begin(rig.text)
     tree = rig.drafter.propose(rig.text[-1], CHAIN)
     require_same(rig.network.seen[0], rig.expected(tree.tokens[1:3].tolist()))
-
-
-def test_a_restored_text_is_drafted_for_as_soon_as_the_target_has_read_a_token(
-    rig_of: Callable[..., Rig],
-) -> None:
-    rig = rig_of("safeailab", {})
-    other = np.random.default_rng(1).integers(3, 250, 20).tolist()
-    restored = rig.model.open_session()
-    restored.prefill(other[:-1])
-    rig.session.restore(restored.state(), len(other) - 1)
-    rig.drafter.begin(other)
-    rig.text = other
-    nothing = rig.drafter.propose(other[-1], CHAIN)
-    assert len(nothing) == 1  # of what the text is, the head has seen nothing
-    rig.round(nothing, [])
-    assert len(rig.drafter.propose(rig.text[-1], CHAIN)) == 4
-
-
-def test_a_plain_round_of_others_is_read_too(rig_of: Callable[..., Rig]) -> None:
-    rig = rig_of("safeailab", {})
-    for _ in range(3):
-        rig.round(TokenTree.chain(rig.text[-1]), [])
-    tree = rig.drafter.propose(rig.text[-1], CHAIN)
-    require_same(rig.network.seen[0], rig.expected(tree.tokens[1:3].tolist()))
-
-
-def test_a_pass_without_features_leaves_a_gap(rig_of: Callable[..., Rig]) -> None:
-    rig = rig_of("safeailab", {})
-    tree = TokenTree.chain(rig.text[-1])
-    out = rig.session.forward(tree)
-    rig.session.commit([0])
-    rig.drafter.observe(tree, Forward(out.logits), Verdict((9,), (), exhausted=True))
-    rig.text.append(9)
-    assert len(rig.drafter.propose(9, CHAIN)) == 1
-    rig.round(TokenTree.chain(9), [])
-    assert len(rig.drafter.propose(rig.text[-1], CHAIN)) == 4
 
 
 def test_rows_of_a_level_need_not_follow_each_other(rig_of: Callable[..., Rig]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,14 +24,12 @@ from edge_spec.errors import (
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf import GgufExporter, kquants
 from edge_spec.exporters.gguf import export as gguf_export
-from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.onnx import export as onnx_export
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import open_bundle
-from edge_spec.models.runtimes import load_exporter
 from edge_spec.storage import atomic as storage
-from edge_spec.storage.atomic import is_work, sha256_file
+from edge_spec.storage.atomic import is_work
 
 Checkpoints = Callable[..., StoredCheckpoint]
 
@@ -140,22 +137,6 @@ def interrupted(
     assert [path.name for path in folder.iterdir()] == ([form.out] if existing else [])
 
 
-def test_progress_runs_from_little_to_all(
-    form: Format, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """Converting, quantizing by llama.cpp, and comparing."""
-    told: dict[str, list[float]] = {}
-
-    def listen(what: str, fraction: float) -> None:
-        told.setdefault(what, []).append(fraction)
-
-    write(form, checkpoint(), tmp_path / form.out, form.small, listen, check=True)
-    assert len(told) == form.stages
-    for fractions in told.values():
-        assert fractions == sorted(fractions)
-        assert 0 < fractions[0] < fractions[-1] == pytest.approx(1)
-
-
 @pytest.mark.parametrize(("name", "existing"), [("onnx", True), ("onnx", False), ("gguf", True)])
 def test_a_result_beyond_its_bound_is_not_kept(
     name: str,
@@ -196,24 +177,6 @@ def test_an_unknown_quantization_names_the_known_ones(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "block_size", "says"),
-    [
-        *(("onnx", size, "32, 64, 128") for size in (0, 16, 48, -32, 256)),
-        ("gguf", 32, "GGUF formats fix their block sizes"),
-    ],
-)
-def test_a_block_size_that_is_not_offered_is_refused(
-    name: str, block_size: int, says: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    form = FORMATS[name]
-    with pytest.raises(UsageError, match=says) as caught:
-        options = ExportOptions(form.small, block_size)
-        form.exporter.export(checkpoint(), tmp_path / "out", options, silent)
-    assert name == "gguf" or str(block_size) in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
 # What the user has at the place of a bundle, or of a file: text by name, and why it is kept.
 KEPT: list[tuple[str, str, dict[str, str], str]] = [
     ("onnx", "out", {"out/thesis.tex": "years of work"}, "is not a bundle"),
@@ -241,15 +204,6 @@ def test_what_is_no_bundle_and_no_model_is_not_replaced(
     refused(name, checkpoint(), tmp_path / out, why)
 
 
-def test_the_manifest_names_the_file_it_was_made_from(
-    gguf: Callable[..., Path], checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    write("onnx", open_checkpoint(gguf()), tmp_path / "from-file")
-    write("onnx", checkpoint(), tmp_path / "from-directory")
-    assert open_bundle(tmp_path / "from-file").manifest.source_sha256 == sha256_file(gguf())
-    assert open_bundle(tmp_path / "from-directory").manifest.source_sha256 is None
-
-
 # Bundles.
 
 
@@ -260,14 +214,6 @@ def test_a_result_that_is_no_number_is_not_kept(tiny: ModuleType, tmp_path: Path
     with np.errstate(all="ignore"), pytest.raises(ExportError, match="nan"):
         write("onnx", source, tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_bundle_is_replaced_by_the_next(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    out = tmp_path / "a" / "b"
-    for quantization in ("fp32", "int4"):
-        write("onnx", checkpoint(), out, quantization)
-        assert open_bundle(out).manifest.quantization.startswith(quantization)
-    assert [path.name for path in out.parent.iterdir()] == ["b"]
 
 
 def test_a_bundle_survives_when_the_next_cannot_take_its_place(
@@ -309,15 +255,6 @@ def test_an_empty_directory_is_used(
     write("onnx", checkpoint(), Path() if current else tmp_path / "out")
     assert open_bundle(tmp_path / "out").manifest.name == "llama"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_width_that_does_not_fit_integer_blocks_is_refused_for_them_alone(
-    tiny: ModuleType, tmp_path: Path
-) -> None:
-    source = open_checkpoint(tiny.write_hf(tiny.build(hidden_size=48), tmp_path / "model"))
-    with pytest.raises(UnsupportedModelError, match=r"hidden size of 48.*--quant fp16"):
-        write("onnx", source, tmp_path / "out", "int4")
-    write("onnx", source, tmp_path / "out", "fp32")
 
 
 LARGE = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -362,77 +299,7 @@ def test_a_head_that_onnxruntime_does_not_compute_names_a_runtime_that_does(
         assert len(model.generate("hello", max_tokens=4).tokens) > 0
 
 
-@pytest.mark.parametrize(
-    ("format", "variant", "shape", "remedy"),
-    [
-        ("gguf", "qwen2", {"head_dim": 24}, "Run it with --runtime reference."),
-        ("gguf", "qwen2", {"head_dim": 32}, "Export it with --format onnx."),
-        ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--runtime ort."),
-        ("gguf", "llama", {"head_dim": 32, "partial_rotary_factor": 0.25}, "--runtime reference."),
-        ("onnx-static", "llama", {"head_dim": 32, "partial_rotary_factor": 0.5}, "--format onnx."),
-        (
-            "onnx-static",
-            "llama",
-            {"head_dim": 32, "partial_rotary_factor": 0.25},
-            "Run it with --runtime reference.",
-        ),
-    ],
-)
-def test_a_shape_that_another_format_does_not_take_names_a_runtime_that_does(
-    format: str,
-    variant: str,
-    shape: dict[str, float],
-    remedy: str,
-    tiny: ModuleType,
-    tmp_path: Path,
-) -> None:
-    path = tiny.write_hf(tiny.build(variant, **shape), tmp_path / "model")
-    with pytest.raises(UnsupportedModelError) as caught:
-        load_exporter(format).require_exportable(open_checkpoint(path))
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.endswith(remedy)
-    runtime = "reference" if "reference" in remedy else "ort"
-    with load(path, runtime=runtime) as model:
-        assert len(model.generate("hello", max_tokens=4).tokens) > 0
-
-
-@pytest.mark.parametrize("head_dim", [16, 48, 80])
-def test_other_head_sizes_are_exported(head_dim: int, tiny: ModuleType, tmp_path: Path) -> None:
-    model = tiny.build("qwen3", head_dim=head_dim)
-    write("onnx", open_checkpoint(tiny.write_hf(model, tmp_path / "model")), tmp_path / "out")
-
-
 # GGUF files, and what llama.cpp does for them.
-
-
-@pytest.mark.parametrize(
-    ("has_library", "expected"),
-    [(True, LlamaFileType.MOSTLY_Q4_K_M), (False, LlamaFileType.MOSTLY_Q4_0)],
-)
-def test_the_default_is_what_loses_least_and_can_be_written(
-    has_library: bool,
-    expected: LlamaFileType,
-    checkpoint: Checkpoints,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if not has_library:
-        monkeypatch.setattr(gguf_export, "find_spec", lambda name: None)
-    report = GgufExporter().export(
-        checkpoint(), tmp_path / "out.gguf", ExportOptions(check=False), silent
-    )
-    assert GgufFile(report.path).metadata["general.file_type"] == expected
-    assert report.num_bytes == report.path.stat().st_size
-    assert report.parity == {}
-
-
-@pytest.mark.parametrize("quantization", ["q8_0", "Q8_0", "bF16"])
-def test_the_case_of_a_name_does_not_matter(
-    quantization: str, checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
-    kind = open_checkpoint(tmp_path / "out.gguf").tensors["model.embed_tokens.weight"].kind
-    assert kind.name == quantization.upper()
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -459,21 +326,6 @@ def test_a_gguf_file_or_an_empty_one_is_replaced(
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_the_result_is_compared_with_the_source(
-    installed: bool, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By llama.cpp where it is installed, which rounds the cache, otherwise by the reference."""
-    if installed:
-        pytest.importorskip("llama_cpp")
-    else:
-        monkeypatch.setattr(gguf_export, "find_spec", lambda name: None)
-    parity = write("gguf", checkpoint(), tmp_path / "out.gguf", "F32", check=True).parity
-    assert set(parity) >= {"kl_divergence", "max_logit_difference", "perplexity"}
-    assert parity["kl_divergence"] < 1e-3
-    assert (parity["max_logit_difference"] > 1e-3) == installed
-
-
 @pytest.mark.parametrize("quantization", ["Q4_0", "Q4_K_M"])
 def test_without_llama_cpp_only_what_needs_it_is_refused(
     quantization: str, checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -485,19 +337,6 @@ def test_without_llama_cpp_only_what_needs_it_is_refused(
     with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[llamacpp\]"'):
         write("gguf", checkpoint(), tmp_path / "out.gguf", quantization)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_llama_cpp_says_goes_to_the_log_alone(
-    checkpoint: Checkpoints,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pytest.importorskip("llama_cpp")
-    with caplog.at_level(logging.DEBUG, "edge_spec.llama.cpp"):
-        write("gguf", checkpoint(), tmp_path / "out.gguf", "Q4_K_M")
-    assert capfd.readouterr() == ("", "")
-    assert "blk.1.ffn_down.weight" in caplog.text
 
 
 def test_a_failure_of_llama_cpp_is_told(tmp_path: Path) -> None:

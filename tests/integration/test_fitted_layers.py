@@ -12,22 +12,17 @@ import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters import fitted_layers
-from edge_spec.exporters.block_quantize import BlockQuantized, joined, quantize, quantize_stored
+from edge_spec.exporters.block_quantize import quantize
 from edge_spec.exporters.calibration import calibration_sequences
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.correction import input_correction
 from edge_spec.exporters.fitted_layers import FittedLayers
 from edge_spec.exporters.importance import importance
 from edge_spec.exporters.onnx import OnnxExporter
-from edge_spec.exporters.parity import parity_tokens, score_text, source_scores
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceRuntime
-from fixtures import tolerance
 
-Tokens = Callable[..., list[int]]
 LAYERS = "model.layers"
 QKV = [f"self_attn.{each}_proj.weight" for each in "qkv"]
 GROUPS = (
@@ -36,12 +31,6 @@ GROUPS = (
     ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     ["mlp.down_proj.weight"],
 )
-
-
-def same(found: BlockQuantized, expected: BlockQuantized) -> None:
-    np.testing.assert_array_equal(found.packed, expected.packed)
-    np.testing.assert_array_equal(found.scales, expected.scales)
-    np.testing.assert_array_equal(found.dequantize(), expected.dequantize())
 
 
 class Replaced:
@@ -87,66 +76,6 @@ def test_each_matrix_is_fitted_to_what_it_gets_of_those_before_it(
             assert errors[0] < errors[1], names
             ends = np.cumsum([source.tensors[name].shape[0] for name in names])
             made |= dict(zip(names, np.split(found, ends[:-1]), strict=True))
-
-
-def test_few_tokens_weigh_errors_and_correct_nothing(
-    checkpoint: Callable[..., StoredCheckpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitted_layers, "_MAX_TOKENS", 40)
-    source = checkpoint()
-    names = [f"{LAYERS}.0.{each}" for each in QKV]
-    texts = calibration_sequences(source, 40)
-    assert sum(map(len, texts)) == 40
-    counts = importance(inputs_of(source, texts, 1)[names[0]])
-    stored = [source.tensors[name] for name in names]
-    same(FittedLayers(source, 4, 32).take(names), quantize_stored(stored, 4, 32, counts))
-
-
-def test_a_file_that_has_all_of_it_is_carried_without_a_pass(
-    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_checkpoint(gguf("llama", "Q4_0"))
-    monkeypatch.setattr(fitted_layers, "calibration_sequences", None)  # would be called
-    layers = FittedLayers(source, 4, 32)
-    for group in GROUPS:
-        names = [f"{LAYERS}.1.{each}" for each in group]
-        expected = np.concatenate([source.float32(name) for name in names])
-        np.testing.assert_array_equal(layers.take(names).dequantize(), expected)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_slices_of_rows_are_joined_as_they_were(bits: int) -> None:
-    """Also where some of them need zero points and others have none."""
-    middle = 2 ** (bits - 1)
-    levels = np.random.RandomState(0).randint(-middle, middle, (60, 96))
-    levels[:, ::32] = -middle  # the extreme of each block
-    values = (levels * 0.125).astype(np.float32)
-    values[20:40] += 0.125 * middle
-    parts = [quantize(values[start : start + 20], bits, 32) for start in (0, 20, 40)]
-    assert [part.zero_points is None for part in parts] == [True, False, True]
-    whole = quantize(values, bits, 32)
-    same(joined(parts), whole)
-    np.testing.assert_array_equal(whole.rows(slice(15, 45)).dequantize(), whole.dequantize()[15:45])
-
-
-def test_a_tokenizer_that_makes_nothing_of_texts_leaves_weights_unfitted(
-    checkpoint: Callable[..., StoredCheckpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitted_layers, "calibration_sequences", lambda source, max_tokens: [])
-    source, names = checkpoint(), [f"{LAYERS}.0.mlp.down_proj.weight"]
-    stored = [source.tensors[name] for name in names]
-    same(FittedLayers(source, 4, 32).take(names), quantize_stored(stored, 4, 32))
-
-
-@pytest.mark.parametrize("kind", ["F32", "Q4_0", "Q5_0"])
-def test_the_source_scores_as_the_opened_reference(kind: str, gguf: Callable[..., Path]) -> None:
-    source = open_checkpoint(gguf("llama", kind))
-    tokens = parity_tokens(source.path, source.tokenizer_json())[:128]
-    told: list[float] = []
-    found = source_scores(source, tokens, told.append)
-    expected = score_text(ReferenceRuntime().open(source, RuntimeOptions()), tokens)
-    tolerance.require_float32(found, expected, source.config, len(tokens))
-    assert told == [0.5, 1.0]
 
 
 def test_a_file_that_changes_meanwhile_is_refused(

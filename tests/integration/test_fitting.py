@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from edge_spec.fitting import fit as fitting
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.fit import require_fit, require_room_to_convert
 from edge_spec.fitting.forecast import forecast
-from edge_spec.fitting.memory import PLANNED_TOKENS, Memory
+from edge_spec.fitting.memory import Memory
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
@@ -84,19 +84,6 @@ def test_a_context_that_does_not_fit_is_refused_with_the_longest_that_does(
     require_fit(target, (), replace(asked, context_length=context))
 
 
-def test_a_smaller_kv_type_is_named_where_it_makes_room(
-    target: ResolvedModel, machine: Callable[[int], None]
-) -> None:
-    asked = LoadOptions(context_length=CONTEXT)
-    smaller = replace(asked, kv_type="q8_0")
-    machine(needed(target, smaller, CONTEXT) * 21 // 20)
-    assert "--kv-type q8_0 (" in refusal(target, asked)
-    require_fit(target, (), smaller)
-    machine(needed(target, replace(asked, kv_type="q4_0"), CONTEXT))
-    told = refusal(target, asked)
-    assert "--kv-type q4_0 (" in told and "q8_0" not in told
-
-
 def test_a_smaller_quantization_is_named_by_what_it_takes(
     tiny: ModuleType, tmp_path: Path, machine: Callable[[int], None]
 ) -> None:
@@ -128,46 +115,12 @@ def test_a_smaller_quantization_is_named_by_what_it_takes(
     assert memory.total - memory.mapped_twice == pytest.approx(exact, abs=10_000)
 
 
-def test_a_draft_is_left_out_where_the_target_fits_alone(
-    target: ResolvedModel, machine: Callable[[int], None]
-) -> None:
-    asked = LoadOptions(context_length=CONTEXT, draft=("draft",))
-    machine(needed(target, asked, CONTEXT) * 11 // 10)
-    assert "--draft none (" in refusal(target, asked, (target,))
-    require_fit(target, (), asked)
-
-
 def test_where_nothing_fits_a_smaller_model_is_asked_for(
     target: ResolvedModel, machine: Callable[[int], None]
 ) -> None:
     machine(1000)
     told = refusal(target, LoadOptions())
     assert "Use a smaller model." in told and "EDGE_SPEC_MEMORY=ignore" in told
-
-
-def test_a_context_that_was_not_asked_for_counts_as_far_as_texts_usually_go(
-    target: ResolvedModel, machine: Callable[[int], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    short = needed(target, LoadOptions(), PLANNED_TOKENS)
-    machine(short * 2)
-    assert needed(target, LoadOptions(), CONTEXT) > short * 2
-    require_fit(target, (), LoadOptions())
-    assert not caplog.messages
-    machine(short - 1)
-    assert f"with {PLANNED_TOKENS} tokens" in refusal(target, LoadOptions())
-
-
-def test_what_nearly_fills_the_machine_is_warned_of(
-    target: ResolvedModel, machine: Callable[[int], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = LoadOptions(context_length=CONTEXT)
-    machine(needed(target, asked, CONTEXT))
-    require_fit(target, (), asked)
-    [told] = caplog.messages
-    assert "nearly all of" in told
-    machine(needed(target, asked, CONTEXT) * 10 // 9 + 1)
-    require_fit(target, (), asked)
-    assert len(caplog.messages) == 1
 
 
 def test_nothing_is_refused_where_it_is_not_known_or_not_wanted(
@@ -179,19 +132,6 @@ def test_nothing_is_refused_where_it_is_not_known_or_not_wanted(
     refusal(target, LoadOptions())
     monkeypatch.setenv("EDGE_SPEC_MEMORY", "ignore")
     require_fit(target, (), LoadOptions())
-
-
-def test_another_device_has_memory_of_its_own(
-    target: ResolvedModel, machine: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(1000)
-    for elsewhere in ({"device": "cuda0"}, {"gpu_layers": 4}, {"rpc": ("a:1",)}):
-        require_fit(target, (), LoadOptions(**elsewhere))  # type: ignore[arg-type]
-    refusal(target, LoadOptions(device="cpu"))
-    gpu = Device("llamacpp", "cuda0", "gpu", "a card")
-    monkeypatch.setattr(type(target.runtime), "devices", lambda self, options: [gpu])
-    require_fit(target, (), LoadOptions())
-    refusal(target, LoadOptions(gpu_layers=0))
 
 
 class Card:
@@ -222,34 +162,6 @@ def test_a_device_s_own_memory_is_compared_with_what_is_free_there(target: Resol
     assert "--context 2816 (2,816 MB)" in told  # in steps of 256
     require_fit(short, (), LoadOptions(context_length=2816))
     require_fit(on_card(target, 4096), (), LoadOptions())
-
-
-def test_a_draft_on_the_same_device_is_counted_with_its_target(target: ResolvedModel) -> None:
-    for free_mb, drafts in ((4096, ()), (8192, (on_card(target, 8192),))):
-        require_fit(on_card(target, free_mb), drafts, LoadOptions())
-    told = refusal(on_card(target, 8191), LoadOptions(), (on_card(target, 8191),))
-    assert "needs 8,192 MB of 8,191 MB free on card gpu0" in told and "--draft none (" in told
-
-
-def test_where_other_models_may_be_closed_first_a_device_counts_whole(
-    target: ResolvedModel,
-) -> None:
-    busy = on_card(target, 100, 5000)
-    require_fit(busy, (), LoadOptions(), makes_room=True)
-    with pytest.raises(DeviceMemoryError, match="needs 6,000 MB of 5,000 MB on card gpu0"):
-        require_fit(busy, (), LoadOptions(context_length=6000), makes_room=True)
-
-
-def test_what_is_mapped_beside_its_copy_needs_no_room() -> None:
-    memory = Memory(weights=300, cache=10, work=5, library=1, mapped_twice=100)
-    runtime = SimpleNamespace(
-        name="r", reads="gguf", memory=lambda source, options, num_tokens: memory
-    )
-    model: Any = SimpleNamespace(
-        name="m", runtime=runtime, source=None, config=SimpleNamespace(context_length=9)
-    )
-    found = forecast(model, (), LoadOptions(), 9)
-    assert found is not None and (found.total, found.needed) == (316, 216)
 
 
 def test_a_model_that_could_not_run_is_not_converted(

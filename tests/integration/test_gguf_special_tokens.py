@@ -13,35 +13,11 @@ import tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.trial import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.reader import open_checkpoint
 
 Tokenized = Callable[..., StoredCheckpoint]
 LlamaIds = Callable[[Path, str], list[int]]
-
-
-def test_rows_without_a_token_are_padded(
-    trained: ModuleType, tokenized: Tokenized, tmp_path: Path, llama_ids: LlamaIds
-) -> None:
-    """llama.cpp refuses a file with fewer tokens than rows of embeddings."""
-    source = tokenized(trained.byte_level(trained.PUBLISHED["qwen2"]), spare=7)
-    size = source.config.vocab_size
-    path = trained.export(source, tmp_path / "out.gguf")
-    metadata = GgufFile(path).metadata
-    assert metadata["tokenizer.ggml.tokens"][-2:] == [f"[PAD{size - 2}]", f"[PAD{size - 1}]"]
-    assert metadata["tokenizer.ggml.token_type"][-8:].tolist() == [1, *[5] * 7]
-    trained.same_ids(source, path, llama_ids, ["It's [PAD3].", f"[PAD{size - 1}]"])
-
-
-def test_a_gguf_source_with_fewer_tokens_than_rows_is_padded(
-    trained: ModuleType, tiny: ModuleType, tmp_path: Path, llama_ids: LlamaIds
-) -> None:
-    model = tiny.build(vocab_size=len(tiny.TOKENS) + 3)
-    source = tiny.write_gguf(model, tmp_path / "in.gguf")
-    path = trained.export(open_checkpoint(source), tmp_path / "out.gguf")
-    assert len(GgufFile(path).metadata["tokenizer.ggml.tokens"]) == model.config["vocab_size"]
-    assert llama_ids(path, "the<|im_end|>") == [tiny.TOKENS.index("the"), 264]
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_refused(
@@ -78,17 +54,6 @@ def test_a_token_that_takes_its_surroundings_along_is_refused(
     tokenizer["added_tokens"][0][flag] = True
     with pytest.raises(UnsupportedModelError, match="nearest"):
         trained.export(tokenized(tokenizer), tmp_path / "out.gguf")
-
-
-def test_what_is_cut_or_filled_for_training_is_not(
-    trained: ModuleType, tokenized: Tokenized, tmp_path: Path, llama_ids: LlamaIds
-) -> None:
-    tokenizer = trained.byte_level(trained.PUBLISHED["qwen2"])
-    tokenizer.enable_truncation(16)
-    tokenizer.enable_padding(length=32)
-    source = tokenized(tokenizer)
-    path = trained.export(source, tmp_path / "out.gguf")
-    assert len(llama_ids(path, TEXTS[0])) > 16
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.tokenizer_json import vocabulary_of
-from edge_spec.exporters.gguf.trial import TEXTS, Trial
+from edge_spec.exporters.gguf.trial import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.exporters.reader import open_checkpoint
@@ -66,10 +65,6 @@ def test_the_texts_tell_all_pre_tokenizers_apart(trained: ModuleType) -> None:
         assert any(a != b for a, b in zip(*ids, strict=True)), (first, second)
 
 
-def test_the_texts_are_the_same_to_tokenizers_that_normalize() -> None:
-    assert all(unicodedata.is_normalized("NFC", text) for text in TEXTS)
-
-
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_way_to_split_that_llama_cpp_does_not_have_is_refused(
     trained: ModuleType, reason: str, tokenized: Tokenized, tmp_path: Path
@@ -113,17 +108,6 @@ def test_other_models_than_bpe_are_refused(
     unigram.add_special_tokens(["<s>"])
     with pytest.raises(UnsupportedModelError, match="is Unigram, only BPE"):
         trained.export(tokenized(unigram), tmp_path / "out.gguf")
-
-
-def test_a_trial_shows_where_ids_differ(trained: ModuleType) -> None:
-    whole, split = (
-        trained.byte_level(trained.PUBLISHED["gpt-2"]),
-        trained.byte_level(trained.PUBLISHED["smollm"]),
-    )
-    num_equal, difference = Trial(whole, {}).run(split)
-    assert difference is not None
-    assert num_equal < len(TEXTS)
-    assert Trial(whole, {}).run(whole) == (len(TEXTS) + 1, None)
 
 
 @pytest.mark.model

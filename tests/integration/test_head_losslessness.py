@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.features import collects
 from edge_spec.core.heads import ComputesHeads, DFlashHead, HeadBackend, MedusaHead
 from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
@@ -29,7 +28,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.heads import is_head, open_head
+from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredBackend, StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
@@ -95,17 +94,6 @@ def test_greedy_texts_are_those_of_plain_decoding(
         assert 0 < counts.draft_n_accepted < counts.draft_n
         again = engine.generate(PROMPT[:4], max_tokens=20)  # on a part of the old text
         assert again.stats.predicted_n == 20
-
-
-@pytest.mark.usefixtures("fixed_policy")
-def test_a_drafter_in_the_place_of_another_goes_on_with_features(target: Path, head: Path) -> None:
-    with edge_spec.load(str(target), runtime="reference", draft=str(head)) as engine:
-        engine.generate(PROMPT, max_tokens=8)
-        engine.set_drafter("eagle")
-        assert engine.generate(PROMPT, max_tokens=8).stats.drafters["eagle"].draft_n > 0
-        engine.set_drafter("suffix")
-        engine.generate(PROMPT, max_tokens=8)
-        assert not collects(engine._session)
 
 
 def test_a_target_that_gives_no_features_has_no_head(
@@ -183,24 +171,6 @@ def _sharing(directory: Path, ids: np.ndarray, **changes: np.ndarray | None) -> 
     (directory / "config.json").write_text('{"medusa_num_heads": 2}')
     (directory / "model.safetensors").write_bytes(tiny_models.safetensors(kinds))
     return directory
-
-
-def test_medusa_heads_that_share_a_matrix_score_its_tokens_alone(
-    target: Path, tmp_path: Path
-) -> None:
-    ids = np.array([3, 4, 90, 264])
-    read = open_head(_sharing(tmp_path / "head", ids), open_checkpoint(target).config)
-    assert isinstance(read, MedusaHead)
-    assert "scores 4 of 265 tokens" in str(read)
-    assert len(read.outputs) == 1
-    state = np.random.default_rng(1).standard_normal(64).astype(np.float32)
-    for index in range(2):
-        weight, bias = read.blocks[index][0]
-        inner = weight @ state + bias
-        expected = read.outputs[0].parts[0]() @ (state + inner / (1 + np.exp(-inner)))
-        scores = MedusaNetwork(read).logits(state, [index])[0]
-        np.testing.assert_allclose(scores[ids], expected, atol=1e-4)
-        assert np.isneginf(np.delete(scores, ids)).all()
 
 
 @pytest.mark.usefixtures("fixed_policy")
@@ -331,30 +301,6 @@ def test_samples_have_the_distribution_of_the_target(
     assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
 
-def test_doctor_says_what_a_head_is_and_whether_it_fits(
-    target: Path, head: Path, tmp_path: Path
-) -> None:
-    def found(draft: Path, check: str = "head") -> Finding:
-        request = DiagnosisRequest(str(target), str(draft), places=LoadOptions(runtime="reference"))
-        report = diagnose(request, lambda what, fraction: None, list)
-        return next(each for each in report.findings if each.check == check)
-
-    fits = found(head)
-    told = found(head, "drafter").found
-    assert "eagle" in told.partition(":")[0].split(",") and "the head is asked" in told
-    assert fits.level is Severity.OK
-    assert fits.found == "EAGLE-3 from features 2, 3, 4, scores 132 of 265 tokens"
-    other = heads.draw(LAYERS, VOCAB, "safeailab")
-    _set("fc.weight", 64, 96)(other)
-    refused = found(other.write(tmp_path / "other"))
-    assert refused.level is Severity.FAULT and "another target" in refused.found
-
-
-def test_heads_are_told_from_models_by_content(target: Path, head: Path, tmp_path: Path) -> None:
-    assert is_head(head) and not is_head(target) and not is_head(tmp_path)
-    assert is_head(heads.draw(LAYERS, VOCAB, "eagle-1").write(tmp_path / "one"))
-
-
 Broken = Callable[[heads.Head], object]
 
 
@@ -391,45 +337,22 @@ REFUSED: dict[str, tuple[Broken, dict[str, object], str]] = {
     "shape": (_set("norm.weight", 3), {}, "norm.weight has the shape [3], expected [64]"),
     "vocabulary": (_shift(200), {}, "d2t names a token twice, or one beyond"),
     "width": (_set("fc.weight", 64, 96), {}, "a head for another target"),
-    "layers": (_nothing, {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "[1, 3, 9]"),
     "activation": (_nothing, {"hidden_act": "gelu"}, "an activation other than silu"),
-    "dflash": (_nothing, {"dflash_config": {}}, "names no layers"),
-    "medusa": (_nothing, {"medusa_num_heads": 5}, "no Medusa head has"),
     "newer kind": (_nothing, {"speculators_model_type": "domino"}, "a head of the kind domino"),
-    "no masks": (_nothing, {"parallel_drafting": True}, "tensor mask_hidden is missing"),
     "no mask token": (_set("mask_hidden", 1, 192), {}, "no usable ptd_token_id"),
-    "mask token": (_set("mask_hidden", 192), {"pard_token": 265}, "mask token 265 is beyond"),
-    "masks": (_set("mask_hidden", 1, 64), {"ptd_token_id": "7"}, "has the shape [1, 64]"),
     "rope": (_nothing, {"rope_scaling": {"type": "dynamic"}}, "'dynamic'"),
-    "hidden norm": (_drop("hidden_norm.weight"), {}, "layers.0.hidden_norm.weight is missing"),
-    "stated norm": (_nothing, {"norm_before_fc": True}, "input_norm.weight is missing"),
-    "stated norms": (_nothing, {"fc_norm": True}, "fc_norm.0.weight is missing"),
-    "half": (_set("self_attn.k_norm.weight", 16), {}, "self_attn.q_norm.weight is missing"),
-    "one of three": (
-        _set("fc_norm.0.weight", 64),
-        {"fc_norm": True},
-        "fc_norm.1.weight is missing",
-    ),
-    "no layers": (lambda head: head.tensors.clear(), {}, "fc.weight is missing"),
     "narrow": (
         _narrow,
         {"hidden_size": 32, "head_dim": 16},
         "it shares tables of 32 numbers a row",
     ),
     "other tokens": (_nothing, {"vocab_size": 32000}, "its vocabulary has 32000 tokens"),
-    "ids of no numbers": (_nothing, {"eagle_aux_hidden_state_layer_ids": "123"}, "no layers"),
-    "theta": (_nothing, {"rope_theta": [1]}, "no valid value"),
     "epsilon": (_nothing, {"rms_norm_eps": float("nan")}, "no usable rms_norm_eps"),
-    "groups": (_nothing, {"num_key_value_heads": 3}, "no usable num_key_value_heads"),
-    "odd": (_nothing, {"head_dim": 15}, "no usable head_dim"),
-    "rotated": (_nothing, {"partial_rotary_factor": 0.2}, "no usable partial_rotary_factor"),
-    "window": (_nothing, {"sliding_window": 0}, "no usable sliding_window"),
     "some windows": (
         _nothing,
         {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
         "a sliding window in some of its layers",
     ),
-    "count": (_nothing, {"hidden_size": -1}, "no usable hidden_size"),
 }
 
 
@@ -483,27 +406,6 @@ def test_a_head_of_another_model_of_the_same_shape_is_refused(
     assert found.level is Severity.FAULT and "has other numbers" in found.found
 
 
-@pytest.mark.parametrize(
-    "sample", [1, [], {"model.embed_tokens.weight": "no rows"}, {"x": [[1.0]]}, {"x": [[1], []]}]
-)
-def test_a_sample_that_says_nothing_refuses_nothing(
-    sample: object, target: Path, tmp_path: Path
-) -> None:
-    path = heads.draw(LAYERS, VOCAB, "safeailab").write(tmp_path / "head", **{SAMPLE: sample})
-    with edge_spec.load(str(target), runtime="reference", draft=str(path)) as engine:
-        assert len(engine.generate(PROMPT, max_tokens=4).tokens) == 4
-
-
-def test_a_refused_head_says_what_it_was_trained_for(target: Path, tmp_path: Path) -> None:
-    named = {"verifier": {"name_or_path": "org/its-own-model"}}
-    path = heads.draw(LAYERS + 30, VOCAB, "speculators").write(
-        tmp_path / "head", speculators_config=named
-    )
-    with pytest.raises(UsageError, match="drafts from the inputs of the layers") as caught:
-        edge_spec.load(str(target), runtime="reference", draft=str(path))
-    assert caught.value.remedy == "Use the head with org/its-own-model, which it was trained for."
-
-
 @pytest.mark.parametrize("runtime", ["ort", "llamacpp"])
 def test_another_targets_head_is_refused_before_the_target_is_converted(
     runtime: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -548,27 +450,6 @@ def test_pickled_weights_are_not_opened(form: str, target: Path, tmp_path: Path)
     assert "Convert them to safetensors" in caught.value.remedy
 
 
-def test_tokens_that_are_no_list_of_numbers_are_refused(target: Path, tmp_path: Path) -> None:
-    head = heads.draw(LAYERS, VOCAB, "safeailab")
-    tensors = head.stored()
-    head.stored = lambda: tensors | {"d2t": tensors["t2d"]}  # type: ignore[method-assign]
-    with pytest.raises(EdgeSpecError, match="d2t is no list of 64-bit numbers"):
-        open_head(head.write(tmp_path / "head"), open_checkpoint(target).config)
-
-
-def test_a_head_of_all_tokens_maps_none_and_its_targets_tables_stay_unread(
-    target: Path, tmp_path: Path
-) -> None:
-    head = heads.draw(LAYERS, VOCAB, "speculators")
-    head.num_scored, head.ids = VOCAB, np.zeros(VOCAB, np.int64)
-    head.tensors["lm_head.weight"] = np.ones((VOCAB, 64), np.float32)
-    tensors = head.stored()
-    tables = {"verifier_lm_head.weight": head.tensors["lm_head.weight"]}
-    head.stored = lambda: tensors | tables  # type: ignore[method-assign]
-    found = open_head(head.write(tmp_path / "head"), open_checkpoint(target).config)
-    assert found.token_ids is None and "verifier_lm_head" not in found.tensors
-
-
 @pytest.mark.parametrize("room", ["rope_scaling", "rope_parameters"])
 def test_rotary_frequencies_are_scaled_as_is_stated(
     room: str, target: Path, tmp_path: Path
@@ -610,25 +491,3 @@ def test_options_that_a_head_contradicts_are_refused(
         options = options | {"draft": names[str(draft)]}
     with pytest.raises(EdgeSpecError, match=told):
         edge_spec.load(str(target), runtime="reference", **options)
-
-
-@pytest.mark.parametrize(
-    ("report", "expected"),
-    [
-        ('{"acceptance": [0.5, 0.25]}', (0.5, 0.25)),
-        ('{"acceptance": [1.5]}', ()),
-        ('{"acceptance": "much"}', ()),
-        ('{"acceptance": [NaN]}', ()),
-        ("[", ()),
-        ("[]", ()),
-        (None, ()),
-    ],
-)
-def test_a_drafter_says_what_its_heads_report_says(
-    report: str | None, expected: tuple[float, ...], target: Path, head: Path
-) -> None:
-    if report is not None:
-        (head / "report.json").write_text(report)
-    with edge_spec.load(str(target), runtime="reference", draft=str(head), drafter="eagle") as it:
-        (drafter,) = it._drafting.speculation.drafters
-        assert tuple(drafter.reported_acceptance) == expected

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from edge_spec import AsyncEngine, Engine, SamplingParams
-from edge_spec.cli.main import app
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Budget
+from edge_spec import Engine, SamplingParams
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -53,18 +48,6 @@ def test_drafts_change_no_text(model: Path, files: dict[str, str] | None) -> Non
         assert "".join(chunk.text for chunk in streamed) == expected.text
 
 
-def test_what_other_files_say_is_drafted(model: Path) -> None:
-    """A text that begins like one of them goes on like it."""
-    with load(model) as engine:
-        quoted = engine.encode("alpha beta gamma delta")
-        files = [("a.py", "one = 1\nalpha beta gamma delta\n")]
-        prompt = engine.infill_prompt("x", "y", files)
-        drafter = SuffixDrafter()
-        drafter.begin([*prompt, *quoted[:8]])
-        tree = drafter.propose(quoted[7], Budget(6, 8, branches=False))
-        assert tree.tokens.tolist() == quoted[7 : 7 + len(tree)] and len(tree) > 3
-
-
 def test_the_tokens_of_the_form_end_a_text(model: Path) -> None:
     with load(model) as engine:
         prompt = engine.infill_prompt(BEFORE, AFTER)
@@ -75,34 +58,6 @@ def test_the_tokens_of_the_form_end_a_text(model: Path) -> None:
         prompt.ends = frozenset((whole.tokens[3].id,))  # as if it were one of them
         ended = engine.generate(prompt, max_tokens=20, sampling=sampling)
         assert ended.finish_reason == "stop" and len(ended.tokens) <= 4
-
-
-def test_asyncio_and_the_command_line_ask_for_the_same(model: Path) -> None:
-    with load(model) as engine:
-        expected = engine.infill(BEFORE, AFTER, max_tokens=30).text
-
-    async def ask() -> str:
-        async with AsyncEngine(load(model)) as engine:
-            return (await engine.infill(BEFORE, AFTER, max_tokens=30)).text
-
-    assert asyncio.run(ask()) == expected
-    asked = ["generate", str(model), BEFORE, "--suffix", AFTER, "--max-tokens", "30"]
-    told = CliRunner().invoke(app, [*asked, "--runtime", "reference", "--context", "512"])
-    assert told.stdout == f"{expected}\n"
-
-
-def test_a_prompt_that_grows_at_its_end_is_read_on(model: Path) -> None:
-    """With the suffix first, only what is typed is read; else the suffix, too."""
-    before, after = "the line\n" * 20, "the last line\n" * 10
-    with load(model) as engine:
-        read = {}
-        for first in (False, True):
-            for text in (before, before + "x"):
-                prompt = engine.infill_prompt(text, after, suffix_first=first)
-                stats = engine.generate(prompt, max_tokens=1).stats
-                read[first] = stats.prompt_n - stats.cached_n
-        assert read[True] <= 3
-        assert read[False] > len(engine.encode(after))
 
 
 @pytest.mark.parametrize("key", ["fim_{}", "{}"])

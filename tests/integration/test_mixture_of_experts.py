@@ -98,23 +98,6 @@ def test_drafting_leaves_its_text_as_it_is(mixture: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_experts_in_an_architecture_that_is_known_without_them_run(
-    tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]
-) -> None:
-    """As Mixtral's files have them, whose architecture is "llama"."""
-    width = tiny.build("llama").config["intermediate_size"]
-    path = write(tiny, "llama", "llama", tmp_path / "model.gguf", width)
-    check_session(open_llama("llamacpp", path, kv_type="f32", flash_attention=False), 1e-3)
-
-
-def test_a_rotary_embedding_that_only_the_library_stretches_runs(
-    tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]
-) -> None:
-    path = tmp_path / "model.gguf"
-    tiny.write_gguf(tiny.build("qwen2"), path, qwen2__rope__scaling__type="yarn")
-    check_session(open_llama("llamacpp", path, kv_type="f32", flash_attention=False), 1e-3)
-
-
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 def test_experts_in_tiles_compute_what_llama_cpps_own_kernels_do(
     kind: str, tiny: ModuleType, tmp_path: Path, open_llama: Callable[..., LlamaCppModel]

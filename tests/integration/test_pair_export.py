@@ -14,11 +14,8 @@ import pytest
 
 from edge_spec.core import entry_points
 from edge_spec.core.export import ExportOptions
-from edge_spec.diagnostics.doctor.diagnose import examine
-from edge_spec.diagnostics.doctor.finding import Severity
 from edge_spec.errors import (
     ExportError,
-    MissingDependencyError,
     UnsupportedModelError,
     UsageError,
 )
@@ -108,33 +105,6 @@ def test_a_draft_with_other_tokens_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("target_layers", "draft_layers", "told"),
-    [
-        (None, None, "with all of its 2 layers"),
-        (None, 2, "with all of its 2 layers"),
-        (1, 1, "with all of its 1 layers"),
-        (3, 1, "has 2 layers, 3 are asked for"),
-        (None, 0, "has 2 layers, 0 are asked for"),
-    ],
-)
-def test_a_draft_is_smaller_than_its_target(
-    target_layers: int | None, draft_layers: int | None, told: str, hf: Any, tmp_path: Path
-) -> None:
-    model = part(hf())
-    request = PairRequest(
-        replace(model, num_layers=target_layers), replace(model, num_layers=draft_layers), BOTH
-    )
-    with pytest.raises(UsageError, match=told):
-        export_pair(request, tmp_path / "out", quiet)
-
-
-def test_an_option_of_a_format_that_is_not_written_is_refused(hf: Any, tmp_path: Path) -> None:
-    request = PairRequest(part(hf()), None, BOTH, ExportOptions(context_length=64))
-    with pytest.raises(UsageError, match="none of gguf, onnx has an option context-length"):
-        export_pair(request, tmp_path / "out", quiet)
-
-
 def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> None:
     """Its exporter is installed, and cannot write."""
 
@@ -151,33 +121,6 @@ def without(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> N
 
 def exported_for(kind: ExportChoices, model: Path, out: Path) -> PairManifest:
     return export_pair(PairRequest(part(model), part(model, 1), kind, UNCHECKED), out, quiet)
-
-
-def test_for_a_kind_of_device_a_format_that_cannot_be_written_is_left_out_with_its_reason(
-    hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without(monkeypatch, "coreml", MissingDependencyError("no coremltools", remedy="Get it."))
-    manifest = exported_for(choices_for("macos"), hf(), tmp_path / "out")
-    assert manifest.kind == "macos" and manifest.target.formats == ["gguf", "onnx"]
-    assert manifest.notes == (
-        "target coreml is left out: no coremltools. Get it.",
-        "draft coreml is left out: no coremltools. Get it.",
-    )
-    assert not (tmp_path / "out/target/coreml").exists()
-
-
-def test_core_ml_is_written_where_the_model_suits_its_unit(hf: Any, tmp_path: Path) -> None:
-    """The Neural Engine has no heads of 16."""
-    pytest.importorskip("coremltools")
-    manifest = exported_for(choices_for("ios"), hf(), tmp_path / "out")
-    assert manifest.target.formats == ["coreml", "gguf"]
-    assert manifest.draft is not None and manifest.draft.formats == ["gguf"]
-    (variant, _) = manifest.target.variants
-    assert (variant.compute, variant.quantization) == ("gpu", "int4 for the gpu")
-    (note,) = manifest.notes
-    assert note.startswith("draft coreml is left out: ") and "multiple of 32" in note
-    _, found = examine(tmp_path / "out", quiet, open_models=True)
-    assert all(finding.level is not Severity.FAULT for finding in found)
 
 
 def test_a_format_that_was_named_is_written_or_nothing_is(

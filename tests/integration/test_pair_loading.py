@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,13 @@ from edge_spec import Grammar, SamplingParams, load
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.fitting.devices import CPU, Device
-from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.candidates import candidates
 from edge_spec.placement.profile import (
     ContextCosts,
     Profile,
-    load_profile,
-    profile_key,
-    save_profile,
 )
 from fixtures.silence import quiet
 
@@ -122,17 +115,6 @@ def test_who_asks_for_other_drafters_or_no_draft_gets_none(pair: Path, hf: Any) 
     assert chosen_drafts(Source(str(hf()), quiet), None, "auto", is_planned=False) == ()
 
 
-def test_a_plan_considers_every_runtime_that_has_its_format(pair: Path) -> None:
-    names = [name for name in ("ort", "llamacpp") if runtimes.library_version(name)]
-    devices = [Device(name, "cpu", CPU, "the processor") for name in names]
-    for path, num_layers in ((pair, 2), (pair / "draft", 1)):
-        places, refused = candidates(Source(str(path), quiet), LoadOptions(), devices, quiet)
-        assert {place.key.runtime for place in places} == set(names) and not refused
-        assert {place.prepared.config.num_layers for place in places} == {num_layers}
-        assert all(place.prepared.profiles == pair / "profiles" for place in places)
-    assert not (pair.parent / "cache" / "bundles").exists()  # nothing was converted
-
-
 def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
     graph = pair / "target/onnx/model.onnx"
     graph.write_bytes(graph.read_bytes() + b"x")
@@ -140,33 +122,5 @@ def test_a_variant_that_was_changed_is_not_opened(pair: Path) -> None:
         load(str(pair), runtime="ort", draft="none")
 
 
-def test_a_bundled_profile_is_used_until_the_device_has_its_own(pair: Path) -> None:
-    source = Source(str(pair), quiet)
-    prepared = resolve_model(source, "ort", LoadOptions(), quiet)
-    key = profile_key(source, prepared, RuntimeOptions())
-    bundled = pair / "profiles" / key.path.name
-    assert load_profile(key, prepared.profiles) is None
-    save_profile(key, profile(0.5))
-    key.path.rename(bundled)
-    found = load_profile(key, prepared.profiles)
-    assert found is not None and found.costs(0).at(1) == 0.5
-    assert load_profile(replace(key, cpu="another"), prepared.profiles) is None
-    save_profile(key, profile(0.25))
-    found = load_profile(key, prepared.profiles)
-    assert found is not None and found.costs(0).at(1) == 0.25
-    key.path.unlink()
-    bundled.write_text("{}")
-    assert load_profile(key, prepared.profiles) is None and bundled.exists()
-
-
 def profile(step_s: float) -> Profile:
     return Profile((ContextCosts(32, {1: step_s}),), 100.0, 0.0, 0.0, rounds=5, spread=0.01)
-
-
-def test_a_copy_is_the_same_model_to_a_profile(pair: Path, exported_pair: Path) -> None:
-    keys = []
-    for path in (pair, exported_pair):
-        source = Source(str(path), quiet)
-        prepared = resolve_model(source, "ort", LoadOptions(), quiet)
-        keys.append(profile_key(source, prepared, RuntimeOptions()))
-    assert keys[0] == keys[1]

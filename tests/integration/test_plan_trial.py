@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from pydantic import TypeAdapter
 
 from edge_spec.fitting.devices import processor
-from edge_spec.loader import plan_trial
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
@@ -53,43 +50,3 @@ def test_a_placement_that_cannot_be_opened_is_a_reason_in_one_line(model: str) -
     with pytest.raises(PlaceError, match="nonesuch") as refused:
         EngineTrial(model, None)([missing], PROMPTS, 5, lambda fraction: None)
     assert "\n" not in str(refused.value)
-
-
-class _Scripted:
-    """Stands for an engine: answers take what is said, by drafter, in their order."""
-
-    def __init__(self, ms: dict[str, list[float]]) -> None:
-        self._ms = ms
-        self._drafter = ""
-
-    def __enter__(self) -> _Scripted:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def set_drafter(self, names: str) -> None:
-        self._drafter = names
-
-    def generate(self, prompt: Sequence[int], max_tokens: int) -> SimpleNamespace:
-        taken_ms = self._ms[self._drafter].pop(0)
-        return SimpleNamespace(stats=SimpleNamespace(predicted_n=max_tokens, predicted_ms=taken_ms))
-
-
-def test_an_answer_that_had_to_wait_for_something_else_decides_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Plain decoding's first answer is the one that warms up; suffix waits once, for long.
-    engine = _Scripted({"none": [1.0, 100.0, 100.0, 100.0], "suffix": [80.0, 900.0, 80.0]})
-    monkeypatch.setattr(plan_trial, "load_engine", lambda *options: engine)
-    here = Place("ort", "cpu", None, "F32", "1")
-    places = [Placement(here, None, drafter) for drafter in ("none", "suffix")]
-    request = {
-        "model": "",
-        "draft": None,
-        "placements": TypeAdapter(list[Placement]).dump_python(places, mode="json"),
-        "prompts": [[1], [2], [3]],
-        "num_tokens": 10,
-    }
-    found = plan_trial.write_in_turns(request, lambda *share: None)
-    assert found == pytest.approx([100.0, 125.0])

@@ -57,12 +57,6 @@ def test_a_prediction_that_comes_true_is_drafted_from_its_first_token(served: En
     assert result.stats.drafters["prediction"].draft_n_accepted > 15
 
 
-def test_a_wrong_prediction_is_counted_as_rejected(served: Engine) -> None:
-    result = served.chat(HELLO, max_tokens=40, prediction=WRONG)
-    assert result.prediction is not None
-    assert result.prediction.accepted < 9 < result.prediction.rejected
-
-
 @pytest.mark.parametrize("parts", [False, True])
 @BOTH
 def test_a_request_may_predict(serve: Serve, path: str, parts: bool) -> None:
@@ -83,28 +77,6 @@ def test_a_request_may_predict(serve: Serve, path: str, parts: bool) -> None:
     assert usage == {name: plain["usage"][name] for name in usage}
     *_, last = events(client, path, **body, stream_options={"include_usage": True})
     assert last["usage"]["completion_tokens_details"] == details
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
-        {"logprobs": True, "top_logprobs": 2},
-        {"temperature": 0.9, "seed": 3, "presence_penalty": 0.5},
-        {"stop": ["e"]},
-    ],
-)
-def test_it_goes_with_what_other_servers_refuse_beside_it(
-    serve: Serve, more: dict[str, Any]
-) -> None:
-    client = serve()
-    body = {"messages": HELLO, "max_tokens": 24, **more}
-    answer = client.post(CHAT, json=body | predicted('{"name": "f", "arguments": {}}'))
-    assert answer.status_code == 200
-    told, plain = answer.json()["choices"][0], client.post(CHAT, json=body).json()["choices"][0]
-    assert told["message"]["content"] == plain["message"]["content"]
-    assert told["finish_reason"] == plain["finish_reason"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ What tiny models cannot show: types of a usual quantization beside each other, a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import pytest
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.core.metrics import Stats
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.results import Chunk, GenerationResult
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
@@ -54,12 +51,6 @@ TOOL: dict[str, Any] = {
         },
     },
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
-ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
-)
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 AWKWARD = (
     *("", " ", "\n\n\n", "\t\tx", "  two  spaces ", "\u00a0\u2003x", "1234567 3.14 0x1F"),
@@ -173,12 +164,6 @@ def test_tokens_are_llama_cpps_own(tokenizer: Tokenizer, coder_gguf: Path, llama
     assert different == []
 
 
-def test_tokens_become_the_text_again(tokenizer: Tokenizer) -> None:
-    for text in drawn_texts(300):
-        stream, ids = tokenizer.stream(), tokenizer.encode(text)
-        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids) == text
-
-
 def test_the_template_renders_what_the_model_was_trained_on(engine: Engine) -> None:
     text = engine.parts.text
     hello = {"role": "user", "content": "Hello"}
@@ -189,64 +174,6 @@ def test_the_template_renders_what_the_model_was_trained_on(engine: Engine) -> N
     said = f"<|im_start|>system\nBe brief.<|im_end|>\n{asked}{ASSISTANT}Hi<|im_end|>\n{asked}"
     assert text.rendered([system, *more]) == said + ASSISTANT
     assert text.chat_prompt("Hello") == text.tokenizer.encode(text.rendered([hello]))
-
-
-def test_tools_and_calls_stand_in_the_models_own_form(engine: Engine) -> None:
-    text = engine.parts.text
-    call = {"name": "weather", "arguments": {"city": "Oslo", "days": 2}}
-    messages = [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": call}]},
-        {"role": "tool", "tool_call_id": "1", "content": "rain"},
-    ]
-    rendered = text.rendered(messages, [TOOL])
-    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in rendered
-    answered = ASKED.format("<tool_response>\nrain\n</tool_response>")
-    assert rendered.endswith(f"{ASSISTANT}{CALL}<|im_end|>\n{answered}{ASSISTANT}")
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_call_in_this_form_is_read(engine: Engine, size: int) -> None:
-    reader, read = engine.parts.text.tool_form().reader(), GenerationResult()
-    answer = f"Let me look.\n{CALL}"
-    pieces = [answer[start : start + size] for start in range(0, len(answer), size)]
-    for part in chain(*map(reader.push, pieces), reader.finish()):
-        read.add(Chunk(part.text, (), part.kind, part.call))
-    [call] = read.tool_calls
-    assert read.text.strip() == "Let me look."
-    assert call["function"]["name"] == "weather"
-    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 2}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"reasoning": 12},
-        {"reasoning": 12, "grammar": Grammar.json_schema(ANSWER)},
-        {"reasoning": "off", "grammar": Grammar.json_schema(ANSWER)},
-    ],
-    ids=str,
-)
-def test_a_thought_is_drafted_and_ended_like_any_text(engine: Engine, options: Any) -> None:
-    """Its tags are no tokens of this vocabulary: the model spells them in pieces."""
-    parts, found = engine.parts, []
-    engine.parts = replace(parts, text=replace(parts.text, chat_template=THINKING))
-    try:
-        for drafter in ("none", "auto"):
-            engine.set_drafter(drafter)
-            with engine.verifying_all_draft_tokens():
-                found.append(
-                    engine.chat("How much is 12 times 3, plus 4?", max_tokens=60, **options)
-                )
-    finally:
-        engine.parts = parts
-    plain, drafted = found
-    assert [token.id for token in plain.tokens] == [token.id for token in drafted.tokens]
-    assert (plain.text, plain.reasoning) == (drafted.text, drafted.reasoning)
-    assert bool(plain.reasoning) == (options["reasoning"] != "off") and drafted.stats.draft_n
-    assert "think>" not in plain.text + plain.reasoning
-    if "grammar" in options:
-        assert list(json.loads(plain.text)) == ["answer"]
 
 
 def test_a_required_call_is_one_and_no_drafter_changes_it(engine: Engine) -> None:
@@ -296,42 +223,3 @@ def test_an_answer_of_a_schema_is_valid_and_no_drafter_changes_it(engine: Engine
     found = json.loads(texts[0])
     assert isinstance(found["city"], str) and isinstance(found["rain"], bool)
     assert texts[1] == texts[0]
-
-
-def test_tokens_of_fill_in_the_middle_are_one_each_and_only_their_exact_names(
-    tokenizer: Tokenizer,
-) -> None:
-    vocabulary = tokenizer.vocabulary()
-    ids = {name: vocabulary[name] for name in FIM}
-    for name, token in ids.items():
-        assert tokenizer.encode(name) == [token] and tokenizer.decode([token]) == ""
-        inner = name[2:-2]
-        for text in (f"<| {inner}|>", f"<|{inner.upper()}|>", f"<{inner}>", f"<|{inner}\u200b|>"):
-            assert not set(tokenizer.encode(text)) & set(ids.values()), text
-
-
-def test_the_middle_of_a_file_is_filled_in(engine: Engine, tokenizer: Tokenizer) -> None:
-    before, after = "def total(prices):\n    return ", "\n\nprint(total([1, 2]))\n"
-    prompt = tokenizer.encode(f"{FIM[0]}{before}{FIM[1]}{after}{FIM[2]}")
-    texts: list[str] = []
-    for drafter in ("none", "auto"):
-        engine.set_drafter(drafter)
-        with engine.verifying_all_draft_tokens():
-            texts.append(engine.generate(prompt, max_tokens=8).text)
-    assert "prices" in texts[0]
-    assert texts[1] == texts[0]
-
-
-def test_an_answer_ends_with_the_token_that_ends_a_turn(
-    engine: Engine, tokenizer: Tokenizer
-) -> None:
-    end = tokenizer.vocabulary()["<|im_end|>"]
-    assert end in engine.parts.text.eos_ids
-
-    def ended(drafter: str) -> Sequence[int]:
-        engine.set_drafter(drafter)
-        result = engine.chat("Say only the word yes.", max_tokens=24)
-        assert result.finish_reason == "stop" and "<|" not in result.text
-        return [token.id for token in result.tokens]
-
-    assert ended("none") == ended("auto")

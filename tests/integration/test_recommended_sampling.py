@@ -15,10 +15,9 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.recommended_sampling import DEFAULT_SAMPLING
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.exporters.gguf_model_info import open_model_info
-from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.hf_source import open_directory
 from edge_spec.loader import load
-from edge_spec.models.bundle import MANIFEST, open_bundle
+from edge_spec.models.bundle import open_bundle
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.models.runtimes import load_exporter
 from fixtures.silence import quiet
@@ -69,34 +68,6 @@ def test_an_export_carries_it(directory: Callable[..., Path], tmp_path: Path, fo
         assert open_model_info(again).sampling.with_asked({}) == PARAMS
     else:
         assert text_of_bundle(open_bundle(out)).sampling.with_asked({}) == PARAMS
-
-
-def test_a_gguf_file_names_it_as_llama_cpp_does(
-    directory: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "out.gguf"
-    load_exporter("gguf").export(open_directory(directory(**STATED)), out, UNCHECKED, quiet)
-    keys = {key: kind for key, kind in GgufFile(out).kinds.items() if "sampling" in key}
-    float32, int32 = 6, 5
-    assert keys == {
-        "general.sampling.temp": float32,
-        "general.sampling.top_k": int32,
-        "general.sampling.top_p": float32,
-        "general.sampling.min_p": float32,
-        "general.sampling.penalty_repeat": float32,
-    }
-
-
-def test_a_bundle_of_before_has_the_defaults(
-    directory: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    load_exporter("onnx").export(open_directory(directory()), out, UNCHECKED, quiet)
-    manifest = (out / MANIFEST).read_text()
-    older = manifest.replace('  "sampling": {},\n', "")
-    assert older != manifest
-    (out / MANIFEST).write_text(older)
-    assert text_of_bundle(open_bundle(out)).sampling.with_asked({}) == DEFAULT_SAMPLING
 
 
 def with_metadata(path: Path, out: Path, **values: tuple[int, bytes]) -> Path:
@@ -152,18 +123,6 @@ def test_what_is_no_use_in_a_gguf_file_is_one_warning(
             assert engine.chat_sampling() == DEFAULT_SAMPLING
     assert [record.message.count("\n") for record in caplog.records] == [0]
     assert told in caplog.text
-
-
-def test_repetitions_in_no_last_tokens_are_not_penalized(
-    gguf: Callable[..., Path], tmp_path: Path
-) -> None:
-    penalty = {"penalty_repeat": (FLOAT, struct.pack("<f", 1.5))}
-    without = penalty | {"penalty_last_n": (INT, struct.pack("<i", 0))}
-    found = [
-        open_model_info(with_metadata(gguf(), tmp_path / "file.gguf", **values)).sampling
-        for values in (penalty, without)
-    ]
-    assert [each.stated for each in found] == [{"repetition_penalty": 1.5}, {}]
 
 
 def test_an_engine_tells_it_and_stays_greedy_unless_it_is_given(

@@ -12,11 +12,10 @@ import pytest
 
 from edge_spec.core.model import Interruptible
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import DeviceMemoryError, SessionError
+from edge_spec.errors import SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.kv_cache import KvCache
-from edge_spec.runtimes.ort.signature import pass_error
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.fault_matrix import check_faults
 
@@ -99,16 +98,3 @@ def test_an_interrupted_session_scores_nothing_more_and_others_go_on(opened: Ope
         assert np.isfinite(other.forward(TokenTree.chain(3)).logits).all()
         first.close()
         other.close()
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("bfc_arena.cc: Failed to allocate memory for requested buffer", DeviceMemoryError),
-        ("CUDA failure 2: out of memory", DeviceMemoryError),
-        ("std::bad_alloc", DeviceMemoryError),
-        ("Non-zero status code returned while running MatMul", SessionError),
-    ],
-)
-def test_too_little_memory_is_told_apart(said: str, told: type[Exception]) -> None:
-    assert type(pass_error(RuntimeError(said), 4, 100)) is told

@@ -84,27 +84,3 @@ def test_the_next_load_of_the_file_has_all_of_its_tokens(
     assert np.isfinite(scored(few, text)).sum(1).tolist() == [2] * 28
     assert whole.capabilities.kernels != few.capabilities.kernels
     few.close(), whole.close()
-
-
-def test_tokens_that_the_model_does_not_have_leave_nothing_out(
-    path: Path, open_llama: OpenLlama, tokens: Tokens
-) -> None:
-    for ids in ([-1, 5], [5, VOCAB], []):
-        model = open_llama("llamacpp", path, scored_tokens=ScoredTokens.of(ids))
-        assert "scored" not in str(model.capabilities.kernels)
-        assert np.isfinite(scored(model, tokens(60))).all()
-        model.close()
-
-
-def test_kernels_of_the_library_itself_score_all_tokens(
-    tiny: Any, tmp_path: Path, open_llama: OpenLlama, tokens: Tokens
-) -> None:
-    path = Path(tiny.write_gguf(tiny.build("llama"), tmp_path / "model.gguf", "F32"))
-    model = open_llama("llamacpp", path, scored_tokens=ScoredTokens.of([3]))
-    assert np.isfinite(scored(model, tokens(60))).all()
-    model.close()
-
-
-def test_profiles_of_different_tokens_are_different() -> None:
-    names = [str(ScoredTokens.of(ids)) for ids in ([1, 2], [2, 1, 2], [1, 3], [1])]
-    assert names[0] == names[1] and len(set(names)) == 3

@@ -14,7 +14,7 @@ from edge_spec.cli.main import run
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
@@ -89,30 +89,3 @@ def test_an_exit_that_was_asked_for_leaves_the_text_as_it_is(bundle: Path, layer
 def test_an_exit_that_the_model_does_not_have_is_refused(bundle: Path, layer: int) -> None:
     with pytest.raises(UsageError, match=f"cannot exit at layer {layer}"):
         opened(bundle, "early-exit", exit_layer=layer)
-
-
-def test_a_runtime_without_parts_is_refused_when_the_engine_is_built(
-    tiny: ModuleType, tmp_path: Path
-) -> None:
-    path = tiny.write_hf(tiny.build("llama"), tmp_path / "hf")
-    options = LoadOptions(runtime="reference", drafter="early-exit")
-    with pytest.raises(UnsupportedModelError, match="needs a runtime that can run a model in part"):
-        load_engine(str(path), options, lambda what, fraction: None)
-
-
-def test_a_drafter_that_the_model_cannot_have_leaves_the_one_before(
-    tiny: ModuleType, tmp_path: Path
-) -> None:
-    path = tiny.write_hf(tiny.build("llama"), tmp_path / "hf")
-    options = LoadOptions(runtime="reference")
-    with load_engine(str(path), options, lambda what, fraction: None) as engine:
-        before = engine.generate([5, 6, 5, 6, 5], max_tokens=12).text
-        with pytest.raises(UnsupportedModelError):
-            engine.set_drafter("layer-skip")
-        assert engine.generate([5, 6, 5, 6, 5], max_tokens=12).text == before
-        assert [drafter.name for drafter in engine._drafting.speculation.drafters] == ["suffix"]
-
-
-def test_an_exit_layer_without_early_exit_is_refused(bundle: Path) -> None:
-    with pytest.raises(UsageError, match="the exit layer would not be used"):
-        LoadOptions(drafter="suffix", exit_layer=2)

@@ -7,7 +7,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
@@ -23,11 +22,8 @@ from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes import kv_cache
-from edge_spec.runtimes.ort import joint
-from edge_spec.runtimes.ort.joint import PLACES
 from edge_spec.runtimes.ort.model import OrtModel
-from edge_spec.testing import ScriptedModel, check_sharing, random_logits
+from edge_spec.testing import check_sharing
 
 pytest.importorskip("onnxruntime")
 
@@ -62,55 +58,6 @@ def test_heads_that_are_stacked_as_rows_share_passes(
     model.close()
 
 
-def test_the_exact_model_shares() -> None:
-    assert check_sharing(ScriptedModel(random_logits(50), 50), 0.0) == 0.0
-
-
-def test_a_cache_that_grows_or_closes_is_bound_anew(exported: Callable[..., Any]) -> None:
-    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
-    model.prepare_sharing(2)
-    rng = np.random.default_rng(0)
-    shared, own, other = (model.open_session() for _ in range(3))
-    prompt = rng.integers(0, 100, model.config.context_length // 2).tolist()
-    for session in (shared, own):
-        session.prefill(prompt)
-    for _ in range(3):
-        tree = TokenTree.chain(1, [2, 3])
-        other = model.open_session()
-        parts = [PassPart(shared, tree), PassPart(other, TokenTree.chain(5))]
-        first, _ = model.forward_together(parts, 4)
-        np.testing.assert_allclose(first.logits, own.forward(tree).logits, atol=1e-3)
-        for session in (shared, own):
-            session.commit(range(3))
-            state = session.state()
-            session.restore(state, session.length)  # which may move it
-        other.close()
-    model.close()
-
-
-def test_the_room_of_a_long_text_is_given_back_when_a_short_one_takes_its_place(
-    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_cache, "GROWTH_TOKENS", 4)
-    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
-    model.prepare_sharing(2)
-    used, fresh, other = (model.open_session() for _ in range(3))
-    tree = TokenTree.chain(5, [6, 7])
-    used.prefill([1, 2, 3, 4] * 12)
-    other.prefill([8, 9])
-    parts = [PassPart(used, tree), PassPart(other, tree)]
-    model.forward_together(parts, 6)  # which binds its buffers
-    used.commit([0])
-    before = used._cache.capacity
-    used.rollback(4)
-    assert used._cache.capacity < before / 2
-    fresh.prefill([1, 2, 3, 4])
-    expected = fresh.forward(tree).logits
-    np.testing.assert_allclose(used.forward(tree).logits, expected, atol=1e-3)
-    np.testing.assert_allclose(model.forward_together(parts, 6)[0].logits, expected, atol=1e-3)
-    model.close()
-
-
 def test_a_part_that_does_not_fit_leaves_all_as_they_were(exported: Callable[..., Any]) -> None:
     model = OrtModel(exported("llama"), RuntimeOptions(threads=1, context_length=32))
     model.prepare_sharing(2)
@@ -123,60 +70,6 @@ def test_a_part_that_does_not_fit_leaves_all_as_they_were(exported: Callable[...
     with pytest.raises(ValueError, match="gone"):
         other.commit([0])
     assert other.forward(tree).logits.shape[0] == 2
-    model.close()
-
-
-def test_more_sessions_than_one_graph_has_places_for_take_a_larger_one(
-    exported: Callable[..., Any],
-) -> None:
-    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
-    assert model.prepare_sharing(2) == PLACES[0]
-    assert model.prepare_sharing(3) == PLACES[1]
-    sessions = [model.open_session() for _ in range(3)]
-    outs = model.forward_together([PassPart(each, TokenTree.chain(1)) for each in sessions], 3)
-    assert all(np.array_equal(out.logits, outs[0].logits) for out in outs)
-    model.close()
-
-
-def score_together(model: OrtModel, sessions: list[Any], times: int) -> np.ndarray:
-    """Returns the scores of the first one's last row."""
-    assert model._joint is not None
-    for _ in range(times):
-        parts = [PassPart(each, TokenTree.chain(1)) for each in sessions]
-        found = model.forward_together(parts, len(parts))[0].logits
-        model._joint.settle()
-    return found
-
-
-def test_a_smaller_graph_is_there_only_while_few_share_passes(exported: Callable[..., Any]) -> None:
-    """Each has a copy of the weights; what rows score is the same in all."""
-    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
-    sessions = [model.open_session() for _ in range(5)]
-    model.prepare_sharing(2)
-    assert model.prepare_sharing(5) == PLACES[2]
-    assert model._joint is not None and list(model._joint._opened) == [PLACES[2]]
-    few = score_together(model, sessions[:2], 1)
-    assert np.array_equal(score_together(model, sessions[:2], 100), few)
-    assert sorted(model._joint._opened) == [PLACES[0], PLACES[2]]
-    score_together(model, sessions, 200)
-    assert list(model._joint._opened) == [PLACES[2]]
-    model.close()
-
-
-def test_a_large_model_has_one_more_copy_of_its_weights_at_most(
-    exported: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joint, "_LARGE_BYTES", 1)
-    model = OrtModel(exported("llama"), RuntimeOptions(threads=1))
-    assert model.prepare_sharing(2) == PLACES[0]
-    assert model.prepare_sharing(3) == PLACES[1]
-    assert model._joint is not None and list(model._joint._opened) == [PLACES[1]]
-    sessions = [model.open_session() for _ in range(2)]
-    score_together(model, sessions, 100)  # few share passes for a while
-    assert list(model._joint._opened) == [PLACES[1]]
-    monkeypatch.setattr(joint, "free_bytes", lambda: 1)  # a machine whose memory is used up
-    assert model.prepare_sharing(8) == PLACES[1]
-    assert OrtModel(exported("llama"), RuntimeOptions(threads=1)).prepare_sharing(2) == 1
     model.close()
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from edge_spec import SamplingParams, load
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters.hf_ends import stated_ends
 from edge_spec.exporters.reader import open_checkpoint
 
 END_OF_TEXT, START, END = 262, 263, 264  # of the tiny models
@@ -39,13 +38,6 @@ def directory(hf: Callable[..., Path], out: Path, **files: Any) -> Path:
         (
             {
                 "config": {"eos_token_id": END_OF_TEXT},
-                "tokenizer_config": {"eos_token": "<|im_end|>"},
-            },
-            [END_OF_TEXT, END],
-        ),
-        (
-            {
-                "config": {"eos_token_id": END_OF_TEXT},
                 "tokenizer_config": {"eos_token": {"content": "<|im_end|>"}, **NAMED},
             },
             [END_OF_TEXT, END],
@@ -58,24 +50,16 @@ def directory(hf: Callable[..., Path], out: Path, **files: Any) -> Path:
             [END_OF_TEXT, END],
         ),
         ({"generation_config": {"eos_token_id": None}}, [END]),
-        ({"generation_config": {"eos_token_id": []}}, [END]),
         ({"generation_config": {"eos_token_id": END_OF_TEXT}}, [END_OF_TEXT, END]),
         # A number that a model of another vocabulary left: "A" is no special token.
         (
             {"generation_config": {"eos_token_id": END}, "config": {"eos_token_id": 65}},
             [END],
         ),
-        ({"config": {"eos_token_id": 65}}, [65]),
-        (
-            {"config": {"eos_token_id": END, "text_config": {"eos_token_id": None}}},
-            [END],
-        ),
         (
             {"config": {"eos_token_id": END, "text_config": {"eos_token_id": END_OF_TEXT}}},
             [END_OF_TEXT, END],
         ),
-        ({"config": {"eos_token_id": None}}, []),
-        ({"config": {"eos_token_id": -1}}, []),
         ({"config": {"eos_token_id": None}, "tokenizer_config": {"eos_token": "<none>"}}, []),
     ],
 )
@@ -83,14 +67,6 @@ def test_a_directory_ends_where_any_of_its_files_says(
     hf: Callable[..., Path], tmp_path: Path, files: dict[str, Any], expected: list[int]
 ) -> None:
     assert list(open_checkpoint(directory(hf, tmp_path / "model", **files)).eos_ids) == expected
-
-
-def test_a_large_tokenizer_is_not_read_for_numbers_that_the_first_file_states(
-    hf: Callable[..., Path], tmp_path: Path
-) -> None:
-    model = directory(hf, tmp_path / "model", generation_config={"eos_token_id": END})
-    (model / "tokenizer.json").write_text("no JSON")
-    assert stated_ends(model, {"eos_token_id": END}) == {END: "generation_config.json, config.json"}
 
 
 @pytest.mark.parametrize(

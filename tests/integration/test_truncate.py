@@ -6,19 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import score_text
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.exporters.truncate import first_layers
-from edge_spec.models.bundle import open_bundle
-from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
 
@@ -51,12 +47,6 @@ def test_it_scores_as_a_model_that_has_only_these_layers(
     tolerance.require_float32(found, wanted, first.config, len(text))
 
 
-def test_all_layers_are_the_model(checkpoint: Callable[..., StoredCheckpoint]) -> None:
-    source = checkpoint()
-    assert first_layers(source, 2).config == source.config
-    assert first_layers(source, 2).tensors.keys() == source.tensors.keys()
-
-
 @pytest.mark.parametrize("num_layers", [-1, 0, 3])
 def test_a_count_that_the_model_does_not_have_is_refused(
     num_layers: int, checkpoint: Callable[..., StoredCheckpoint], tmp_path: Path
@@ -67,20 +57,3 @@ def test_a_count_that_the_model_does_not_have_is_refused(
     with pytest.raises(UsageError, match="has 2 layers"):
         OnnxExporter().export(checkpoint(), tmp_path / "out", options, lambda what, part: None)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_bundle_of_the_first_layers_scores_as_they_do(
-    checkpoint: Callable[..., StoredCheckpoint], tokens: Tokens, tmp_path: Path
-) -> None:
-    options = ExportOptions("fp32", num_layers=1)
-    OnnxExporter().export(checkpoint(), tmp_path / "out", options, lambda what, part: None)
-    bundle = open_bundle(tmp_path / "out")
-    assert bundle.config.num_layers == 1
-    text = tokens(40)
-    model = OrtRuntime().open(bundle, RuntimeOptions(threads=1))
-    found = score_text(model, text)
-    model.close()
-    expected = score_text(ReferenceModel(first_layers(checkpoint(), 1)), text)
-    tolerance.require_float32(found, expected, bundle.config, len(text))
-    whole = score_text(ReferenceModel(checkpoint()), text)
-    assert np.abs(whole - expected).max() > 1  # the second layer matters

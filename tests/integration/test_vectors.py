@@ -110,21 +110,6 @@ def test_verdicts_are_replayed_with_the_draws_that_are_given(case: Any) -> None:
     assert sampler.consumed() == case["draws"]
 
 
-def test_verdicts_cover_what_may_happen() -> None:
-    """Nothing, something and everything accepted, of draft tokens that were sampled and that were
-    not; a recovery drawn from what is left; paths with holes."""
-    accepted: dict[str, set[int]] = {}
-    for case in cases("verification"):
-        kind = case["name"].split(",")[0].split(":")[0]
-        accepted.setdefault(kind, set()).add(len(case["verdict"]["accepted_rows"]))
-    assert accepted["greedy"] >= {0, 1, 2, 3} and accepted["candidates"] == {0, 1, 2}
-    assert accepted["sampled chain"] == {0, 1, 2, 3}
-    recovered = [case for case in cases("verification") if case["draws"]["recovery"]]
-    assert len(recovered) >= 6
-    kept = [case["verdict"]["kept"] for case in cases("verification")]
-    assert any(rows != list(range(len(rows))) for rows in kept)
-
-
 @named("suffix")
 def test_suffix_chains_are_replayed(case: Any) -> None:
     assert make_vectors.proposed(case["text"], case["most"]) == case["chain"]
@@ -196,16 +181,3 @@ def test_generations_are_replayed(case: Any, opened: tuple[Model, float]) -> Non
 def cut(tokens: list[int], stop_ids: list[int], most: int) -> list[int]:
     stops = [i for i, token in enumerate(tokens) if token in stop_ids]
     return tokens[: min([most, *(i + 1 for i in stops)])]
-
-
-def test_generations_have_holes_wrong_draft_tokens_and_clear_decisions() -> None:
-    """What half precision changes is far below the distance of the two likeliest tokens."""
-    ended, stopped = cases("generation")
-    kept = [described["kept"] for described in ended["rounds"]]
-    assert any(rows != list(range(len(rows))) for rows in kept)
-    assert any(len(each["tree"]["tokens"]) > 1 and each["kept"] == [0] for each in ended["rounds"])
-    assert any(len(each["tree"]["tokens"]) == 1 for each in ended["rounds"])
-    assert stopped["text"][-1] in stopped["stop_ids"]
-    last = stopped["rounds"][-1]
-    assert len(last["kept"]) < len(last["tree"]["tokens"])
-    assert min(case["smallest_margin"] for case in (ended, stopped)) > 2 * HALF

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from edge_spec.apps.server import RunningServer, ServerOptions
@@ -65,34 +64,3 @@ def test_a_stream_that_breaks_off_is_said_and_its_text_stays(chat: Any) -> None:
     chat.ask("hello")
     expect(chat.answer.locator(".error")).to_contain_text("The connection ended before")
     assert chat.text == "so far"
-
-
-def test_an_error_within_a_stream_is_said(chat: Any) -> None:
-    event = 'data: {"error": {"message": "The model failed.", "code": null}}\n\n'
-    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=event))
-    chat.ask("hello")
-    expect(chat.answer.locator(".error")).to_contain_text("The model failed.")
-
-
-def test_a_busy_server_is_said_and_tried_again(serve: Serve, open_chat: Open) -> None:
-    running = serve()
-    chat, other = open_chat(running.url), open_chat(running.url)
-    other.ask_forever("on ")
-    chat.ask("hello")
-    expect(chat.answer.locator(".error")).to_contain_text("then try again.")
-    other.page.keyboard.press("Escape")
-    other.settle()
-    while "edge_spec_slots_busy 0" not in httpx.get(f"{running.url}/metrics", timeout=60).text:
-        pass  # the slot is free soon after the page says so
-    chat.answer.get_by_role("button", name="Try again").click()
-    expect(chat.answer.locator(".prose")).to_have_text("hello")
-
-
-def test_a_full_context_is_said_and_an_earlier_message_can_be_edited(
-    serve: Serve, open_chat: Open
-) -> None:
-    chat = open_chat(serve(context_length=200).url)
-    chat.ask("x" * 300)
-    expect(chat.answer.locator(".error")).to_contain_text("no longer fits the model's context")
-    chat.edit(0, "hello")
-    assert chat.text == "hello"

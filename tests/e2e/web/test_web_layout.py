@@ -20,7 +20,6 @@ SCROLLER = "document.getElementById('scroller')"
 FITS = (
     f"document.body.scrollWidth <= innerWidth && {SCROLLER}.scrollWidth <= {SCROLLER}.clientWidth"
 )
-TO_END = f"{SCROLLER}.scrollHeight - {SCROLLER}.scrollTop - {SCROLLER}.clientHeight"
 PLAN = {
     "placements": [
         {
@@ -108,46 +107,3 @@ def test_everything_is_done_by_keyboard(chat: Any, page: Page) -> None:
     expect(chat.titles).to_have_text(["two"])
     page.get_by_role("button", name="Undo").press("Enter")
     expect(chat.titles).to_have_count(2)
-
-
-def test_the_plan_is_a_table_or_an_explanation(serve: Serve, open_chat: Open) -> None:
-    page = open_chat(serve(plan=PLAN).url).page
-    page.click("#show-plan")
-    expect(page.locator("#plan tbody tr")).to_have_count(2)
-    cells = [row.inner_text().split("\t") for row in page.locator("#plan tbody tr").all()]
-    best, other = cells
-    assert best[:4] == ["ort cpu, 2 threads", "int4", "suffix", "129"]
-    assert best[4].startswith("1.47") and best[5:] == ["61 %", "421 MB", "the best"]
-    assert other[0] == "<b>ort cpu" and other[-1] == "does not fit: 3,100 MB of 2,000 MB free"
-    page.keyboard.press("Escape")
-    other = open_chat(serve().url).page
-    other.click("#show-plan")
-    expect(other.locator("#plan-content")).to_contain_text("Run edge-spec plan")
-
-
-def test_new_text_is_followed_only_at_the_end(chat: Any, page: Page) -> None:
-    chat.ask_forever("a line\n\n")
-    chat.until(f"{SCROLLER}.scrollTop > 500")
-    assert page.evaluate(TO_END) < 48
-    page.mouse.move(600, 300)
-    page.mouse.wheel(0, -400)
-    expect(page.locator("#to-end")).to_be_visible()
-    before = page.evaluate(f"{SCROLLER}.scrollTop")
-    height = page.evaluate(f"{SCROLLER}.scrollHeight")
-    chat.until(f"{SCROLLER}.scrollHeight > {height + 500}")
-    assert page.evaluate(f"{SCROLLER}.scrollTop") == before
-    page.click("#to-end")
-    chat.until(f"{TO_END} < 48")
-    page.keyboard.press("Escape")
-    chat.settle()
-
-
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
-def test_colours_follow_the_system_until_chosen(serve: Serve, open_chat: Open, scheme: str) -> None:
-    page = open_chat(serve().url, color_scheme=scheme).page
-    assert page.locator("html").get_attribute("data-theme") == scheme
-    chosen = "light" if scheme == "dark" else "dark"
-    page.click("#show-settings")
-    page.select_option("[name=theme]", chosen)
-    page.reload()
-    assert page.locator("html").get_attribute("data-theme") == chosen

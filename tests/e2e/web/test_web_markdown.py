@@ -181,31 +181,6 @@ def test_any_text_streams(check_streaming: Callable[[str], None]) -> None:
         check_streaming("".join(draw.choices(PIECES, k=30)))
 
 
-@pytest.mark.parametrize(
-    ("start", "line", "first"),
-    [
-        ("# a\n\n", "words\n\n", "h3"),
-        ("- a\n", "- words\n", "li"),
-        ("|a|\n|-|\n|b|\n", "|words|\n", "td"),
-    ],
-)
-def test_what_is_over_is_not_made_again(page: Page, start: str, line: str, first: str) -> None:
-    """So that a long answer costs a frame no more than its end."""
-    assert page.evaluate(
-        """([start, line, first]) => {
-            const parent = document.createElement('div');
-            const renderer = new markdown.StreamingMarkdown(parent);
-            let text = start + line + line;
-            renderer.show(text);
-            const node = parent.querySelector(first);
-            for (let i = 0; i < 100; i += 1) renderer.show((text += line));
-            return node === parent.querySelector(first)
-                && parent.textContent.split('words').length === 103;
-        }""",
-        [start, line, first],
-    )
-
-
 def test_no_text_takes_long_or_goes_deep(page: Page) -> None:
     """Where work grew with the square of a text, a test's bound of time would end these."""
     code = """(piece) => {

@@ -41,10 +41,6 @@ def serve_models(echo: ModuleType) -> Iterator[Callable[..., RunningServer]]:
         yield start
 
 
-def test_a_server_of_one_model_offers_no_choice(chat: Any) -> None:
-    expect(chat.page.locator("#models")).not_to_be_visible()
-
-
 def test_the_model_that_is_chosen_answers_and_stays_chosen(
     serve_models: Callable[..., RunningServer], open_chat: Callable[..., Any]
 ) -> None:
@@ -60,16 +56,6 @@ def test_the_model_that_is_chosen_answers_and_stays_chosen(
     page.reload()
     expect(told).to_contain_text("large on scripted")
     expect(page.get_by_label("Model")).to_have_value("large")
-
-
-def test_a_model_that_is_not_served_any_more_is_not_chosen(
-    serve_models: Callable[..., RunningServer], open_chat: Callable[..., Any]
-) -> None:
-    page = open_chat(serve_models(small=1000, large=2000).url).page
-    page.evaluate("localStorage['edge-spec.settings'] = JSON.stringify({ model: 'gone' })")
-    page.reload()
-    expect(page.locator("#model")).to_contain_text("small on scripted")
-    expect(page.get_by_label("Model")).to_have_value("small")
 
 
 def test_a_model_that_cannot_be_opened_is_said_and_another_one_answers(

@@ -66,20 +66,6 @@ def test_a_thought_is_folded_and_opened_by_the_keyboard(chat: Any, page: Page) -
     assert chat.answer.locator(".thought").count() == 0
 
 
-def test_a_thought_is_open_while_it_is_written_unless_it_is_closed(chat: Any, page: Page) -> None:
-    chat.ask_forever("<think>on ")
-    expect(chat.answer.locator(".thought.thinking .prose")).to_be_visible()
-    chat.answer.locator("summary").first.click()
-    expect(chat.answer.locator(".thought .prose")).to_be_hidden()
-    page.keyboard.press("Escape")
-    expect(chat.answer).to_contain_text("It was stopped within the thought.")
-    sent = messages_of(chat, "next")
-    assert [message["role"] for message in sent] == ["user", "assistant", "user"]
-    assert sent[1]["content"] == "" and sent[1]["reasoning_content"].startswith("on ")
-    chat.settle()
-    assert chat.text == "next"
-
-
 def test_a_call_is_shown_as_one_and_sent_back_with_a_result(serve: Serve, open_chat: Open) -> None:
     chat = open_chat(serve().url, viewport={"width": 360, "height": 700})
     page = chat.page
