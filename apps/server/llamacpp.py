@@ -17,7 +17,7 @@ from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.figures import chat_logprobs, timings
 from edge_spec.apps.server.replies import ChatReply
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
@@ -28,7 +28,6 @@ from edge_spec.apps.server.schema import (
     TokenId,
     limit,
 )
-from edge_spec.apps.server.timings import timings
 from edge_spec.apps.server.work import Desk
 from edge_spec.apps.validation import by_kind
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
@@ -312,9 +311,6 @@ class InfillReply(Reply):
     def end(self, ended: Ended) -> str:
         told = self._told(ended.result) | {"content": "", "tokens": []}
         return server_event(json.dumps(self._chosen(told)))
-
-    def closing(self) -> str:
-        return ""
 
     def failure(self, error: ApiError) -> str:
         return server_event(json.dumps(error.document()))

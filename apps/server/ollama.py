@@ -15,7 +15,7 @@ from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
-from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.figures import chat_logprobs
 from edge_spec.apps.server.messages import Message
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
@@ -126,9 +126,6 @@ class OllamaReply(Reply):
         calls = _calls(ended.result)
         told = _line(self._document(calls)) if calls else ""
         return told + _line(self._document(**_last(ended.result)))
-
-    def closing(self) -> str:
-        return ""
 
     def failure(self, error: ApiError) -> str:
         return _line({"error": error.message})

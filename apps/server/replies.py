@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.logprobs import chat_logprobs, completion_logprobs
+from edge_spec.apps.server.figures import chat_logprobs, completion_logprobs, timings, usage
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.timings import timings, usage
 
 DONE = server_event("[DONE]")
 

@@ -32,9 +32,9 @@ class Reply(ABC):
     def end(self, ended: Ended) -> str:
         """Returns what is left to tell of a choice that is complete."""
 
-    @abstractmethod
     def closing(self) -> str:
         """Returns the end of a stream whose choices are all complete."""
+        return ""
 
     @abstractmethod
     def failure(self, error: ApiError) -> str:

@@ -13,7 +13,6 @@ from fixtures.echo_model import open_echo
 from fixtures.server_requests import (
     CHAT,
     COMPLETIONS,
-    HELLO,
     ask,
     client_of,
     events,
@@ -115,35 +114,6 @@ def test_a_completion_lists_its_tokens(echo: httpx.Client, stop: list[str]) -> N
     ]
     for name, whole in told.items():
         assert [each for piece in pieces for each in piece[name]] == whole
-
-
-def test_special_tokens_and_parts_of_characters_are_alternatives_of_their_own(
-    serve: Serve,
-) -> None:
-    """The tiny model's likeliest tokens are any of 265, most of them no text by themselves."""
-    client = serve()
-    body = {"prompt": "abc", "max_tokens": 60, "logprobs": 20}
-    told = ask(client, COMPLETIONS, **body)["choices"][0]["logprobs"]
-    assert {len(top) for top in told["top_logprobs"]} == {20}
-    names = {name for top in told["top_logprobs"] for name in top}
-    assert {"<|im_start|>", "<|im_end|>"} & names
-    assert any(name.startswith("bytes:\\x") for name in names)
-    assert not any("\ufffd" in name for name in names)
-
-
-def test_a_token_that_was_not_likely_is_listed_all_the_same(serve: Serve) -> None:
-    client = serve()
-    body = {"max_tokens": 1, "logit_bias": {"120": 100}}  # of "x"
-    [choice] = ask(client, COMPLETIONS, prompt="abc", logprobs=2, **body)["choices"]
-    [top] = choice["logprobs"]["top_logprobs"]
-    assert len(top) == 3 and top["x"] == choice["logprobs"]["token_logprobs"][0] == min(
-        top.values()
-    )
-    chat = ask(client, CHAT, messages=HELLO, logprobs=True, top_logprobs=2, **body)
-    [entry] = chat["choices"][0]["logprobs"]["content"]
-    assert [each["token"] for each in entry["top_logprobs"]][2:] == ["x"]
-    bare = ask(client, CHAT, messages=HELLO, logprobs=True, **body)
-    assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
 def test_several_choices_of_several_prompts_are_counted_once_each(serve: Serve) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +13,7 @@ import pytest
 
 from edge_spec import Engine, SamplingParams
 from edge_spec.apps.server import replies
-from edge_spec.cli.options import AskedOptions
-from edge_spec.cli.serve import plan_document
-from edge_spec.models.source import Source
-from edge_spec.placement.plan import Place, Placement, Plan, plan_json, plan_path, save_plan
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, client_of, events
+from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events
 
 Serve = Callable[..., httpx.Client]
 TOOL = {
@@ -84,23 +79,6 @@ def test_several_prompts_have_their_choices_in_order(client: httpx.Client, promp
     assert answer["usage"]["prompt_tokens"] == 4
 
 
-def test_choices_have_the_seeds_that_follow(client: httpx.Client, served: Engine) -> None:
-    with served.fork() as fork:
-        expected = [
-            fork.chat(HELLO, max_tokens=9, sampling=SamplingParams(1.0, top_k=50, seed=seed)).text
-            for seed in (2**63 - 2, 2**63 - 1, 2**63)
-        ]
-    body = {"messages": HELLO, "max_tokens": 9, "temperature": 1, "top_k": 50, "n": 3}
-    answer = ask(client, CHAT, seed=2**63 - 2, **body)
-    assert [choice["message"]["content"] for choice in answer["choices"]] == expected
-    assert len(set(expected)) == 3
-    texts = ["", "", ""]
-    for event in events(client, CHAT, seed=2**63 - 2, **body):
-        for choice in event["choices"]:
-            texts[choice["index"]] += choice["delta"].get("content", "")
-    assert texts == expected
-
-
 def test_every_sampling_field_arrives(client: httpx.Client, served: Engine) -> None:
     fields = {
         "temperature": 0.7,
@@ -121,50 +99,6 @@ def test_every_sampling_field_arrives(client: httpx.Client, served: Engine) -> N
     assert answer["choices"][0]["text"] == expected != plain
 
 
-def test_an_answer_stops_before_any_of_its_stops(client: httpx.Client) -> None:
-    whole = ask(client, COMPLETIONS, prompt="abc", max_tokens=30)["choices"][0]["text"]
-    stop = whole[5:7]
-    cut = whole[: whole.index(stop)]
-    for given in (stop, ["never there", stop]):
-        answer = ask(client, COMPLETIONS, prompt="abc", max_tokens=30, stop=given)
-        assert answer["choices"][0]["text"] == cut
-        assert answer["choices"][0]["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize("stop", ["<|im_start|>", ["zz", "<|im_start|><|im_start|>"]])
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [(COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": HELLO})],
-)
-def test_an_answer_stops_before_a_special_token(
-    client: httpx.Client, path: str, asked: dict[str, Any], stop: Any
-) -> None:
-    for drafter in ({}, {"speculative": {"drafter": "none"}}):
-        body = {"logit_bias": {"263": 100}, "max_tokens": 20, "stop": stop, **asked, **drafter}
-        answer = ask(client, path, **body)
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["usage"]["completion_tokens"] == 0
-
-
-def test_log_probabilities_are_the_models(client: httpx.Client, served: Engine) -> None:
-    """Without drafting: in a wider pass sums have another order, and their last digits differ."""
-    with served.fork() as fork:
-        fork.set_drafter("none")
-        tokens = fork.chat(HELLO, max_tokens=6, logprobs=2).tokens
-    body = {"messages": HELLO, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
-    body["speculative"] = {"drafter": "none"}
-    content = ask(client, CHAT, **body)["choices"][0]["logprobs"]["content"]
-    assert [entry["logprob"] for entry in content] == [token.logprob for token in tokens]
-    for entry, token in zip(content, tokens, strict=True):
-        assert (entry["token"], bytes(entry["bytes"])) == (token.name, token.raw or b"")
-        tops = [each["logprob"] for each in entry["top_logprobs"]]
-        assert tops == [each.logprob for each in token.alternatives] == sorted(tops, reverse=True)
-    streamed = []
-    for event in events(client, CHAT, **body):
-        streamed += (event["choices"][0]["logprobs"] or {"content": []})["content"]
-    assert streamed == content
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_answer_fits_its_schema(client: httpx.Client, streamed: bool) -> None:
     schema = {
@@ -181,12 +115,6 @@ def test_an_answer_fits_its_schema(client: httpx.Client, streamed: bool) -> None
     else:
         text = ask(client, CHAT, **body)["choices"][0]["message"]["content"]
     assert set(json.loads(text)) == {"age"} and 10 <= json.loads(text)["age"] <= 99
-
-
-def test_json_object_is_any_object(client: httpx.Client) -> None:
-    body = {"messages": HELLO, "response_format": {"type": "json_object"}, "max_tokens": 30}
-    text = ask(client, CHAT, **body)["choices"][0]["message"]["content"]
-    assert text.startswith("{")  # the tiny model may not come to its end
 
 
 @pytest.mark.parametrize(
@@ -211,15 +139,6 @@ def test_a_required_call_is_one(client: httpx.Client, choice: Any) -> None:
     assert told[-1]["finish_reason"] == "tool_calls"
 
 
-def test_tools_go_to_the_template_unless_they_are_turned_off(client: httpx.Client) -> None:
-    def prompt_tokens(**body: Any) -> int:
-        answer = ask(client, CHAT, messages=HELLO, max_tokens=1, **body)
-        return int(answer["usage"]["prompt_tokens"])
-
-    assert prompt_tokens(tools=[TOOL]) > prompt_tokens() + 100
-    assert prompt_tokens(tools=[TOOL], tool_choice="none") == prompt_tokens()
-
-
 def test_answers_that_may_call_tools_do_not_depend_on_drafting(client: httpx.Client) -> None:
     body = {"messages": HELLO, "tools": [TOOL], "max_tokens": 60}
     for choice in ("auto", "required"):
@@ -237,61 +156,6 @@ def test_a_cut_call_keeps_its_name_and_says_so(client: httpx.Client) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], call["function"]["name"]) == ("length", "weather")
     assert call["function"]["arguments"].startswith("{")
-
-
-def test_only_the_tools_that_may_be_called_are(client: httpx.Client) -> None:
-    other = {"type": "function", "function": {"name": "other"}}
-    body = {"messages": HELLO, "tools": [TOOL, other], "max_tokens": 120, "n": 2, "temperature": 1}
-    named = {"type": "function", "function": {"name": "other"}}
-    allowed = {"mode": "required", "tools": [named]}
-    body["parallel_tool_calls"] = True
-    for choice in (named, {"type": "allowed_tools", "allowed_tools": allowed}):
-        for answer in ask(client, CHAT, **body, tool_choice=choice, seed=3)["choices"]:
-            calls = answer["message"]["tool_calls"]
-            assert {call["function"]["name"] for call in calls} == {"other"}
-            assert len(calls) == 1 or choice is not named
-
-
-def test_a_form_of_the_text_and_tools_go_together(client: httpx.Client) -> None:
-    schema = {"type": "boolean"}
-    format = {"type": "json_schema", "json_schema": {"name": "yes", "schema": schema}}
-    body = {"messages": HELLO, "tools": [TOOL], "response_format": format, "max_tokens": 120}
-    message = ask(client, CHAT, **body)["choices"][0]["message"]
-    assert message["content"] in ("true", "false") or message["tool_calls"]
-
-
-def test_messages_are_those_that_openai_allows(client: httpx.Client) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": ""}}
-    messages = [
-        {"role": "developer", "content": "ab"},
-        {"role": "system", "content": "cd"},
-        *HELLO,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sun"}]},
-        {"role": "assistant", "content": None, "refusal": "no"},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
-        {"role": "user", "content": "why?", "name": "me"},
-    ]
-    for tools in ({}, {"tools": [TOOL]}):
-        ask(client, CHAT, messages=messages, max_tokens=1, **tools)
-
-
-def test_parts_of_text_and_the_developer_are_what_templates_know(client: httpx.Client) -> None:
-    plain = [{"role": "system", "content": "ab"}, *HELLO]
-    parts = [
-        {"role": "developer", "content": [{"type": "text", "text": each} for each in "ab"]},
-        {"role": "user", "content": [{"type": "text", "text": "hello"}], "name": "me"},
-    ]
-    first, second = [ask(client, CHAT, messages=each, max_tokens=9) for each in (plain, parts)]
-    assert first["choices"] == second["choices"]
-
-
-def test_usage_ends_a_stream_that_asks_for_it(client: httpx.Client) -> None:
-    options = {"include_usage": True}
-    told = events(client, CHAT, messages=HELLO, max_tokens=7, stream_options=options)
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"]["completion_tokens"] == 7
-    assert all(event["usage"] is None for event in told[:-1])
 
 
 def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) -> None:
@@ -336,25 +200,6 @@ def test_drafting_can_be_turned_off_for_a_request(client: httpx.Client) -> None:
     assert on["choices"] == off["choices"]
 
 
-def test_an_engine_drafts_afterwards_as_it_did_before(served: Engine) -> None:
-    served.set_drafter("suffix")
-    with (
-        client_of(served) as client,
-    ):
-        assert client.get("/edge-spec/info").json()["drafter"] == "suffix"
-        ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": "none"})
-        assert served.drafter == "none"
-    assert served.drafter == "suffix"
-
-
-def test_requests_and_forms_of_answers_are_described(client: httpx.Client) -> None:
-    described = client.get("/openapi.json").json()
-    assert "422" not in json.dumps(described)
-    responses = described["paths"][CHAT]["post"]["responses"]
-    assert set(responses) == {"200", "4XX", "5XX"}
-    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-
-
 def test_a_conversation_goes_on_in_its_slot(client: httpx.Client) -> None:
     first = ask(client, CHAT, messages=HELLO, max_tokens=10)
     reply = first["choices"][0]["message"]
@@ -367,16 +212,6 @@ def test_a_conversation_goes_on_in_its_slot(client: httpx.Client) -> None:
         >= (first["usage"]["prompt_tokens"])
     )
     assert second["timings"]["cache_n"] > 0
-
-
-def test_a_session_keeps_its_slot(client: httpx.Client) -> None:
-    for text in ("one", "two", "three"):
-        body = {"prompt": f"{text} {text}", "max_tokens": 3}
-        ask(client, COMPLETIONS, **body, session_id="a")
-        ask(client, COMPLETIONS, **{**body, "prompt": f"other {text}"}, session_id="b")
-    # Its last prompt is still there, though the other session came after it.
-    again = ask(client, COMPLETIONS, prompt="three three", max_tokens=3, session_id="a")
-    assert again["timings"]["cache_n"] > 5
 
 
 def test_conversations_at_once_do_not_mix(serve: Serve, served: Engine) -> None:
@@ -411,55 +246,3 @@ def test_figures_for_prometheus_count_what_happened(client: httpx.Client) -> Non
         "edge_spec_time_per_token_seconds_count 1.0",
     ):
         assert line in figures.splitlines()
-
-
-def test_what_runs_is_described(client: httpx.Client, served: Engine) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
-    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
-    info = client.get("/edge-spec/info").json()
-    assert (info["model"], info["runtime"]) == ("tiny", "reference")
-    assert info["context_length"] == 1024
-    assert {"auto", "none", "suffix"} <= set(info["drafters"])
-    assert not {"draft-model", "corpus"} & set(info["drafters"])  # nothing to draft with
-    for name in ("none", "suffix", "jacobi", "lookahead", "recycling"):
-        assert name in info["drafters"]
-        ask(client, COMPLETIONS, prompt="ab", max_tokens=2, speculative={"drafter": name})
-    assert client.get("/edge-spec/plan").json() == {"candidates": []}
-
-
-def test_how_a_conversation_is_answered_is_told_as_llama_cpp_does(serve: Serve) -> None:
-    props = serve(asked_sampling={"temperature": 0.3}, max_tokens=None).get("/props").json()
-    params = {"top_k": 0, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0, "n_predict": -1}
-    told = props["default_generation_settings"]
-    assert told == {"n_ctx": 1024, "params": {"temperature": 0.3, **params}}
-    assert props["total_slots"] == 2 and props["model_alias"] == "tiny"
-    assert "<|im_start|>" in props["chat_template"]
-    assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>", "<|im_end|>")
-    own = props["edge_spec"]
-    assert own["sampling_source"] == "edge-spec's defaults, but temperature as asked"
-    assert own["request_params"]["temperature"] == 0.0
-
-
-def test_requests_that_do_not_say_are_greedy_whatever_the_page_asks_for(
-    client: httpx.Client, served: Engine
-) -> None:
-    with served.fork() as fork:
-        expected = fork.chat(HELLO, max_tokens=20).text
-    asked = [ask(client, CHAT, messages=HELLO, max_tokens=20) for _ in range(3)]
-    assert {each["choices"][0]["message"]["content"] for each in asked} == {expected}
-
-
-def test_the_plan_is_the_one_that_is_kept(
-    hf: Callable[..., Path], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    model, place = str(hf()), Place("ort", "cpu", 2, "fp32", "1")
-    source = Source(model, lambda what, fraction: None)
-    plan = Plan(1, model, source.identity, None, None, (Placement(place, None, "none"),))
-    assert plan_document(model, AskedOptions()) is None
-    save_plan(plan, plan_path(source, None))
-    document = plan_document(model, AskedOptions())
-    assert document == json.loads(plan_json(plan))
-    assert serve(plan=document).get("/edge-spec/plan").json() == document
-    save_plan(plan, tmp_path / "other.json")
-    assert plan_document("missing", AskedOptions(plan=tmp_path / "other.json")) == document

@@ -13,7 +13,7 @@ from edge_spec import Engine
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from fixtures import infill_models
-from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, client_of, events, refusal
+from fixtures.server_requests import COMPLETIONS, ask, client_of, events, refusal
 
 BEFORE, AFTER = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
 AROUND: dict[str, Any] = {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 24}
@@ -80,30 +80,6 @@ def test_a_text_that_ends_at_a_line_is_the_same_streamed(editor: httpx.Client, i
     assert len(lines[-1].strip()) == 0 or lines[-1].startswith(" " * indent)
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (["content", "timings/prompt_n", "truncated", "timings/none", "stop/x"], 3),
-        ([""], 0),
-    ],
-)
-def test_a_reply_has_the_fields_that_are_asked_for(
-    editor: httpx.Client, body: list[str], expected: int
-) -> None:
-    told = ask(editor, "/infill", **AROUND, response_fields=body)
-    assert list(told) == body[:expected]
-    assert list(streamed(editor, **AROUND, response_fields=body)[-1]) == body[:expected]
-    assert len(ask(editor, "/infill", **AROUND, response_fields=[])) > 10
-
-
-def test_the_stop_string_that_ended_a_text_is_told(editor: httpx.Client) -> None:
-    asked = {**AROUND, "grammar": 'root ::= "abc"', "stop": ["x", "b"]}
-    told = ask(editor, "/infill", **asked)
-    assert (told["content"], told["stop_type"], told["stopping_word"]) == ("a", "word", "b")
-    told = ask(editor, "/infill", **{**asked, "stop": ["x", "y"]})
-    assert (told["content"], told["stop_type"], told["stopping_word"]) == ("abc", "eos", "")
-
-
 def test_an_editors_request_is_taken_as_it_sends_it(editor: httpx.Client) -> None:
     told = ask(
         editor,
@@ -130,39 +106,6 @@ def test_an_editors_request_is_taken_as_it_sends_it(editor: httpx.Client) -> Non
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("extra", [[], [{"text": "a = 1\n", "time": [12, 5], "filename": "a.py"}]])
-def test_an_editor_warms_a_slot_without_a_text(
-    editor: httpx.Client, extra: list[dict[str, Any]]
-) -> None:
-    """As llama.vim and llama.vscode do when other files have changed."""
-    told = ask(
-        editor,
-        "/infill",
-        id_slot=0,
-        input_prefix="",
-        input_suffix="",
-        input_extra=extra,
-        prompt="",
-        n_predict=0,
-        temperature=0.0,
-        stream=False,
-        samplers=[],
-        cache_prompt=True,
-        t_max_prompt_ms=1,
-        t_max_predict_ms=1,
-        response_fields=[""],
-    )
-    assert told == {}
-
-
-def test_no_tokens_are_written_where_a_prompt_is_only_to_be_read(editor: httpx.Client) -> None:
-    asked = {**AROUND, "input_suffix": "\n# another end", "n_predict": 0}
-    told = ask(editor, "/infill", **asked)
-    assert (told["content"], told["tokens_predicted"]) == ("", 1)
-    after = ask(editor, "/infill", **{**asked, "n_predict": 4})
-    assert after["timings"]["cache_n"] >= after["tokens_evaluated"] - 1
-
-
 def test_control_tokens_in_code_are_text(editor: httpx.Client, coder: Engine) -> None:
     spelled = "x = '<|im_end|><|fim_middle|><|file_sep|>'"
     told = ask(editor, "/infill", **{**AROUND, "input_prefix": spelled, "input_suffix": spelled})
@@ -171,15 +114,6 @@ def test_control_tokens_in_code_are_text(editor: httpx.Client, coder: Engine) ->
     assert [prompt.count(each) for each in (tokens.prefix, tokens.middle, tokens.suffix)] == [1] * 3
     assert codec.decode(prompt).count(spelled) == 2
     assert told["tokens_evaluated"] == len(prompt)
-
-
-@pytest.mark.parametrize("text", ["", "a = 1\n" * 400])
-def test_a_prompt_that_does_not_fit_is_cut(editor: httpx.Client, text: str) -> None:
-    extra = [{"filename": "big.py", "text": "b = 2\n" * 400}]
-    told = ask(editor, "/infill", **{**AROUND, "input_prefix": f"{text}c = "}, input_extra=extra)
-    assert told["truncated"]
-    assert told["tokens_evaluated"] + 24 <= 512
-    assert told["prompt"].count("c = ") == 1
 
 
 def test_completions_with_a_suffix_fill_in(editor: httpx.Client, coder: Engine) -> None:
@@ -194,39 +128,6 @@ def test_completions_with_a_suffix_fill_in(editor: httpx.Client, coder: Engine) 
     plain = ask(editor, COMPLETIONS, prompt=BEFORE, suffix="", max_tokens=20)
     with coder.fork() as engine:
         assert plain["choices"][0]["text"] == engine.generate(BEFORE, max_tokens=20).text
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        ("/infill", {"n_predict": 8}, "input_prefix"),
-        ("/infill", {**AROUND, "input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
-        ("/infill", {**AROUND, "input_extra": {"x.py": "text"}}, "input_extra"),
-        ("/infill", {**AROUND, "prompt": [1, 2]}, "prompt"),
-        ("/infill", {**AROUND, "n_predict": -3}, "n_predict"),
-        ("/infill", {**AROUND, "response_fields": [1]}, "response_fields[0]"),
-        ("/infill", {**AROUND, "t_max_predict_ms": "x"}, "t_max_predict_ms"),
-        ("/infill", {**AROUND, "input_prefix": ["a"]}, "input_prefix"),
-        ("/infill", {**AROUND, "n": 2}, "n"),
-        ("/infill", {**AROUND, "top_n_sigma": 2}, "top_n_sigma"),
-        ("/infill", {**AROUND, "input_sufix": ""}, "input_suffix"),
-        (COMPLETIONS, {"prompt": [1, 2], "suffix": "x"}, "suffix"),
-        (COMPLETIONS, {"prompt": "a", "suffix": "x", "echo": True}, "echo"),
-        ("/v1/fim/completions", {"prompt": [1, 2], "suffix": "x"}, "prompt"),
-        ("/v1/fim/completions", {"prompt": "a", "echo": True}, "echo"),
-        ("/tokenize", {"content": {"a": 1}}, "content"),
-        ("/tokenize", {"content": [1.5]}, "content[0]"),
-        ("/tokenize", {"content": [None]}, "content[0]"),
-        ("/tokenize", {"content": [99999]}, "content"),
-        ("/detokenize", {"tokens": [99999]}, "tokens"),
-        ("/detokenize", {"tokens": "abc"}, "tokens"),
-        ("/apply-template", {"messages": []}, "messages"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_by_its_name(
-    editor: httpx.Client, path: str, body: dict[str, Any], said: str
-) -> None:
-    assert said in refusal(editor.post(path, json=body))
 
 
 @pytest.mark.parametrize(
@@ -261,15 +162,6 @@ def test_a_text_and_its_tokens(editor: httpx.Client, coder: Engine) -> None:
     assert mixed == [*coder.encode("the"), tokens[0], *coder.encode("end")]
     assert ask(editor, "/tokenize") == {"tokens": []}
     assert ask(editor, "/detokenize") == {"content": ""}
-
-
-def test_a_conversation_as_the_model_is_given_it(client: httpx.Client, served: Engine) -> None:
-    told = ask(client, "/apply-template", messages=HELLO)
-    assert told == {"prompt": served.parts.text.rendered(HELLO)}
-    answer = ask(client, CHAT, messages=HELLO, max_tokens=8)
-    (text,) = (choice["message"]["content"] for choice in answer["choices"])
-    again = ask(client, COMPLETIONS, prompt=told["prompt"], max_tokens=8)
-    assert again["choices"][0]["text"] == text
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,6 @@ def test_a_thought_is_a_block(user: Any, thinking: Any) -> None:
     assert message.usage.output_tokens_details.thinking_tokens == len("I read.\n</think>\n\n")
 
 
-@pytest.mark.parametrize("thinking", [anthropic.NOT_GIVEN, {"type": "disabled"}])
-def test_who_does_not_ask_for_a_thought_gets_none(user: Any, thinking: Any) -> None:
-    message = answer(user, said(f"{CLOSED}Done."), thinking=thinking)
-    assert [block.type for block in message.content] == ["text"]
-
-
-def test_a_thought_has_a_budget(user: Any) -> None:
-    thinking = {"type": "enabled", "budget_tokens": 9}
-    message = answer(user, said(f"{OPENED}I read and read and read"), thinking=thinking)
-    assert message.content[0].thinking == "I read an"
-
-
 def test_a_thought_that_is_not_told_comes_back_with_its_signature(user: Any) -> None:
     thinking = {**THINKS, "display": "omitted"}
     asked = said(f"{OPENED}I read.\n</think>\n\nDone.")
@@ -97,18 +85,6 @@ def test_a_thought_that_is_not_told_comes_back_with_its_signature(user: Any) -> 
     assert counts[0] == counts[1]
 
 
-def test_the_stop_sequence_that_ended_a_text_is_named(user: Any) -> None:
-    message = answer(user, said(f"{CLOSED}one two three"), stop_sequences=["three", " two"])
-    assert message.content[0].text == "one"
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " two")
-
-
-def test_an_answer_goes_on_with_the_last_message(user: Any) -> None:
-    begun = {"role": "assistant", "content": [{"type": "text", "text": "Do"}]}
-    message = answer(user, [*said("Done."), begun])
-    assert message.content[0].text == "ne."
-
-
 def test_text_and_calls_are_blocks_in_their_order(user: Any) -> None:
     calls = "\n".join([call("read", path="a"), call("edit", path="b", line=3)])
     several = {"type": "auto", "disable_parallel_tool_use": False}
@@ -122,62 +98,11 @@ def test_text_and_calls_are_blocks_in_their_order(user: Any) -> None:
     assert message.stop_reason == "tool_use"
 
 
-def test_arguments_come_in_pieces(user: Any) -> None:
-    asked = {"model": "echo", "max_tokens": 400, "tools": TOOLS}
-    with user.messages.stream(**asked, messages=said(CLOSED + call("read", path="a"))) as stream:
-        told = [event.partial_json for event in stream if event.type == "input_json"]
-    assert len(told) > 1
-    assert json.loads("".join(told)) == {"path": "a"}
-
-
 def test_a_call_that_is_cut_is_not_one_to_make(user: Any) -> None:
     written = CLOSED + call("edit", path="a.py", line=3)
     message = answer(user, said(written), tools=TOOLS, max_tokens=len(written) - len(CLOSED) - 20)
     (cut,) = message.content
     assert (cut.name, cut.input, message.stop_reason) == ("edit", {"path": "a.py"}, "max_tokens")
-
-
-@pytest.mark.parametrize(
-    ("choice", "name"),
-    [
-        ({"type": "any"}, "read"),
-        ({"type": "tool", "name": "edit"}, "edit"),
-        ({"type": "none"}, None),
-    ],
-)
-def test_the_choice_of_tools_is_held(user: Any, choice: Any, name: str | None) -> None:
-    written = CLOSED + call("read", path="a")
-    message = answer(user, said(written), tools=TOOLS, tool_choice=choice)
-    found = [block.name for block in message.content if block.type == "tool_use"]
-    assert found == ([] if name is None else [name])
-
-
-def test_a_form_is_held(user: Any) -> None:
-    format = {"type": "json_schema", "schema": FILES}
-    written = json.dumps({"path": "a"})
-    message = answer(user, said(f"{CLOSED}{written}, so."), output_config={"format": format})
-    assert message.content[0].text == written
-
-
-def test_a_runner_of_tools_goes_on_without_a_thread_of_the_server(user: Any) -> None:
-    def read(path: str) -> str:
-        """Reads a file.
-
-        Args:
-            path: of the file
-        """
-        return f"{path} has nothing in it"
-
-    runner = user.beta.messages.tool_runner(
-        model="echo",
-        max_tokens=400,
-        tools=[anthropic.beta_tool(read)],
-        messages=said(CLOSED + call("read", path="a")),
-        max_iterations=2,
-    )
-    asked, last = list(runner)
-    assert (asked.stop_reason, asked.content[0].input) == ("tool_use", {"path": "a"})
-    assert "nothing in it" in last.content[0].text
 
 
 def test_an_agent_calls_twenty_tools_and_each_turn_is_read_once(user: Any) -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
-from edge_spec.errors import DeviceMemoryError, UsageError
 from edge_spec.fitting import fit as fitting
 from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader import load_asked
@@ -28,7 +26,7 @@ from edge_spec.loader.on_demand import ModelOnDemand
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
 from fixtures.gate import Gate
-from fixtures.server_requests import COMPLETIONS, answered, figure, until
+from fixtures.server_requests import COMPLETIONS, answered, until
 from fixtures.silence import quiet
 
 MODELS = "/v1/models"
@@ -165,38 +163,6 @@ def test_all_models_are_listed_with_their_aliases_and_whether_they_are_open(
         assert "'llama', 'qwen3', 'qwen2'" in error["message"]
 
 
-def test_openais_client_finds_them(serve: Callable[..., httpx.Client]) -> None:
-    url = f"{serve().base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == list(NAMES)
-        assert client.models.retrieve("small").id == "qwen3"
-        answer = client.completions.create(model="small", prompt="hello")
-        assert answer.model == "qwen3"
-        with pytest.raises(openai.NotFoundError):
-            client.completions.create(model="gpt-9", prompt="hello")
-
-
-def test_what_is_told_of_a_model_is_told_of_each(serve: Callable[..., httpx.Client]) -> None:
-    client = serve(max_models=1)
-    for name in ("llama", "qwen3"):
-        params = {"model": name}
-        assert client.get("/edge-spec/info", params=params).json()["model"] == name
-        assert client.get("/props", params=params).json()["model_alias"] == name
-        assert client.get("/edge-spec/plan", params=params).json() == {"candidates": []}
-    assert client.get("/props").json()["model_alias"] == "llama"
-    assert loaded(client) == {"qwen3"}  # what was told once needs no model to be open
-    assert client.get("/health").json() == {"status": "ok"}
-    refusal(client.get("/props", params={"model": "gpt-9"}), 404)
-
-
-def test_figures_are_those_of_each_model(serve: Callable[..., httpx.Client]) -> None:
-    client = serve()
-    ask(client, "qwen3", max_tokens=3)
-    assert figure(client, of_model("edge_spec_predicted_tokens_total", "qwen3")) == 3
-    assert [figure(client, of_model("edge_spec_model_loaded", name)) for name in NAMES] == [1, 1, 0]
-    assert [figure(client, of_model("edge_spec_slots", name)) for name in NAMES] == [1, 1, 0]
-
-
 def test_requests_for_a_model_that_is_being_opened_open_it_once(
     serve: Callable[..., httpx.Client], openings: Openings
 ) -> None:
@@ -258,19 +224,6 @@ def test_nobody_waits_for_a_model_longer_than_was_said(
     assert openings.opened == ["llama", "qwen3"]
 
 
-def test_too_many_that_wait_for_a_model_are_refused(
-    serve: Callable[..., httpx.Client], openings: Openings
-) -> None:
-    client, openings.holds = serve(queue=1), True
-    with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(ask, client, "qwen3") for _ in range(2)]
-        until(client, of_model("edge_spec_queue_length", "qwen3"), 2)
-        refused = client.post(COMPLETIONS, json={"prompt": "a", "model": "qwen3"})
-        openings.gate.end()
-        assert all(each.result() for each in asked)
-    assert "Too many" in refusal(refused, 429)["message"]
-
-
 @contextmanager
 def asking(client: httpx.Client, model: str) -> Iterator[None]:
     """A client that asks, and has left after the block."""
@@ -281,18 +234,6 @@ def asking(client: httpx.Client, model: str) -> Iterator[None]:
         until(client, of_model("edge_spec_queue_length", model), 1)
         yield
     until(client, of_model("edge_spec_queue_length", model), 0)
-
-
-def test_a_model_whose_only_client_leaves_while_it_is_opened_may_be_closed(
-    serve: Callable[..., httpx.Client], openings: Openings
-) -> None:
-    client, openings.holds = serve(max_models=2), True
-    with asking(client, "qwen3"):
-        openings.gate.await_pass()
-    openings.gate.end()
-    for name in ("qwen2", "llama"):
-        ask(client, name)
-    assert loaded(client) == {"llama", "qwen2"}
 
 
 def test_nobody_makes_room_for_a_model_that_nobody_waits_for_any_more(
@@ -332,32 +273,6 @@ def test_a_model_that_cannot_be_opened_is_told_and_the_others_go_on(
     assert ask(client, "llama")["model"] == "llama"
     shutil.copytree(kept, gone)
     assert ask(client, "gone")["choices"][0]["text"] == text_of(kept)
-
-
-def test_a_model_that_the_machine_cannot_hold_is_refused(
-    openings: Openings,
-    hf: Callable[..., Path],
-    start: Callable[..., httpx.Client],
-) -> None:
-    def open_large(**_: Any) -> Engine:
-        raise DeviceMemoryError("it needs 9 GB, and there are 8 GB", remedy="Use --context 512.")
-
-    client = start([openings.model(hf("llama")), ModelOnDemand("large", open_large)])
-    refused = client.post(COMPLETIONS, json={"prompt": "a", "model": "large"})
-    message = refusal(refused, 503)["message"]
-    assert "needs 9 GB" in message and "--context" not in message
-    assert loaded(client) == {"llama"}
-
-
-def test_an_error_that_was_not_raised_on_purpose_tells_only_its_kind(
-    openings: Openings, hf: Callable[..., Path], start: Callable[..., httpx.Client]
-) -> None:
-    def fail(**_: Any) -> Engine:
-        raise RuntimeError("a secret")
-
-    client = start([openings.model(hf("llama")), ModelOnDemand("bad", fail)])
-    message = refusal(client.post(COMPLETIONS, json={"prompt": "a", "model": "bad"}), 500)
-    assert "RuntimeError" in message["message"] and "secret" not in message["message"]
 
 
 @pytest.fixture
@@ -440,9 +355,3 @@ def test_a_server_that_ends_sends_away_who_waits_for_a_model(
             threads.submit(lambda: (discarded.result(30), openings.gate.end()))
         refused = asked.result()
     assert "shutting down" in refusal(refused, 503)["message"]
-
-
-@pytest.mark.parametrize("name", ["max_models", "load_timeout_s"])
-def test_options_of_a_server_of_several_are_checked(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        ServerOptions(**{name: 0})

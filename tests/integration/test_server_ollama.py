@@ -46,16 +46,6 @@ def test_a_stream_is_what_is_sent_unless_asked_otherwise(client: httpx.Client) -
     assert all(json.loads(line)["model"] == "tiny" for line in response.text.splitlines())
 
 
-def test_a_text(user: Any, expected: str, served: Engine) -> None:
-    told = user.generate("tiny", HELLO[0]["content"], options=FEW)
-    assert (told.response, told.done_reason) == (expected, "length")
-    told = user.generate("tiny", "abc", raw=True, options=FEW)
-    assert told.response == served.generate("abc", max_tokens=12).text
-    said = [{"role": "system", "content": "Be brief."}, *HELLO]
-    told = user.generate("tiny", HELLO[0]["content"], system="Be brief.", options=FEW)
-    assert told.response == served.chat(said, max_tokens=12).text
-
-
 def test_a_form(user: Any) -> None:
     schema = {
         "type": "object",
@@ -68,11 +58,6 @@ def test_a_form(user: Any) -> None:
     assert 10 <= json.loads(told)["age"] <= 99
     assert user.chat("tiny", messages=HELLO, format="json", options=FEW).message.content[0] == "{"
     assert user.generate("tiny", "abc", raw=True, format="json", options=FEW).response[0] == "{"
-
-
-def test_a_model_is_opened_where_nothing_is_asked(user: Any) -> None:
-    assert user.chat("tiny").done_reason == "load"
-    assert user.generate("tiny").done_reason == "load"
 
 
 def test_models(user: Any, client: httpx.Client) -> None:
@@ -102,28 +87,6 @@ def test_a_refusal_is_in_its_form(client: httpx.Client, asked: dict[str, Any], t
     response = client.post("/api/chat", json={"messages": HELLO, "model": "tiny", **asked})
     assert response.status_code in (400, 404)
     assert list(response.json()) == ["error"]
-    assert told in response.json()["error"]
-
-
-TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ({"messages": HELLO}, "messages belongs to POST /api/chat: send prompt."),
-        ({"raw": True, "system": "a"}, "system is of the chat template, which raw and suffix go"),
-        ({"suffix": "b", "system": "a"}, "system is of the chat template, which raw and suffix go"),
-        ({"raw": True, "tools": [TOOL]}, "tools is not supported"),
-        ({"raw": True, "think": True}, "enable_thinking is not supported"),
-        ({"speculative": {"tokens": True}}, "speculative asks for what has no place in a message"),
-    ],
-)
-def test_what_a_text_cannot_be_asked_with_is_refused(
-    client: httpx.Client, asked: dict[str, Any], told: str
-) -> None:
-    response = client.post("/api/generate", json={"prompt": "a", **asked})
-    assert (response.status_code, list(response.json())) == (400, ["error"])
     assert told in response.json()["error"]
 
 
@@ -158,16 +121,6 @@ def test_a_thought_stands_beside_the_text(
     assert thinker.generate("echo", text, think=think).thinking == thought
 
 
-def test_a_thought_that_is_not_wanted_is_left_out(thinker: Any) -> None:
-    asked: dict[str, Any] = {"messages": said(f"{OPENED}so\n</think>\n\nyes")}
-    asked["options"] = {"include_reasoning": False}
-    whole = thinker.chat("echo", **asked)
-    streamed = list(thinker.chat("echo", **asked, stream=True))
-    for answer in ([whole], streamed):
-        assert "".join(each.message.content for each in answer) == "yes"
-        assert not any(each.message.thinking for each in answer)
-
-
 def test_calls_of_tools(thinker: Any) -> None:
     def read(path: str, line: int) -> str:
         """Reads a line of a file.
@@ -193,7 +146,3 @@ def test_calls_of_tools(thinker: Any) -> None:
     result = {"role": "tool", "tool_name": "read", "content": read(**call.function.arguments)}
     again = [*messages, answer.message, result, *said(f"{CLOSED}done")]
     assert thinker.chat("echo", again, think=False).message.content == "done"
-
-
-def test_what_a_model_can_do_is_shown(thinker: Any) -> None:
-    assert thinker.show("echo").capabilities == ["completion", "tools", "thinking"]

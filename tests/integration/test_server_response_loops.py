@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel
 
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
@@ -111,35 +110,6 @@ def test_a_loop_of_twenty_calls(client: openai.OpenAI, streams: bool, drafter: s
     assert response.output[0].content[0].text == f"turn {TURNS}"
 
 
-def test_calls_at_once(client: openai.OpenAI) -> None:
-    text = f"Both: {call('step', n=1)}{call('step', n=2)}"
-    response = client.responses.create(
-        model="echo", input=text, tools=[TOOL], parallel_tool_calls=True
-    )
-    message, *calls = response.output
-    assert message.content[0].text.strip() == "Both:"
-    assert [json.loads(each.arguments) for each in calls] == [{"n": 1}, {"n": 2}]
-    assert len({each.call_id for each in calls}) == len({each.id for each in calls}) == 2
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_call_that_is_cut_is_incomplete(client: openai.OpenAI, streams: bool) -> None:
-    """The limit is within the number."""
-    text = call("step", n=123456789)
-    asked: dict[str, Any] = {"model": "echo", "input": text, "tools": [TOOL]}
-    asked["max_output_tokens"] = len(text) - 20
-    if streams:
-        *_, last = client.responses.create(**asked, stream=True)
-        assert last.type == "response.incomplete"
-        response = last.response
-    else:
-        response = client.responses.create(**asked)
-    assert response.status == "incomplete"
-    assert response.incomplete_details.reason == "max_output_tokens"
-    (cut,) = response.output
-    assert (cut.type, cut.status, cut.arguments) == ("function_call", "incomplete", '{"n": 1234')
-
-
 @pytest.mark.parametrize("summary", [None, "auto"])
 def test_a_thought_is_told_where_the_client_looks_for_it(
     client: openai.OpenAI, summary: Any
@@ -157,46 +127,6 @@ def test_a_thought_is_told_where_the_client_looks_for_it(
     ]
     assert ("response.reasoning_summary_text.delta" in kinds) == bool(summary)
     assert ("response.reasoning_text.delta" in kinds) == (not summary)
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds", "statuses"),
-    [
-        ("<think>\non and on", ["reasoning"], ["incomplete"]),
-        (
-            "<think>\nso\n</think>\n\non and on",
-            ["reasoning", "message"],
-            ["completed", "incomplete"],
-        ),
-    ],
-)
-def test_what_a_limit_cuts_is_told(
-    client: openai.OpenAI, text: str, kinds: list[str], statuses: list[str]
-) -> None:
-    response = client.responses.create(model="echo", input=text, max_output_tokens=len(text) - 4)
-    assert [item.type for item in response.output] == kinds
-    assert [item.status for item in response.output] == statuses
-    assert response.status == "incomplete"
-
-
-def test_a_thought_without_a_text_is_followed_by_an_empty_message(client: openai.OpenAI) -> None:
-    """Agents wait for a message or a call."""
-    response = client.responses.create(model="echo", input="<think>\nso\n</think>")
-    assert [item.type for item in response.output] == ["reasoning", "message"]
-    assert (response.output_text, response.status) == ("", "completed")
-
-
-def test_a_form_after_a_thought_is_parsed(client: openai.OpenAI) -> None:
-    class Step(BaseModel):
-        n: int
-
-    text = '<think>\nso\n</think>\n\n{"n": 3}'
-    parsed = client.responses.parse(model="echo", input=text, text_format=Step).output_parsed
-    assert parsed == Step(n=3)
-    with client.responses.stream(model="echo", input=text, text_format=Step) as stream:
-        for _ in stream:
-            pass
-        assert stream.get_final_response().output_parsed == parsed
 
 
 def test_a_request_of_codex(url: str) -> None:

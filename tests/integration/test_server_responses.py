@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 
 from edge_spec.errors import ContextFullError, EdgeSpecError, SessionError
 from edge_spec.runtimes.reference import ReferenceSession
-from fixtures.server_requests import CHAT, HELLO, answered, ask, refusal, text
+from fixtures.server_requests import CHAT, answered, text
 
 RESPONSES = "/v1/responses"
 TOOL = {
@@ -104,121 +103,6 @@ def test_a_stream_tells_what_the_whole_response_does(client: httpx.Client, body:
     assert all(event["response"]["output"] == [] for event in events[:2])
 
 
-def test_log_probabilities_are_those_of_a_chat(client: httpx.Client) -> None:
-    response = post(client, include=["message.output_text.logprobs"], top_logprobs=2)
-    asked = {"messages": HELLO, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
-    expected = ask(client, CHAT, **asked)["choices"][0]["logprobs"]["content"]
-    assert unscored(response["output"][0]["content"][0]["logprobs"]) == unscored(expected)
-    assert post(client)["output"][0]["content"][0]["logprobs"] == []
-
-
-def test_where_tokens_came_from_is_told_where_it_is_asked_for(client: httpx.Client) -> None:
-    response = post(client, speculative={"tokens": True})
-    tokens = response["edge_spec"]["tokens"]
-    assert "".join(token["text"] for token in tokens) == output_text(response)
-    assert len(tokens) == 12 and all(token["origin"] for token in tokens)
-    assert "edge_spec" not in post(client)
-
-
-def test_what_was_asked_for_is_repeated_and_nothing_is_stored(client: httpx.Client) -> None:
-    asked = {
-        **{"metadata": {"a": "b"}, "instructions": "be brief", "user": "me", "tools": [TOOL]},
-        **{"tool_choice": "none", "parallel_tool_calls": False, "truncation": "disabled"},
-        **{"temperature": 0.5, "top_p": 0.5, "max_output_tokens": 3, "top_logprobs": 1},
-        **{"text": {"format": {"type": "text"}, "verbosity": "medium"}},
-        **{"prompt_cache_key": "k", "safety_identifier": "s", "reasoning": {"effort": "medium"}},
-    }
-    response = post(client, **asked, store=True, background=False)
-    assert {name: response[name] for name in asked} == asked
-    assert (response["store"], response["background"]) == (False, False)
-    assert response["previous_response_id"] is None
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "required",
-        {"type": "function", "name": "weather"},
-        {
-            "type": "allowed_tools",
-            "mode": "required",
-            "tools": [{"type": "function", "name": "weather"}],
-        },
-    ],
-)
-def test_the_text_has_the_form_that_is_asked_for(client: httpx.Client, choice: Any) -> None:
-    """A call is asked for in each of its ways; what it is read as is the engine's affair."""
-    schema = {"type": "json_schema", "name": "n", "schema": TOOL["parameters"], "strict": True}
-    response = post(client, text={"format": schema}, max_output_tokens=60)
-    assert json.loads(output_text(response))["n"] in (1, 2)
-    assert response["status"] == "completed"
-    asked = {"tools": [TOOL, TOOL | {"name": "other"}], "tool_choice": choice}
-    response = post(client, **asked, parallel_tool_calls=False, max_output_tokens=120)
-    assert response["status"] == "completed"
-    assert '"n": ' in json.dumps(response["output"]).replace("\\", "")
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id .*whole conversation"),
-        ({"conversation": {"id": "conv_1"}}, "conversation .*whole conversation"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
-        ({"background": True}, "background .*stream the answer"),
-        ({"tools": [TOOL, {"type": "mcp"}]}, r"tools\[1\].type is mcp: .*client runs them"),
-        ({"tools": [{"type": "web_search"}]}, "tools has no function: .*no tools of its own"),
-        ({"tools": [{"type": "custom", "name": "patch"}]}, r"tools\[0\].type is custom: "),
-        ({"tool_choice": {"type": "file_search"}, "tools": [TOOL]}, "tool_choice: .*file_search"),
-        ({"tool_choice": "required"}, "tool_choice asks for a call: send tools"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity is not supported"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.json_schema is"),
-        (
-            {"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
-            "text.format: .*at #/type",
-        ),
-        (
-            {"text": {"format": {"type": "json_object"}}, "regex": "a"},
-            "regex is a form beside that of text.format",
-        ),
-        ({"reasoning": {"efort": "high"}}, "reasoning.efort .*: is effort meant"),
-        ({"input": []}, "input: List should have at least 1 item"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, r"input\[0\]: .*send the item itself"),
-        ({"input": [{"type": "computer_call"}]}, r"input\[0\]: items of type computer_call"),
-        ({"input": [{"role": "tool", "content": "a"}]}, r"input\[0\].role: \"tool\" should be"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\].call_id is missing"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            r"input\[0\].content\[0\]: the model reads text",
-        ),
-        ({"messages": HELLO}, "messages belongs to POST /v1/chat/completions: send input"),
-        ({"n": 2}, "n: 2 should be 1"),
-        ({"metadata": {"a": 1}}, "metadata.a: 1 should be a valid string"),
-        ({"truncation": "auto"}, "truncation: \"auto\" should be 'disabled'"),
-        ({"max_output_tokens": 0}, "max_output_tokens: 0 should be from 1"),
-    ],
-)
-def test_what_is_refused_is_told_in_one_line(client: httpx.Client, body: Any, told: str) -> None:
-    message = refusal(client.post(RESPONSES, json={"input": "hello", **body}))
-    assert re.match(told, message), message
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "resp_1"),
-        ("DELETE", "resp_1"),
-        ("POST", "resp_1/cancel"),
-        ("GET", "resp_1/input_items"),
-        ("POST", "compact"),
-    ],
-)
-def test_no_response_of_earlier_is_there(client: httpx.Client, method: str, path: str) -> None:
-    body = {"json": {}} if method == "POST" else {}
-    response = client.request(method, f"{RESPONSES}/{path}", **body)
-    assert response.status_code == 404
-    assert "No response is stored: " in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -246,8 +130,3 @@ def test_a_stream_that_fails_says_so_with_what_there_is(
     assert [item["status"] for item in response["output"]] == ["incomplete"]
     left[0] = 3
     assert client.post(RESPONSES, json={"input": "hello"}).status_code >= 400
-
-
-def test_the_address_is_found_without_v1(client: httpx.Client) -> None:
-    for path in ("/responses", "/v1/v1/responses"):
-        assert client.post(path, json={"input": "a", "max_output_tokens": 1}).status_code == 200

@@ -8,12 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_spec.apps.server import ServerOptions
-from edge_spec.apps.server.schema import ChatRequest
-from edge_spec.apps.server.work import Desk
-from edge_spec.errors import UsageError
-from fixtures.echo_model import THINKING_TEMPLATE, open_echo
-from fixtures.server_requests import CHAT, HELLO, ask, client_of, events
+from fixtures.echo_model import open_echo
+from fixtures.server_requests import CHAT, ask, client_of, events
 
 OPENING, THOUGHT, ENDING = "<think>\n", "so it is", "\n</think>\n\n"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -76,15 +72,6 @@ def test_a_thought_stands_beside_the_text(
     assert len(THOUGHT) < counted < choice["usage"]["completion_tokens"]
 
 
-@pytest.mark.parametrize("body", [{"reasoning_format": "none"}, {"separate_reasoning": False}])
-def test_a_thought_stays_in_the_text_where_that_is_asked_for(
-    thinker: httpx.Client, body: Any
-) -> None:
-    message = answer(thinker, "yes", **body)["message"]
-    assert "reasoning_content" not in message
-    assert message["content"].removeprefix(OPENING) == f"{THOUGHT}{ENDING}yes"
-
-
 def test_a_schema_and_a_call_come_after_the_thought(thinker: httpx.Client) -> None:
     choice = answer(thinker, '{"a": 1}', response_format=JSON)
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (
@@ -97,110 +84,10 @@ def test_a_schema_and_a_call_come_after_the_thought(thinker: httpx.Client) -> No
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_thought_ends_after_its_budget(thinker: httpx.Client) -> None:
-    choice = answer(thinker, "yes", thinking_budget=3, regex="yes|no")
-    assert THOUGHT.startswith(choice["message"]["reasoning_content"])
-    assert choice["message"]["content"] in ("yes", "no")
-
-
 def test_an_answer_that_ends_within_a_thought_is_cut(thinker: httpx.Client) -> None:
     choice = answer(thinker, "yes", max_tokens=15)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
     assert choice["message"]["reasoning_content"].startswith("so it ")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"reasoning_effort": "none"},
-        {"enable_thinking": False},
-        {"chat_template_kwargs": {"thinking": False}},
-        {"reasoning_budget": 0},
-        {"thinking": {"type": "disabled"}},
-    ],
-    ids=str,
-)
-def test_thoughts_are_off(thinker: httpx.Client, body: Any) -> None:
-    choice = answer(thinker, "yes", **body)
-    assert "reasoning_content" not in choice["message"]
-
-
-SWITCHED = "{% if thinking %}{{ '<think>\\n' }}{% else %}</think>{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("body", "is_on"),
-    [
-        ({}, False),
-        ({"reasoning_effort": "high"}, True),
-        ({"reasoning": {"effort": "low"}}, True),
-        ({"reasoning_effort": "minimal"}, False),
-        ({"enable_thinking": True}, True),
-        ({"thinking_budget": 9}, True),
-        ({"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}}, False),
-        ({"reasoning_effort": "none"}, False),
-    ],
-    ids=str,
-)
-def test_who_asks_for_thoughts_turns_them_on(body: Any, is_on: bool) -> None:
-    """The model's template opens one only where it is asked for."""
-    with open_echo(opening=SWITCHED) as engine:
-        request = ChatRequest.model_validate({"messages": HELLO, **body})
-        work = Desk("echo", engine, ServerOptions()).chat(request)
-        prompt = engine.parts.text.tokenizer.decode(work.prompts[0])
-    assert prompt.endswith("a:<think>\n" if is_on else "a:</think>")
-
-
-@pytest.mark.parametrize("begun", ["<think>\nso", "<think>\nso</think>\n\nye"])
-def test_an_answer_goes_on_within_its_thought_or_after_it(begun: str) -> None:
-    echoed = f"{OPENING}so it is{ENDING}yes"
-    goes_on = {"role": "assistant", "prefix": True, "content": begun}
-    with (
-        open_echo(template=THINKING_TEMPLATE) as engine,
-        client_of(engine) as client,
-    ):
-        messages = [{"role": "user", "content": echoed}, goes_on]
-        choice = ask(client, CHAT, messages=messages, max_tokens=300)["choices"][0]
-    is_within = "</think>" not in begun
-    assert choice["message"].get("reasoning_content") == (" it is" if is_within else None)
-    assert choice["message"]["content"].endswith("yes" if is_within else "s")
-
-
-def test_thoughts_are_among_the_scored_tokens(thinker: httpx.Client) -> None:
-    choice = answer(thinker, "yes", logprobs=True)
-    scored = choice["logprobs"]["content"]
-    assert len(scored) == choice["usage"]["completion_tokens"] - 1  # but for the end
-    written = bytes(byte for token in scored for byte in token["bytes"] or ()).decode()
-    assert f"{THOUGHT}{ENDING}yes" in written
-
-
-@pytest.mark.parametrize(
-    ("body", "thought"),
-    [
-        ({}, "so"),
-        ({"reasoning_budget": -1}, THOUGHT),
-        ({"enable_thinking": True}, THOUGHT),
-        ({"reasoning_effort": "high"}, THOUGHT),
-        ({"reasoning_budget": 3}, "so "),
-        ({"reasoning_effort": "none"}, None),
-    ],
-    ids=str,
-)
-def test_the_servers_own_budget_is_of_requests_that_do_not_say(
-    body: dict[str, Any], thought: str | None
-) -> None:
-    with (
-        open_echo(opening="{{ '<think>\\n' }}") as engine,
-        client_of(engine, reasoning=2) as client,
-    ):
-        message = answer(client, "yes", **body)["message"]
-    assert (message.get("reasoning_content") or "").rstrip() == (thought or "").rstrip()
-
-
-@pytest.mark.parametrize("value", ["maybe", -1, 1.5, True])
-def test_a_server_with_a_budget_that_is_none_does_not_start(value: Any) -> None:
-    with pytest.raises(UsageError, match="reasoning is"):
-        ServerOptions(reasoning=value)
 
 
 @pytest.mark.parametrize(

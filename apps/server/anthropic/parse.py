@@ -20,10 +20,9 @@ from edge_spec.apps.server.fields import (
     refusal,
     words,
 )
-from edge_spec.apps.server.forms import Schema
 from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined, only
 from edge_spec.apps.server.reply import unsealed
-from edge_spec.apps.server.schema import AnswerRequest, ChatRequest
+from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, Schema
 from edge_spec.apps.validation import by_kind
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no

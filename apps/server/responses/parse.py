@@ -16,7 +16,6 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, readable, refusal
-from edge_spec.apps.server.forms import AskedForm, Reasoning, ResponseFormat, asked_format
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Arguments,
@@ -28,7 +27,13 @@ from edge_spec.apps.server.messages import (
     joined,
 )
 from edge_spec.apps.server.reply import unsealed
-from edge_spec.apps.server.schema import ChatRequest
+from edge_spec.apps.server.schema import (
+    AskedForm,
+    ChatRequest,
+    Reasoning,
+    ResponseFormat,
+    asked_format,
+)
 from edge_spec.apps.validation import by_kind, chosen_by
 
 # Agents offer these beside their own tools without being asked to.

@@ -15,12 +15,11 @@ from starlette.responses import Response
 from edge_spec import Chunk, FinishReason, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.logprobs import chat_logprobs
+from edge_spec.apps.server.figures import chat_logprobs, timings, usage
 from edge_spec.apps.server.replies import origin_of
 from edge_spec.apps.server.reply import Reply, sealed, server_event
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.parse import ResponsesRequest
-from edge_spec.apps.server.timings import timings, usage
 from edge_spec.text.parts.part import PartKind
 
 Fields = dict[str, Any]
@@ -287,9 +286,6 @@ class ResponsesReply(Reply):
         if self._has_origins:
             self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
         return told + self._last(self._response["status"])
-
-    def closing(self) -> str:
-        return ""
 
     def failure(self, error: ApiError) -> str:
         list(self._output.finish(is_complete=False, is_cut=True))  # what there is, untold

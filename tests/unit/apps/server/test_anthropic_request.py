@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
-from edge_spec.apps.server.fields import refused_body
+from edge_spec.apps.server.anthropic.parse import CountRequest
 from edge_spec.apps.server.reply import sealed
 
 HELLO = {"role": "user", "content": "hello"}
-PATHS = {"type": "object", "properties": {"path": {"type": "string"}}}
-READ = {"name": "read", "description": "Reads a file.", "input_schema": PATHS}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a"}}
 CALLED = {
     "id": "toolu_1",
@@ -147,126 +143,3 @@ def test_the_systems_text_has_nothing_that_is_for_servers(system: Any, expected:
     """What changes with each request would have all that comes after it read again."""
     first = {"role": "system", "content": expected}
     assert asked(system=system)["messages"] == ([first, HELLO] if expected else [HELLO])
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ({"tools": [{**READ, "type": "custom", **EPHEMERAL, "input_examples": [{}]}]}, {}),
-        ({"tool_choice": {"type": "auto"}}, {"tool_choice": "auto"}),
-        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
-        (
-            {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
-            {"tool_choice": "any", "parallel_tool_calls": False},
-        ),
-        (
-            {"tool_choice": {"type": "tool", "name": "read", "disable_parallel_tool_use": False}},
-            {
-                "tool_choice": {"type": "function", "function": {"name": "read"}},
-                "parallel_tool_calls": True,
-            },
-        ),
-        ({"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
-        (
-            {"temperature": 1, "top_p": 0.9, "top_k": 40},
-            {"temperature": 1.0, "top_p": 0.9, "top_k": 40},
-        ),
-        ({"seed": 3, "session_id": "a"}, {"seed": 3, "session_id": "a"}),
-        ({"thinking": {"type": "disabled"}}, {}),
-        ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 99, "display": "omitted"}},
-            {"enable_thinking": True, "reasoning_budget": 99},
-        ),
-        (
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
-            {"enable_thinking": True, "reasoning_effort": "high"},
-        ),
-        ({"metadata": {"user_id": "a"}, "service_tier": "auto", **EPHEMERAL}, {}),
-        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, {}),
-    ],
-)
-def test_fields_become_those_of_a_conversation(body: Any, expected: Any) -> None:
-    told = asked(tools=[READ], **body) if "tools" not in body else asked(**body)
-    function = {"name": "read", "description": "Reads a file.", "parameters": PATHS}
-    assert told.pop("tools") == [{"type": "function", "function": function}]
-    assert told.pop("messages") == [HELLO]
-    assert told == {"enable_thinking": False, **expected}
-
-
-def test_a_form_of_the_answer_is_held() -> None:
-    format = {"type": "json_schema", "schema": PATHS}
-    of_openai = {"type": "json_schema", "json_schema": {"schema": PATHS}}
-    for body in (
-        {"output_config": {"format": format}},
-        {"output_format": format},
-        {"response_format": of_openai},
-    ):
-        request = CountRequest.model_validate({"messages": [HELLO], **body}).for_chat()
-        assert request.form is not None and request.form.field == "response_format"
-
-
-def test_an_answer_goes_on_with_the_text_of_the_last_message() -> None:
-    assert "continue_final_message" not in asked()
-    for content in ("So", [text("S"), text("o")]):
-        told = asked(messages=[HELLO, {"role": "assistant", "content": content}])
-        assert told["continue_final_message"] is True
-        assert told["messages"][-1]["content"] == "So"
-
-
-BLOCK = {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ({"max_tokens": None}, "max_tokens: "),
-        ({"max_tokens": 0}, "max_tokens: 0 should be greater than or equal to 1."),
-        ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role: "),
-        (
-            BLOCK,
-            "messages[0].content[0]: the model reads text: send blocks of type text, thinking, "
-            "tool_use or tool_result, not image.",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [result([{"type": "document"}])]}]},
-            "messages[0].content[0].content[0]: the model reads text: send blocks of type text, "
-            "not document.",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [CALL]}]},
-            "messages[0].content has tool_use, which no message of the role user has.",
-        ),
-        (
-            {"messages": [HELLO, {"role": "assistant", "content": [CALL]}]},
-            "messages ends with tool_use: an answer goes on with a text, or comes after a message "
-            "of the user.",
-        ),
-        ({"messages": [{"role": "assistant", "content": []}]}, "messages says nothing: "),
-        ({"system": [{"type": "image"}]}, "system[0]: the model reads text: "),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools[0].type is web_search_20250305, which Anthropic's servers or models know: send "
-            "a tool with a name, a description and an input_schema.",
-        ),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
-        ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing."),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name names a tool with the type tool"),
-        ({"tool_choice": "auto"}, 'tool_choice: "auto" should be an object.'),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: 0 "),
-        ({"thinking": {"type": "sometimes"}}, "thinking.type: "),
-        ({"mcp_servers": [{"url": "a"}]}, "mcp_servers is not supported: send their tools"),
-        ({"n": 2}, "n asks for what has no place in a message: leave it out."),
-        ({"n_probs": 1}, "n_probs asks for what has no place in a message: leave it out."),
-        ({"speculative": {"tokens": True}}, "speculative asks for what has no place in a message"),
-        ({"max_token": 2}, "max_token is no field that is known here: is max_tokens meant?"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_its_name(body: Any, told: str) -> None:
-    given = {"messages": [HELLO], "max_tokens": 8, **body}
-    with pytest.raises(ValidationError) as refused:
-        MessagesRequest.model_validate(given)
-    error = refused.value.errors()[0]
-    message = refused_body({**error, "loc": ("body", *error["loc"])}, given).message
-    assert message.startswith(told) if not told.endswith(".") else message == told
