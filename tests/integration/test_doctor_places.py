@@ -37,19 +37,6 @@ def test_what_a_writer_does_not_write_is_named_before_it_is_tried(tmp_path: Path
     assert "does not write its" in cannot[1] and "attention sinks" in cannot[1]
 
 
-@pytest.mark.parametrize(
-    ("family", "what"),
-    [("gemma4", "layers with the keys and values of others"), ("lfm2", "short convolutions")],
-)
-def test_openvino_is_not_named_for_what_it_refuses(
-    family: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "known_runtimes", lambda: ["ort", "openvino"])
-    can, cannot = told(families.write_hf(family, tmp_path / "model"))
-    assert can == ("ok", "runs on ort")
-    assert cannot[0] == "note" and f"has {what}, which openvino is not given" in cannot[1]
-
-
 def test_a_model_of_plain_llamas_kind_runs_everywhere(tmp_path: Path) -> None:
     directory = tiny.write_hf(tiny.build(), tmp_path / "model")
     assert told(directory) == [("ok", f"runs on {', '.join(NAMES)}")]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from edge_spec.diagnostics.bench import peers
-from edge_spec.diagnostics.bench.measuring import BenchPlan, SideError, Task
-from edge_spec.diagnostics.bench.peers import PeerChoice, PeerSide, open_peers
+from edge_spec.diagnostics.bench.measuring import BenchPlan, Task
+from edge_spec.diagnostics.bench.peers import PeerChoice, open_peers
 from edge_spec.text.prompt_files import Prompt
 
 CHOICE = PeerChoice(Path("a.gguf"), "a", threads=3)
@@ -21,26 +21,6 @@ PLAN = BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
 
 
 def quiet(what: str, fraction: float) -> None: ...
-
-
-def test_what_a_library_raises_is_told_in_one_line() -> None:
-    def broken(prompt: Any, max_tokens: int) -> Any:
-        raise ValueError("odd\nthing")
-
-    with pytest.raises(SideError, match="ValueError: odd thing"):
-        PeerSide("other plain", "1", "none", broken).decode([1], 1)
-
-
-def test_what_is_not_there_is_listed_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
-        assert not any(each.sides for each in opened)
-    notes = {each.name: each.note for each in opened}
-    assert notes["llama-cpp-python"] == 'not installed: pip install "llama-cpp-python"'
-    assert "llama-server is not on the PATH" in str(notes["llama-server"])
 
 
 def test_a_library_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
