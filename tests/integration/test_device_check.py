@@ -168,14 +168,6 @@ def test_a_crash_and_a_hang_are_findings_and_the_rest_goes_on(command: Any, caps
     assert str(crash) in capsys.readouterr().out
 
 
-@pytest.mark.slow  # the command as above
-def test_an_interrupt_writes_what_is_there(command: Any) -> None:
-    status, report, _ = command("cpu", Inline({"chains": KeyboardInterrupt()}))
-    assert status == 130
-    tried = [each["check"] for each in report["findings"] if each["group"] == "run"]
-    assert tried == ["opens", "run"]
-
-
 def test_nothing_of_the_users_own_is_in_the_report(
     command: Any, faulty_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,6 @@ from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diag
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.diagnostics.doctor.machine import _num_bytes
 from edge_spec.fitting.devices import Device
-from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 
 CPU = Device("ort", "cpu", "cpu", "the processor")
@@ -49,14 +47,6 @@ def test_devices_and_why_others_cannot_be_used() -> None:
     assert (alone.level, alone.found) == (Severity.FAULT, "none can be used")
 
 
-def test_a_disk_that_is_almost_full_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")._replace(free=5_000_000)
-    monkeypatch.setattr(
-        "edge_spec.diagnostics.doctor.machine.shutil.disk_usage", lambda path: usage
-    )
-    assert found(examined(), "machine", "disk").level is Severity.WARNING
-
-
 @pytest.mark.parametrize("place", ["cache", "cache/below"])
 def test_a_cache_that_is_no_directory_is_told(
     cache: Path, gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, place: str
@@ -69,15 +59,6 @@ def test_a_cache_that_is_no_directory_is_told(
     assert disk.level is Severity.WARNING and disk.found.startswith(f"{cache} is no directory")
     conversion = found(report, "target", "conversion")
     assert conversion.level is Severity.FAULT and "EDGE_SPEC_CACHE" in conversion.remedy
-
-
-def test_a_cache_that_cannot_be_written_is_a_warning_where_nothing_is_converted(
-    exported: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_spec.diagnostics.doctor.machine.os.access", lambda path, mode: False)
-    report = examined(model=str(exported().path))
-    assert "cannot be written" in found(report, "machine", "disk").found
-    assert report.verdict == "warnings"
 
 
 @pytest.mark.parametrize(

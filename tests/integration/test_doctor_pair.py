@@ -145,13 +145,6 @@ def test_memory_is_compared_with_what_is_free(
     assert numbers["fits"] == (level is Severity.OK)
 
 
-def test_what_is_not_converted_yet_has_no_forecast(hf: Callable[..., Path], cache: Path) -> None:
-    report = examined(hf())
-    forecast = found(report, "memory", "forecast")
-    assert forecast.level is Severity.NOTE and forecast.remedy.endswith(f"edge-spec plan {hf()}.")
-    assert not cache.exists()  # nothing was converted
-
-
 def test_break_even_is_where_a_token_costs_what_it_costs_alone() -> None:
     costs = RowCosts({1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 3.0})
     assert break_even(1, Costs(costs, 0.0)) == pytest.approx(0.2, abs=1e-3)
@@ -234,18 +227,6 @@ def test_a_fault_of_the_draft_ends_the_examination(bundle: Callable[..., Path]) 
     )
 
 
-def test_a_draft_that_cannot_be_chosen_is_a_fault(
-    bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choose_none(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied", "bundles")
-
-    monkeypatch.setattr("edge_spec.diagnostics.doctor.diagnose.chosen_drafts", choose_none)
-    report = examined(bundle("target"), "auto")
-    assert "Permission denied" in found(report, "draft", "model").found
-    assert found(report, "caches", "kept").level is Severity.OK
-
-
 def test_a_model_that_its_runtime_cannot_have_is_a_fault(bundle: Callable[..., Path]) -> None:
     report = examined(bundle("target", format="nothing-reads-this"))
     assert found(report, "target", "runtime").level is Severity.FAULT
@@ -268,8 +249,3 @@ def test_nothing_is_fetched(
     report = examined("hf:org/name")
     assert report.verdict == "faults"
     assert found(report, "target", "model").remedy == "Fetch it: edge-spec pull hf:org/name."
-
-
-def test_a_path_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
-    report = examined(tmp_path / "nowhere.gguf")
-    assert "no such file" in found(report, "target", "model").found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.cli.plan import _shown, _table
+from edge_spec.cli.plan import _shown
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import UsageError
@@ -189,14 +189,6 @@ def test_the_table_shows_all_drafters_of_the_best_place_and_one_of_each_other() 
     same = replace(BEST, drafter="none")
     slower = replace(NEXT, drafter="suffix", tokens_per_s=90.0)
     assert _shown([BEST, same, NEXT, slower]) == [BEST, same, NEXT]
-
-
-def test_a_column_without_content_is_left_out() -> None:
-    assert _table([("a", "draft", "c"), ("1", "-", "33"), ("2", "-", "4")]) == [
-        "a  c",
-        "1  33",
-        "2  4",
-    ]
 
 
 @pytest.mark.parametrize(

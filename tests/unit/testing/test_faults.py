@@ -162,19 +162,6 @@ def test_the_models_are_closed_even_where_a_draft_cannot_be(make_engine: Any) ->
     assert smaller.is_closed and target.is_closed
 
 
-@pytest.mark.parametrize("call", ["state", "restore"])
-def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
-    make_engine: Any, tmp_path: Any, call: str
-) -> None:
-    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, call)])
-    with make_engine(faulty) as engine, make_engine(model()) as sound:
-        right = ids(engine)
-        with pytest.raises(SessionError):
-            engine.snapshot(tmp_path / "a")
-            engine.restore(tmp_path / "a")
-        assert ids(engine) == ids(sound) == right
-
-
 class Release(Event):
     """What a pass that hangs waits for."""
 
@@ -212,23 +199,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault]:
     monkeypatch.setattr(_Worker, "__init__", begin_patiently)
     yield Fault(FaultKind.HANGS, "forward", 3, released)
     released.set()
-
-
-def test_a_pass_that_waits_for_its_turn_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another conversation's prompt may take longer than any pass of a draft."""
-    is_its_turn, asked = Event(), []
-
-    def is_waiting(thread: int | None) -> bool:
-        asked.append(thread)
-        if len(asked) > 25:  # more often than a limit is looked at
-            is_its_turn.set()
-        return True
-
-    monkeypatch.setattr("edge_spec.core.turns.is_waiting", is_waiting)
-    worker = _Worker("")
-    assert worker.call(is_its_turn.wait, limit_s=0.01)
-    assert len(asked) > 25 and set(asked) == {worker._thread.ident}  # type: ignore[union-attr]
-    worker.end()
 
 
 class Closed(ScriptedModel):

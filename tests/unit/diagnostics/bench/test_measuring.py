@@ -67,22 +67,6 @@ def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> N
     assert all(len(passes) == 2 for passes in measured.runs.values())
 
 
-@pytest.mark.parametrize(
-    ("at", "passes", "prompts"),
-    [(1, 0, 0), (2, 0, 0), (4, 1, 2), (5, 1, 3), (6, 1, 3), (8, 1, 3), (9, 2, 3)],
-)
-def test_an_interrupt_leaves_whole_passes_or_a_part_of_the_first(
-    at: int, passes: int, prompts: int
-) -> None:
-    # Of each pass, the first call is the warm-up.
-    sides = [FakeSide("a", []), FakeSide("b", [], KeyboardInterrupt(), at)]
-    measured = measure(sides, planned(3, 3), quiet)
-    assert measured.partial
-    assert len(measured.tasks) == prompts
-    for of_side in measured.runs.values():
-        assert [len(each) for each in of_side] == [prompts] * passes
-
-
 def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
     sides = [
         FakeSide("a", []),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from edge_spec.diagnostics.bench.measuring import (
     BenchMeasurement,
     BenchPlan,
     Run,
-    SampledMeasurement,
     Task,
 )
 from edge_spec.diagnostics.bench.peers import OpenPeer
@@ -108,29 +106,6 @@ def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMea
     lines = markdown(document(measured, SETTINGS, [])).splitlines()
     assert any(line.startswith("In loops: 40% of plain") for line in lines)
     assert "Over the prompts without any (1), the speedup is 0.90 (0.80 to 1.00)." in lines
-
-
-@pytest.fixture
-def sampled(measured: BenchMeasurement) -> SampledMeasurement:
-    """Of "b" alone, answered 1.5 times as fast."""
-    plan = replace(measured.plan, tasks=measured.plan.tasks[1:])
-    runs = {DRAFTING: [[drafted(1.0)]] * 2, PLAIN: [[run(1.5, text=3)], [run(1.5, text=4)]]}
-    again = replace(measured, plan=plan, runs=runs)
-    return SampledMeasurement(again, 1, "temperature 0.7", "edge-spec's defaults")
-
-
-def test_sampled_answers_stand_beside_the_greedy_ones_of_the_same_prompts(
-    measured: BenchMeasurement, sampled: SampledMeasurement
-) -> None:
-    report = document(measured, SETTINGS, [], sampled)
-    told = report["sampled"]
-    assert (told["total"]["prompts"], told["total"]["speedup"]) == (1, pytest.approx(1.5))
-    assert (told["greedy"]["prompts"], told["greedy"]["speedup"]) == (1, pytest.approx(0.9))
-    assert "differing_texts" not in told["total"]
-    lines = markdown(json.loads(json.dumps(report))).splitlines()
-    assert any(line.startswith("Sampled: temperature 0.7 (edge-spec's defaults)") for line in lines)
-    assert any(line.startswith("| sampled | 1 |") and " 1.50 (" in line for line in lines)
-    assert any(line.startswith("| greedy | 1 |") and " 0.90 (" in line for line in lines)
 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:

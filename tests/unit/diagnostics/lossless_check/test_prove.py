@@ -28,7 +28,6 @@ from edge_spec.diagnostics.lossless_check.prove import Difference
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.prompt_files import Prompt
@@ -355,12 +354,3 @@ def test_what_a_model_wrote_is_no_command_of_the_terminal(failed: Proof) -> None
     )
     text = printed(report)
     assert "\x1b" not in text and "FAIL" in text and "fault" in text
-
-
-def test_nothing_to_verify_is_refused(with_drafter: Any) -> None:
-    engine = with_drafter("suffix")
-    engine.set_drafter("none")
-    with pytest.raises(UsageError, match="without a drafter"):
-        prove(engine, PROMPTS, SMALL, quiet)
-    with pytest.raises(ContextFullError, match="none of 1 prompts fits"):
-        prove(with_drafter("suffix"), [Prompt("long", "any", "x" * 600)], SMALL, quiet)

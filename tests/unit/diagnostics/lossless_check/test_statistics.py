@@ -56,22 +56,3 @@ def test_a_shift_of_20_percent_fails_however_it_is_spread() -> None:
     made = np.concatenate([shifted(0.2), shifted(0.2)]) / 2
     cells = {(i,): float(p) for i, p in enumerate(halves)}
     assert not any(fit(drawn(made, 1500, seed), cells).passed for seed in range(50))
-
-
-def test_other_probabilities_pass_within_what_is_allowed_and_no_further() -> None:
-    """Each up to 10 % larger or smaller; one of them is twice as large in the end."""
-    change = np.log(1.1)
-    factors = np.where(np.arange(27) % 2, 1.1, 1 / 1.1)
-    near = WEIGHTS * factors / (WEIGHTS * factors).sum()
-    distance = float(np.abs(near - WEIGHTS).sum() / 2)
-    for seed in range(20):
-        found = fit(drawn(near, 50_000, seed), PROBABILITIES)
-        assert not found.passed and found.passed_within(2 * change, distance)
-        assert not found.passed_within(0.0, distance)  # relative entropy counts, too
-    far = near.copy()
-    far[0] *= 2
-    found = fit(drawn(far / far.sum(), 50_000), PROBABILITIES)
-    assert not found.passed_within(2 * change, distance)
-    impossible = fit({**drawn(near, 20_000), (99,): 1}, PROBABILITIES)
-    assert impossible.num_impossible == 1 and not impossible.passed_within(2 * change, distance)
-    assert not impossible.passed
