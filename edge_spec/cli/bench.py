@@ -11,7 +11,7 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json, require_writable
-from edge_spec.errors import EdgeSpecError, UsageError, readable
+from edge_spec.errors import UsageError, readable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.speedup_report import Document
     from edge_spec.engine.engine import Engine
 
-_TOLD_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
 
@@ -49,7 +48,7 @@ class BenchOptions:
     ] = 2
     out: Annotated[
         Path | None,
-        Option("A directory for report.md, report.json, chart.svg and chart.png.", None),
+        Option("A directory for report.md and report.json.", None),
     ] = None
     peers: Annotated[
         bool, Option("Measure llama-cpp-python and llama-server, too.", None, flag="--peers")
@@ -115,19 +114,7 @@ def _settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dic
         "policy": engine.parts.speculation.policy.beliefs(),
         "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
         "threads": loading.threads,
-        "row_costs": _row_costs(engine),
     }
-
-
-def _row_costs(engine: Engine) -> dict[int, float]:
-    """Returns what passes of so many rows took at the end, in passes of one; empty where no policy
-    has gone by that."""
-    factory = engine.parts.speculation_factory
-    if not engine.parts.speculation.policy.beliefs() or factory.costs is None:
-        return {}
-    costs = factory.costs()
-    widths = [rows for rows in _TOLD_ROWS if rows <= factory.capabilities.max_rows]
-    return {rows: costs.at(rows) / costs.at(1) for rows in widths}
 
 
 def _measure(
@@ -208,7 +195,6 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 
 def _print(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.chart import draw_chart
     from edge_spec.diagnostics.bench.speedup_report import markdown
     from edge_spec.diagnostics.report_files import write_report
 
@@ -219,8 +205,4 @@ def _print(report: Document, as_json: bool, out: Path | None) -> None:
     if out is None:
         return
     write_report(out, report, markdown(report))
-    try:
-        draw_chart(report, out)
-    except EdgeSpecError as error:
-        print(f"edge-spec: {error}", file=sys.stderr)
     print(f"Written to {out}", file=sys.stderr)

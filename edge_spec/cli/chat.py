@@ -21,13 +21,12 @@ def chat(
     learn: options.Learn = False,
     *,
     loading: options.AskedOptions,
-    sampling: options.ChatSamplingOptions,
+    sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
-    from edge_spec.core.sampling import SamplingParams
     from edge_spec.text.thoughts import read_reasoning
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
@@ -40,7 +39,7 @@ def chat(
             learns=learn,
         )
 
-    SamplingParams(**sampling.asked)  # refused now rather than when the model is open
+    sampling.params()  # refused now rather than when the model is open
     answering = {
         "max_tokens": sampling.max_tokens,
         "reasoning": read_reasoning(sampling.reasoning),

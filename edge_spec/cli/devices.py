@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json
+from edge_spec.cli.output import print_json, print_table
 from edge_spec.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edge_spec.fitting.devices import Device
-
-_PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 
 
 def devices(
@@ -50,7 +45,7 @@ def devices(
     if json:
         print_json({"devices": [asdict(device) for device in found]})
         return
-    _print(found)
+    print_table(map(_row, found), ("runtime", "device", "kind", "memory", "description"))
 
 
 def _show_placements(path: Path, json: bool) -> None:
@@ -61,43 +56,25 @@ def _show_placements(path: Path, json: bool) -> None:
     if json:
         print_json({"placements": [asdict(each) for each in found]})
         return
-    from rich.table import Table
-
     columns = ("function", "operations", "estimated cost", "not on the chosen device")
-    table = Table(*columns, box=None, pad_edge=False)
-    for each in found:
-        table.add_row(
+    rows = (
+        (
             each.function,
             ", ".join(f"{unit} {count}" for unit, count in each.operations.items()),
             ", ".join(f"{unit} {share:.1%}" for unit, share in each.shares.items()) or "-",
             ", ".join(f"{kind} {count}" for kind, count in each.fallbacks.items()) or "-",
         )
-    _show(table)
+        for each in found
+    )
+    print_table((("", cells) for cells in rows), columns)
 
 
-def _print(found: list[Device]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("runtime", "device", "kind", "memory", "description", box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for device in found:
-        said = (device.description, device.kernels, device.fault, device.hint)
-        about = [part for part in said if part]
-        cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device))
-        # Text: nothing that a driver or server says is read as markup.
-        table.add_row(
-            *map(Text, cells), Text(": ".join(about), style="red" if device.fault else "")
-        )
-    _show(table)
-
-
-def _show(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
-    console.print(table)
+def _row(device: Device) -> tuple[str, tuple[str, ...]]:
+    """Its style and its cells."""
+    said = (device.description, device.kernels, device.fault, device.hint)
+    about = ": ".join(part for part in said if part)
+    cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device), about)
+    return "red" if device.fault else "", cells
 
 
 def _memory(device: Device) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar, print_json, require_writable
+from edge_spec.cli.output import ProgressBar, print_json, print_table, require_writable
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.diagnostics.doctor.diagnose import Report
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from edge_spec.models.options import LoadOptions
 
 _COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
-_LEAST_COLUMNS = 60  # in fewer, text begins further left
 _RUN = "With --run"
 
 
@@ -49,9 +47,7 @@ class DoctorOptions:
     context: Annotated[int | None, Option("Tokens of context, if not the model's own.", None)] = (
         None
     )
-    open_models: Annotated[
-        bool, Option("Open every variant, too, and compare their scores.", None, flag="--open")
-    ] = False
+    open_models: Annotated[bool, Option("Open every variant, too.", None, flag="--open")] = False
     hashes: Annotated[
         bool, Option("Hash the files of bundles above 1 GB, too.", None, flag="--hash")
     ] = False
@@ -102,7 +98,7 @@ def doctor(
     Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
     """
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-    from edge_spec.diagnostics.doctor.document import document
+    from edge_spec.diagnostics.doctor.finding import document
     from edge_spec.models.source import Source
 
     if asked.out is not None:
@@ -128,8 +124,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
     """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
     what is there."""
     from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
-    from edge_spec.diagnostics.doctor.document import files_sha256
-    from edge_spec.diagnostics.doctor.finding import note
+    from edge_spec.diagnostics.doctor.finding import files_sha256, note
 
     chosen = report.chosen
     if chosen is None:
@@ -155,7 +150,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
 def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
-    from edge_spec.diagnostics.doctor.document import markdown, public_document
+    from edge_spec.diagnostics.doctor.finding import markdown, public_document
     from edge_spec.diagnostics.report_files import write_report
 
     if asked.out is not None:
@@ -164,23 +159,21 @@ def _write(report: Report, model: str, asked: DoctorOptions) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    width = max(len(finding.check) for finding in report.findings)
-    folds = sys.stdout.isatty()
-    console = Console(highlight=False, soft_wrap=not folds)
-    columns = console.width if folds else None
+    between = "\n-> " if sys.stdout.isatty() else " -> "
+    rows: list[tuple[str, tuple[str, ...]]] = []
     for group, findings in report.grouped.items():
-        console.print(Text(group, style="bold"))
-        for finding in findings:
-            level = str(finding.level)
-            for line in lines(finding, width, columns):
-                console.print(Text(line, style=_COLORS.get(level, "")))
+        rows.append(("bold", (group, "", "")))
+        for each in findings:
+            told = between.join(
+                " ".join(part.split()) for part in (each.found, each.remedy) if part
+            )
+            level = str(each.level)
+            rows.append((_COLORS.get(level, ""), (f"  {level}", each.check, told)))
+    print_table(rows)
     levels = [str(finding.level) for finding in report.findings]
     counts = {level: levels.count(level) for level in ("fault", "warning", "note")}
     found = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items())
-    console.print(Text(f"{found}{_summary(report)}"))
+    print(f"{found}{_summary(report)}")
 
 
 def _summary(report: Report) -> str:
@@ -196,25 +189,3 @@ def _summary(report: Report) -> str:
     if expected > 1:
         return f": it works, and speculation pays ({expected:.2f} times)"
     return ": it works; speculation does not pay, and rounds stay plain"
-
-
-def lines(finding: Finding, width: int, columns: int | None) -> Iterator[str]:
-    """columns: that lines are folded at; None: they are not."""
-    head = f"  {finding.level:<8}{finding.check:<{width}}  "
-    text = _printable(finding.found)
-    remedy = f"-> {_printable(finding.remedy)}" if finding.remedy else ""
-    if columns is None:
-        yield f"{head}{text} {remedy}".rstrip()
-        return
-    import textwrap
-
-    indent = " " * (len(head) if columns >= _LEAST_COLUMNS else 4)
-    fold = partial(textwrap.wrap, width=columns, break_on_hyphens=False)  # options stay whole
-    yield from fold(head + text, subsequent_indent=indent)
-    if remedy:
-        yield from fold(remedy, initial_indent=indent, subsequent_indent=indent + "   ")
-
-
-def _printable(text: str) -> str:
-    """Puts the text on one line: a model may have any character in its tokens and names."""
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))

@@ -19,7 +19,6 @@ __all__ = [
     "MODEL_HELP",
     "RPC_HELP",
     "AskedOptions",
-    "ChatSamplingOptions",
     "Json",
     "Learn",
     "Model",
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 _SAMPLING = "Sampling"
 _HELP = {
     "max_tokens": "Most tokens of an answer.  [default: 512, and 3584 for a thought]",
-    "temperature": "How freely tokens are drawn; 0 takes the likeliest one.",
+    "temperature": "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in "
+    "generate, else this and the next four as the model's makers state]",
     "top_k": "Draw among this many likeliest tokens; 0 keeps all.",
     "top_p": "Draw among the likeliest tokens that have this share together; 1 keeps all.",
     "min_p": "Leave out tokens below this share of the likeliest one's; 0 keeps all.",
@@ -48,24 +48,21 @@ def _option(name: str) -> Option:
     return Option(_HELP[name], _SAMPLING)
 
 
-def _of_makers(name: str) -> Option:
-    return Option(f"{_HELP[name]}  [default: as the model's makers state]", _SAMPLING)
-
-
 _REASONING = Option(_HELP["reasoning"], _SAMPLING, metavar="auto|off|N")
 _OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a token is chosen
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Says how the next token is chosen, and how long an answer may be."""
+    """Says how the next token is chosen, and how long an answer may be. None: greedy for a single
+    answer, for conversations as the model's makers state, else as edge-spec does."""
 
     max_tokens: Annotated[int | None, _option("max_tokens")] = None
-    temperature: Annotated[float, _option("temperature")] = 0.0
-    top_k: Annotated[int, _option("top_k")] = 0
-    top_p: Annotated[float, _option("top_p")] = 1.0
-    min_p: Annotated[float, _option("min_p")] = 0.0
-    repetition_penalty: Annotated[float, _option("repetition_penalty")] = 1.0
+    temperature: Annotated[float | None, _option("temperature")] = None
+    top_k: Annotated[int | None, _option("top_k")] = None
+    top_p: Annotated[float | None, _option("top_p")] = None
+    min_p: Annotated[float | None, _option("min_p")] = None
+    repetition_penalty: Annotated[float | None, _option("repetition_penalty")] = None
     seed: Annotated[int | None, _option("seed")] = None
     reasoning: Annotated[str, _REASONING] = "auto"
 
@@ -73,23 +70,7 @@ class SamplingOptions:
         """Raises UsageError for a value out of its range."""
         from edge_spec.core.sampling import SamplingParams
 
-        values = {name: value for name, value in vars(self).items() if name not in _OF_NO_DRAW}
-        return SamplingParams(**values)
-
-
-@dataclass(frozen=True)
-class ChatSamplingOptions:
-    """Says how the next token of a conversation is chosen, and how long an answer may be. None: as
-    the model's makers state, else as edge-spec does."""
-
-    max_tokens: Annotated[int | None, _option("max_tokens")] = None
-    temperature: Annotated[float | None, _of_makers("temperature")] = None
-    top_k: Annotated[int | None, _of_makers("top_k")] = None
-    top_p: Annotated[float | None, _of_makers("top_p")] = None
-    min_p: Annotated[float | None, _of_makers("min_p")] = None
-    repetition_penalty: Annotated[float | None, _of_makers("repetition_penalty")] = None
-    seed: Annotated[int | None, _option("seed")] = None
-    reasoning: Annotated[str, _REASONING] = "auto"
+        return SamplingParams(**self.asked)
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Any
 
 from edge_spec.errors import UsageError
 
+_PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 _EVERY_S = 15.0  # outside of a terminal
 _TELLING = 0.02  # of the work: what is left cannot be told from less
 
@@ -23,6 +24,32 @@ def print_json(document: Mapping[str, Any]) -> None:
     text = dumps(document, ensure_ascii=False)
     # Half a character, which no encoding has, is escaped as JSON escapes it.
     print(text.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
+
+
+def print_table(rows: Iterable[tuple[str, Sequence[str]]], headings: Sequence[str] = ()) -> None:
+    """Prints columns that line up; a pipe gets each row in one line. rows: each a style and its
+    cells."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=None, pad_edge=False, show_header=bool(headings))
+    for style, cells in rows:
+        # Text: nothing that a driver, a server or a model says is read as markup.
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+    for column in table.columns:
+        column.overflow = "fold"
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def printable(text: str) -> str:
+    """Removes what a terminal would take for a command: a model may have any character in its
+    tokens and names."""
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 
 def require_writable(directory: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import ProgressBar
+from edge_spec.cli.output import ProgressBar, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,8 +80,11 @@ def _print(made: Plan) -> None:
 
     best = made.placements[0]
     shown = _shown(made.placements)
-    for line in _table([_HEADINGS, *(_cells(each) for each in shown)]):
-        print(line)
+    # A column that is empty but for its heading is left out.
+    rows = [_HEADINGS, *(_cells(each) for each in shown)]
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    headings, *cells = zip(*columns, strict=True)
+    print_table((("", row) for row in cells), headings)
     if best.lossless:
         print(f"texts there, with and without drafting: {best.lossless}")
     if (why := why_no_draft(made.placements)) is not None:
@@ -129,13 +132,3 @@ def _memory(main: int, on_devices: Mapping[str, int]) -> str:
 
     parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
     return " + ".join([format_bytes(main), *parts])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns that line up; one that is empty but for its heading is left out."""
-    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in zip(*columns, strict=True)
-    ]

@@ -115,7 +115,7 @@ def serve(
     serving: ServeOptions,
     learn: options.Learn = False,
     loading: options.AskedOptions,
-    sampling: options.ChatSamplingOptions,
+    sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:
     """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
@@ -131,11 +131,10 @@ def serve(
     """
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
-    from edge_spec.core.sampling import SamplingParams
     from edge_spec.text.thoughts import read_reasoning
 
     named = model or ["smollm2"]
-    of_requests = SamplingParams(**sampling.asked)
+    of_requests = sampling.params()
     reasoning = read_reasoning(sampling.reasoning)
     if serving.stdio:
         if len(named) > 1:
@@ -221,13 +220,12 @@ def desktop(
     learn: options.Learn = False,
     *,
     loading: options.AskedOptions,
-    sampling: options.ChatSamplingOptions,
+    sampling: options.SamplingOptions,
 ) -> None:
     """Talk to a model in a window, whose closing ends everything. Sampling options,
     --max-tokens and --reasoning hold for what the page does not set."""
     from edge_spec.cli.opening import open_engine
     from edge_spec.core import entry_points
-    from edge_spec.core.sampling import SamplingParams
     from edge_spec.text.thoughts import read_reasoning
 
     entry_points.load_app("desktop")(
@@ -237,7 +235,7 @@ def desktop(
         plan=lambda: plan_document(model, loading) or {"candidates": []},
         parallel=_PARALLEL,
         **sampling.length,
-        sampling=SamplingParams(**sampling.asked),
+        sampling=sampling.params(),
         reasoning=read_reasoning(sampling.reasoning),
         asked_sampling=sampling.asked,
     )

@@ -1,5 +1,4 @@
-"""Reports as files that may be handed on: as Markdown, as JSON, and as pages of HTML that need
-nothing beside them."""
+"""Reports as files that may be handed on: as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -30,14 +29,3 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     """Returns what `describe_machine` found, in one line."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."
-
-
-def rendered(template: Path, **values: object) -> str:
-    """Returns a Jinja template with these values, which are escaped: what models wrote, and what
-    drivers and files say, is text. Raises jinja2's errors for a name that it has no value for."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)

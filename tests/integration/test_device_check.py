@@ -75,13 +75,6 @@ def test_chains_and_trees_are_judged_apart(device: str, chains: str, trees: str,
     assert levels(found("trees", on(device)))[0] == trees
 
 
-@pytest.mark.parametrize(("device", "what"), [("wrong-far", "80 tok"), ("overflows", "no numbers")])
-def test_a_fault_of_long_texts_alone_is_found(device: str, what: str, on: Any) -> None:
-    wrong = [each.found for each in found("chains", on(device)) if each.level == "fault"]
-    assert any(what in each for each in wrong)
-    assert not any("after 12 tokens" in each for each in wrong)
-
-
 def test_a_whole_device_that_is_wrong_alike_is_found(on: Any) -> None:
     """It keeps all promises that can be held against itself."""
     row = found("trees", on("wrong-trees"))[1]
@@ -173,30 +166,6 @@ def test_a_crash_and_a_hang_are_findings_and_the_rest_goes_on(command: Any, caps
     assert wrong == {"trees": str(crash), "soak": str(hang)}
     assert f"| run | trees | fault | {crash}" in page
     assert str(crash) in capsys.readouterr().out
-
-
-@pytest.mark.slow  # the command as above
-def test_nothing_else_is_tried_on_a_device_that_does_not_open(command: Any) -> None:
-    isolate = Inline()
-    status, report, _ = command("refuses", isolate)
-    assert status == 1 and isolate.names == ["opens"]
-    tried = [each["found"] for each in report["findings"] if each["group"] == "run"]
-    assert tried[0] == "cannot load libfault.so.13" and "nothing else was tried" in tried[1]
-
-
-@pytest.mark.slow  # the command as above
-def test_an_interrupt_writes_what_is_there(command: Any) -> None:
-    status, report, _ = command("cpu", Inline({"chains": KeyboardInterrupt()}))
-    assert status == 130
-    tried = [each["check"] for each in report["findings"] if each["group"] == "run"]
-    assert tried == ["opens", "run"]
-
-
-def test_findings_are_told_after_each_check(on: Any) -> None:
-    """The next one may take the machine down."""
-    told: list[int] = []
-    run_checks(on("cpu"), lambda what, share: None, lambda some: told.append(len(some)), Inline())
-    assert told == [1] * len(CHECKS)
 
 
 def test_nothing_of_the_users_own_is_in_the_report(

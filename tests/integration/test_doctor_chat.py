@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from fixtures.silence import quiet
 
 Exported = Callable[..., Bundle]
 EMPTY: Mapping[str, str] = MappingProxyType({})
-NO_SYSTEM = "{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 ASKING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
@@ -41,17 +39,6 @@ def findings(
     """All that is not well with a bundle that has these templates, and which others it names."""
     found = examined(exported, tmp_path, chat_template=template, named_templates=named)
     return [each for each in found if each.level is not Severity.OK or "by name" in each.found]
-
-
-def test_templates_that_have_a_name_are_listed_and_compiled(
-    exported: Exported, tmp_path: Path
-) -> None:
-    named = {"tool_use": "{{ tools | tojson }}", "rag": "{{ documents }}"}
-    (found,) = findings(exported, tmp_path / "a", template_of(TURN), named)
-    assert (found.level, found.found) == (Severity.OK, "others, by name: tool_use, rag")
-    (found,) = findings(exported, tmp_path / "b", template_of(TURN), named | {"rag": "{% for"})
-    assert found.level is Severity.WARNING
-    assert found.found.startswith("one of tool_use, rag: ") and "does not compile" in found.found
 
 
 @pytest.mark.parametrize(
@@ -123,45 +110,12 @@ def test_templates_as_they_are_published_have_no_fault(
     assert findings(exported, tmp_path, template) == []
 
 
-def test_the_remedy_for_another_end_fits_the_kind_of_model(
-    exported: Exported,
-    hf: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    template = template_of("<|im_start|>{{ m.role }}\n{{ m.content }}\n\n")
-    model = Path(shutil.copytree(hf(), tmp_path / "model"))
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    _, of_directory = examine(model, quiet)
-    (bundle,) = findings(exported, tmp_path, template)
-    directory = next(each for each in of_directory if each.level is Severity.WARNING)
-    assert directory.remedy.endswith("generation_config.json.")
-    assert bundle.remedy.endswith("and convert that again.")
-    assert directory.found == bundle.found and "--stop" not in directory.remedy + bundle.remedy
-
-
-def test_the_tokens_that_text_can_have_are_told(exported: Exported, tmp_path: Path) -> None:
-    found = examined(exported, tmp_path)
-    (told,) = (each for each in found if each.check == "control tokens")
-    assert told.numbers["control_tokens"] == ["<|endoftext|>", "<|im_end|>", "<|im_start|>"]
-    assert told.level is Severity.OK
-
-
-def test_an_end_of_text_that_a_message_can_have_is_told(exported: Exported, tmp_path: Path) -> None:
-    """Some conversions call it a token like any other."""
-    found = examined(exported, tmp_path, eos_ids=(ord("!"),))
-    (told,) = (
-        each for each in found if (each.check, each.level) == ("control tokens", Severity.WARNING)
-    )
-    assert told.found == "a message can have '!', which begins or ends a text"
-
-
 def test_a_template_without_control_tokens_between_messages_is_told(
     exported: Exported, tmp_path: Path
 ) -> None:
     told = [
         each.found
         for each in findings(exported, tmp_path, template_of("{{ m.role }}: {{ m.content }}\n"))
-        if each.check == "control tokens"
+        if each.check == "chat template"
     ]
-    assert told == ["the template writes none between messages: one can imitate others"]
+    assert len(told) == 1 and "one can imitate others" in told[0]

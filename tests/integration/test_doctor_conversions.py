@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.errors import MissingDependencyError, UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.optimum import export
 from edge_spec.fitting.devices import Device
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
@@ -110,44 +107,6 @@ def test_a_gguf_file_that_the_runtime_asked_for_cannot_have_is_a_fault(
     assert "llama, qwen2, qwen3" in told.remedy
 
 
-@pytest.mark.usefixtures("only_ort")
-def test_a_draft_that_cannot_be_converted_is_a_fault(
-    mixture: Path, exported: Callable[..., Bundle]
-) -> None:
-    report = examined(exported().path, mixture)
-    assert [check for _, check in faults(report)] == ["runtime"]
-
-
-def test_a_tokenizer_that_only_a_library_has_cannot_be_converted(
-    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of a file with a tokenizer that `tokenizers` cannot do justice to."""
-
-    def refuse(path: Path) -> Any:
-        def tokenizer_json() -> str:
-            raise UnsupportedModelError("its tokenizer", remedy="Give the directory.")
-
-        checkpoint = open_checkpoint(path)
-        object.__setattr__(checkpoint, "read_tokenizer", tokenizer_json)
-        return checkpoint
-
-    open_checkpoint = runtimes.open_checkpoint
-    monkeypatch.setattr(runtimes, "open_checkpoint", refuse)
-    report = examined(gguf(), runtime="ort")
-    assert faults(report) == [("target", "runtime")]
-    assert found(report, "target", "runtime").remedy.startswith("Add --runtime llamacpp, ")
-
-
-def test_without_the_writers_library_a_conversion_is_a_fault(
-    gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load_exporter(name: str) -> Any:
-        raise MissingDependencyError("it needs onnx", remedy="Install it.")
-
-    monkeypatch.setattr(runtimes, "load_exporter", load_exporter)
-    assert faults(examined(gguf(), runtime="ort")) == [("target", "runtime")]
-
-
 @pytest.mark.usefixtures("optimum")
 def test_another_architecture_is_described_before_it_is_converted(gpt2: Path, cache: Path) -> None:
     (gpt2 / "model.safetensors").write_bytes(b"never read")
@@ -163,14 +122,6 @@ def test_another_architecture_is_described_before_it_is_converted(gpt2: Path, ca
     assert "no tensor" not in found(report, "target", "files").found
     assert "is converted for ort first" in found(report, "memory", "forecast").found
     assert not cache.exists()
-
-
-@pytest.mark.usefixtures("optimum")
-def test_another_architecture_can_draft(gpt2: Path, exported: Callable[..., Bundle]) -> None:
-    report = examined(exported().path, gpt2)
-    assert faults(report) == []
-    assert found(report, "pair", "tokens").found == "the same 265 ids"
-    assert found(report, "pair", "size").level is Severity.NOTE
 
 
 @pytest.mark.usefixtures("without_optimum")
@@ -193,13 +144,3 @@ def test_another_architecture_that_was_converted_needs_optimum_no_more(gpt2: Pat
     assert found(report, "memory", "target").found.startswith("ort: ")
     (kept / "model.onnx.data").write_bytes(b"short")
     assert faults(examined(gpt2)) == [("target", "model")]  # nothing here converts it again
-
-
-@pytest.mark.usefixtures("optimum")
-def test_a_runtime_that_reads_gguf_has_no_other_architectures(
-    gpt2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", (("llamacpp", "json"),))
-    report = examined(gpt2)
-    assert faults(report) == [("target", "runtime")]
-    assert "'gpt2'" in found(report, "target", "runtime").found

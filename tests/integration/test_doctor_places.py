@@ -11,7 +11,6 @@ from edge_spec.diagnostics.doctor.machine import check_runtimes
 from edge_spec.models import runtimes
 from edge_spec.models.source import Source
 from fixtures import families
-from fixtures import tiny_models as tiny
 
 NAMES = ["ort", "llamacpp", "reference"]
 
@@ -35,24 +34,6 @@ def test_what_a_writer_does_not_write_is_named_before_it_is_tried(tmp_path: Path
     assert can == ("ok", "runs on ort, reference")
     assert cannot[0] == "note" and cannot[1].startswith("not on llamacpp: ")
     assert "does not write its" in cannot[1] and "attention sinks" in cannot[1]
-
-
-@pytest.mark.parametrize(
-    ("family", "what"),
-    [("gemma4", "layers with the keys and values of others"), ("lfm2", "short convolutions")],
-)
-def test_openvino_is_not_named_for_what_it_refuses(
-    family: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtimes, "known_runtimes", lambda: ["ort", "openvino"])
-    can, cannot = told(families.write_hf(family, tmp_path / "model"))
-    assert can == ("ok", "runs on ort")
-    assert cannot[0] == "note" and f"has {what}, which openvino is not given" in cannot[1]
-
-
-def test_a_model_of_plain_llamas_kind_runs_everywhere(tmp_path: Path) -> None:
-    directory = tiny.write_hf(tiny.build(), tmp_path / "model")
-    assert told(directory) == [("ok", f"runs on {', '.join(NAMES)}")]
 
 
 def test_a_family_that_nothing_knows_runs_nowhere(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ MODULES = {
     "onnxruntime-qnn": "onnxruntime_qnn",
     "llama-cpp-python": "llama_cpp",
     "openvino": "edge_spec.runtimes.openvino",
-    "matplotlib": "matplotlib",
     "optuna": "optuna",
     "torch": "torch",
     "ray": "ray",

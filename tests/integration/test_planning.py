@@ -20,13 +20,10 @@ from edge_spec.models.source import Source
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement import survey as survey_module
-from edge_spec.placement.candidates import candidates
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
-from edge_spec.placement.place_work import record_texts
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
-from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
-from edge_spec.placement.replay import Recording
+from edge_spec.placement.profile import profile_key
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
 from fixtures.trials import as_forecast
@@ -88,32 +85,6 @@ def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> N
     assert len(planner.notes) == sum(device.fault is not None for device in devices)
 
 
-def test_a_slow_model_records_fewer_and_shorter_texts(model: str) -> None:
-    source = Source(model, quiet)
-    (place,), _ = candidates(source, LoadOptions(), one_device(), quiet)
-    prompts = [Prompt("0", "long", "the rain " * 8), *PROMPTS]
-
-    def recorded(step_s: float, tokens_per_s: float) -> list[Recording]:
-        profile = Profile((ContextCosts(0, {1: step_s}),), tokens_per_s, 0.0, 0.0, 2, 0.0)
-        return record_texts(place, prompts, profile, quiet)
-
-    fast, slow = recorded(1e-3, 1e6), recorded(10.0, 0.1)
-    assert [each.category for each in fast] == ["qa", "conversation", "long"]
-    assert [each.category for each in slow] == ["qa", "conversation"]
-    assert {len(each.tokens) for each in fast} == {64}
-    assert {len(each.tokens) for each in slow} == {16}
-
-
-def test_what_was_measured_is_not_measured_again_unless_asked(model: str, tmp_path: Path) -> None:
-    source = Source(model, quiet)
-    Planner(source, None, one_device(), quiet, as_forecast).make()
-    first = profiles(tmp_path)
-    Planner(source, None, one_device(), quiet, as_forecast).make()
-    assert profiles(tmp_path) == first
-    Planner(source, None, one_device(), quiet, as_forecast, refresh=True).make()
-    assert profiles(tmp_path).keys() == first.keys() and profiles(tmp_path) != first
-
-
 @pytest.mark.parametrize(
     ("change", "holds"),
     [
@@ -134,29 +105,6 @@ def test_a_plan_holds_until_a_place_its_library_or_its_kernels_change(
     assert not planner.still_holds(replace(plan, made_by="0.0.1"))
     two = [*one_device(), replace(processor("ort"), name="other")]
     assert not Planner(source, None, two, quiet, as_forecast).still_holds(plan)
-
-
-def test_a_plan_whose_best_does_not_fit_now_is_made_again(model: str) -> None:
-    planner = Planner(Source(model, quiet), None, one_device(), quiet, as_forecast)
-    made = planner.make()
-    best, *others = made.placements
-    large = replace(best, memory_bytes=10**15)
-    assert planner.still_holds(made)
-    assert not planner.still_holds(replace(made, placements=(large, *others)))
-
-
-def test_an_interrupt_keeps_what_is_complete(model: str, tmp_path: Path) -> None:
-    def interrupted(what: str, fraction: float) -> None:
-        if what.startswith("Recording"):
-            raise KeyboardInterrupt
-
-    source = Source(model, quiet)
-    with pytest.raises(KeyboardInterrupt):
-        Planner(source, None, one_device(), interrupted, as_forecast).make()
-    kept = profiles(tmp_path)
-    assert len(kept) == 1
-    Planner(source, None, one_device(), quiet, as_forecast).make()
-    assert profiles(tmp_path) == kept
 
 
 def test_a_draft_is_planned_with_each_place_of_both(model: str, gguf: Any) -> None:
@@ -213,19 +161,6 @@ def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path
     assert list(profiles(tmp_path)) == [
         profile_key(source, prepared, options.runtime_options).path.name
     ]
-
-
-def test_an_engine_whose_passes_are_known_has_nothing_to_measure(model: str) -> None:
-    source, options = Source(model, quiet), LoadOptions(runtime="ort")
-    key = profile_key(source, resolve_model(source, "ort", options, quiet), options.runtime_options)
-    profile = Profile((ContextCosts(0, {1: 0.5, 2: 0.6}),), 100.0, 0.0, 0.0, 2, 0.0)
-    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
-        assert engine.parts.idle_work is not None
-    save_profile(key, profile)
-    with load_engine(model, options, quiet, measure_when_idle=True) as engine:
-        assert engine.parts.idle_work is None
-        costs = engine.parts.speculation_factory.costs
-        assert costs is not None and costs().at(1) == profile.costs(256).at(1)
 
 
 @pytest.mark.slow  # the command of a busy machine runs by default

@@ -12,30 +12,37 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
-from edge_spec.diagnostics.doctor.caches import check_caches
-from edge_spec.diagnostics.doctor.chosen import Chosen, Opening, choose, require_convertible
-from edge_spec.diagnostics.doctor.control_tokens import check_control_tokens
-from edge_spec.diagnostics.doctor.files import check_files, check_manifests, check_profiles
+from edge_spec.diagnostics.doctor.chosen import (
+    Chosen,
+    Opening,
+    check_memory,
+    check_pair,
+    check_speed,
+    choose,
+    compare_tokens,
+    require_convertible,
+)
 from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.machine import (
     CACHE_REMEDY,
+    check_caches,
     check_devices,
     check_disk,
     check_machine,
-    check_memory,
     check_runtimes,
     refusal,
 )
-from edge_spec.diagnostics.doctor.pairing import check_pair, compare_tokens
-from edge_spec.diagnostics.doctor.scores import check_scores
-from edge_spec.diagnostics.doctor.speed import check_speed
-from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject, open_subject
-from edge_spec.diagnostics.doctor.text import (
+from edge_spec.diagnostics.doctor.subject import (
+    OTHER_FORMAT,
+    Subject,
     check_architecture,
     check_ends,
+    check_files,
+    check_opening,
     check_template,
     check_tokenizer,
     check_vocabulary,
+    open_subject,
 )
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.fitting.devices import Device, list_devices
@@ -55,19 +62,15 @@ _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 Check = Callable[[Subject], Iterator[Finding]]
 
 # After a stage with a fault, the next ones would only find it again.
-_FIRST: tuple[dict[str, Check], ...] = ({"files": check_files}, {"manifest": check_manifests})
+_FIRST: tuple[dict[str, Check], ...] = (
+    {"files": check_files},
+    {"architecture": check_architecture},
+)
 _DESCRIBED: dict[str, Check] = {
-    "architecture": check_architecture,
     "tokenizer": check_tokenizer,
     "vocabulary": check_vocabulary,
-    "profiles": check_profiles,
 }
-_CHAT: dict[str, Check] = {
-    "chat template": check_template,
-    "end of text": check_ends,
-    "control tokens": check_control_tokens,
-}
-_OPENING: dict[str, Check] = {"scores": check_scores}
+_CHAT: dict[str, Check] = {"chat template": check_template, "end of text": check_ends}
 
 
 @dataclass(frozen=True)
@@ -272,8 +275,8 @@ def examine(
     except (EdgeSpecError, OSError) as error:
         return None, [problem("model", error)]
     findings: list[Finding] = []
-    described = _DESCRIBED | (_CHAT if chats else {})
-    for checks in (*_FIRST, described, _OPENING if open_models else {}):
+    opening: dict[str, Check] = {"opens": check_opening} if open_models else {}
+    for checks in (*_FIRST, _DESCRIBED | (_CHAT if chats else {}), opening):
         for name, check in checks.items():
             findings += settled(name, check(subject))
         if any(each.level is Severity.FAULT for each in findings):

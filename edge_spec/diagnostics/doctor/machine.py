@@ -1,31 +1,35 @@
-"""Describes what there is to run on: versions, memory, disk, devices, the runtimes that can run a
-model, and whether what the models will take is free."""
+"""What there is to run on: versions, memory, disk, devices, the runtimes that can run a model; and
+whether what edge-spec keeps can be read again."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from edge_spec.diagnostics.doctor.chosen import Chosen
 from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.drafters.lookup.answers import check_answers
+from edge_spec.engine.snapshot_file import check_beginning
+from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.devices import Device
-from edge_spec.fitting.fit import what_fits
-from edge_spec.fitting.forecast import forecast
-from edge_spec.fitting.memory import PLANNED_TOKENS, format_bytes, free_bytes, total_bytes
+from edge_spec.fitting.memory import format_bytes, free_bytes, total_bytes
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import is_bundle
+from edge_spec.models.bundle import is_bundle, open_unhashed
+from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import check_history
 from edge_spec.models.runtime_choice import where_it_runs
 from edge_spec.models.source import Source
+from edge_spec.placement.plan import read_plan
+from edge_spec.placement.profile import read_key
+from edge_spec.placement.row_findings import read_rows
+from edge_spec.storage.digests import check_digests
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
-
-_SMALLER = "a smaller quantization or no --draft"
 
 
 def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -107,48 +111,84 @@ def check_runtimes(source: Source) -> Iterator[Finding]:
         yield note("runtimes", f"not on {refusal.runtime}: {refusal.error.shown}")
 
 
-def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
-    """Checks the memory with a full context; where that does not fit, with PLANNED_TOKENS of
-    text."""
-    if not chosen.is_converted:
-        missing = " and ".join(each.role for each in chosen.openings if each.prepared is None)
+_SHOWN = 3
+_GGUF = b"GGUF"
+_NAMED_BYTES = 1_000_000  # less is not worth telling
+_REMEDY = "Delete it: it is made again where it is needed."
+
+
+class Kind(NamedTuple):
+    directory: str
+    pattern: str
+    check: Callable[[Path], object]  # raises EdgeSpecError, OSError
+
+
+def _check_conversion(path: Path) -> None:
+    if is_bundle(path):
+        open_unhashed(path)
+        return
+    with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
+        if file.read(len(_GGUF)) != _GGUF:
+            raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
+
+
+KINDS = (
+    Kind("bundles", "[!.]*", _check_conversion),
+    Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
+    Kind("prompts", "[!.]*", check_beginning),
+    Kind("profiles", "*.json", read_key),
+    Kind("rows", "*.json", read_rows),
+    Kind("digests", "*.json", check_digests),
+    Kind("plans", "*.json", read_plan),
+    Kind("pairs", "*.json", check_history),
+    Kind("answers", "*.json", check_answers),
+)
+
+
+def check_caches(cache: Path) -> Iterator[Finding]:
+    """Changes nothing. Conversions are not hashed: opening one does."""
+    counts, problems = [], []
+    for kind in KINDS:
+        found = [
+            path
+            for path in sorted((cache / kind.directory).glob(kind.pattern))
+            if not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
+        ]
+        size = sum(map(_num_bytes, found))
+        total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
+        counts.append(f"{kind.directory} {len(found)}{total}")
+        problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
+    for path, why in problems[:_SHOWN]:
+        yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
+    if len(problems) > _SHOWN:
+        yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
+    kinds = ("models", "conversions", *(kind.directory for kind in KINDS))
+    # What a kill left, also of an older version's conversions.
+    left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
+    if left:
+        size = sum(map(_num_bytes, left))
         yield note(
-            "forecast",
-            f"not known: the {missing} is converted for {chosen.openings[0].runtime} first",
-            f"Start it once, or run {chosen.plan_command}.",
+            "leftovers",
+            f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
+            f"Delete {cache}/*/.*.part while edge-spec does not run.",
         )
-        return
-    target, *drafts = chosen.prepared
-    tokens = chosen.context_length
-    full = forecast(target, drafts, chosen.options, tokens)
-    if full is None:
-        yield note("forecast", f"{target.runtime.name} does not tell what its models take")
-        return
-    numbers["memory"] = {
-        "context_tokens": tokens,
-        "models": [asdict(each) for each in full.models],
-        "total_bytes": full.total,
-        "free_bytes": full.free,
-        "fits": full.fits,
-    }
-    for each in full.models:
-        sizes = (each.memory.weights, each.memory.cache, each.memory.work + each.memory.library)
-        weights, cache, rest = map(format_bytes, sizes)
-        yield ok(each.role, f"{each.runtime}: {weights} weights, {cache} cache, {rest} beside")
-    free = "what is free is not known" if full.free is None else f"{format_bytes(full.free)} free"
-    together = f"{format_bytes(full.total)} with {tokens} tokens of text, {free}"
-    if full.device_shortage is not None:
-        together = f"{together}, {full.device_shortage}"
-    few = min(tokens, PLANNED_TOKENS)
-    short = forecast(target, drafts, chosen.options, few)
-    if full.fits:
-        yield ok("together", together)
-    elif short is not None and short.fits:
-        yield warning(
-            "together",
-            f"{together}: it fits with {few} tokens, {format_bytes(short.total)}",
-            f"Give --context {few}, {_SMALLER}.",
-        )
-    else:
-        remedy = what_fits(target, drafts, chosen.options, few, lambda found: found.fits)
-        yield fault("together", f"{together}: it does not fit", f"Free memory. {remedy}")
+    if not problems:
+        yield ok("kept", ", ".join(counts))
+
+
+def _problem(kind: Kind, path: Path) -> str | None:
+    try:
+        kind.check(path)
+    except EdgeSpecError as error:
+        return error.shown.removeprefix(f"{path} ")
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
+
+
+def _num_bytes(path: Path) -> int:
+    size = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # whose work has ended meanwhile
+            size += file.lstat().st_size
+    return size

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edge_spec.diagnostics.lossless_check.prove import Proof
+from edge_spec.diagnostics.lossless_check.prove import Proof, Texts
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
-from edge_spec.diagnostics.lossless_check.texts import Texts
 from edge_spec.exactness.lossless import Promise
 from edge_spec.placement.machine import describe_machine
 

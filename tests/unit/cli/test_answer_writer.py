@@ -75,27 +75,3 @@ def test_a_terminal_shows_a_thought_until_it_ends(written: Written) -> None:
     output = written(Terminal())
     assert screen(output).splitlines() == ["thought for 3.1 s (143 tokens)", "The answer."]
     assert "I wonder about 39." in output and "\x1b[2J" not in output
-
-
-def test_an_interrupted_thought_becomes_its_line(written: Written) -> None:
-    assert screen(written(Terminal(), stop_after=5)) == "thought for 3.1 s (6 tokens)"
-
-
-@pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
-def test_without_colours_and_without_drawing_there_is_the_line(
-    written: Written, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "dumb")
-    output = written(Terminal())
-    assert screen(output).splitlines() == ["thought for 3.1 s (143 tokens)", "The answer."]
-    assert "\x1b[3" not in output
-
-
-def test_a_thought_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", out := Terminal())
-    drawn = AnswerWriter(result := GenerationResult(), clock=lambda: 1.0)
-    for now, chunk in answer():
-        vars(result).update(vars(now))
-        drawn.write(chunk)
-    drawn.finish()
-    assert "I wonde" in out.getvalue() and "I wonder about 3" not in out.getvalue()

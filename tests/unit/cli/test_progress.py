@@ -25,22 +25,6 @@ def test_what_is_left_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_a_step_that_begins_again_takes_no_time_of_the_one_before(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """As the conversion of a second model, a while after the first."""
-    now = 0.0
-    with ProgressBar(lambda: now) as bar:
-        bar("Converting", 0.0)
-        bar("Converting", 1.0)
-        now = 1000.0
-        bar("Converting", 0.0)
-        now = 1020.0
-        bar("Converting", 0.5)
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["Converting ..."] * 2 + ["Converting: 50%, about 20 s left"]
-
-
 def test_what_changes_within_brackets_is_the_same_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from edge_spec.core.watchdog import WatchedModel, _Worker
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
-from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError, UsageError
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from fixtures.fault_matrix import check_faults
@@ -92,11 +92,6 @@ def test_a_fault_that_is_not_survived_is_counted(
     assert {case.part for case in report.cases if case.lost is not None} == {lost}
 
 
-def test_only_what_returns_something_can_return_nonsense() -> None:
-    with pytest.raises(ValueError, match="commit returns nothing"):
-        Fault(FaultKind.NAN, "commit")
-
-
 @pytest.mark.parametrize("params", SAMPLED)
 @pytest.mark.parametrize(
     ("kind", "told", "words"),
@@ -123,19 +118,6 @@ def test_what_was_written_before_the_target_failed_stays(
         assert [token.id for token in result.tokens] == right[:4]
         assert text == result.text == "".join(token.text for token in result.tokens)
         assert ids(engine, sampling=params) == right
-
-
-def test_text_that_was_held_back_for_a_stop_is_told_before_the_error(
-    make_engine: Any, scripted: Any
-) -> None:
-    script = [ord("a"), ord("b"), ord("c"), ord("d")]
-    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 4)])
-    with make_engine(faulty) as engine:
-        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
-        pieces: list[str] = []
-        with pytest.raises(SessionError):
-            pieces += (chunk.text for chunk in generation)
-        assert "".join(pieces) == generation.result.text == "abc"
 
 
 class OneNan(ScriptedModel):
@@ -165,28 +147,6 @@ def test_one_score_that_is_no_number_ends_the_answer(
         assert len(engine.last.tokens) == 2
 
 
-def test_a_bias_that_would_make_every_score_endless_is_refused() -> None:
-    with pytest.raises(UsageError, match="logit_bias"):
-        SamplingParams(logit_bias={1: float("inf")})
-    SamplingParams(logit_bias={1: float("-inf")})
-
-
-def test_a_session_that_cannot_be_closed_either_is_replaced_all_the_same(
-    make_engine: Any, monkeypatch: Any
-) -> None:
-    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, "forward", 3)])
-    with make_engine(faulty) as engine, make_engine(model()) as sound:
-        failed = engine._session
-
-        def close() -> None:
-            raise RuntimeError("the device is gone")
-
-        monkeypatch.setattr(failed, "close", close)
-        with pytest.raises(SessionError):
-            engine.generate(PROMPT, max_tokens=20)
-        assert ids(engine) == ids(sound) and engine._session is not failed
-
-
 class LostSession(ScriptedSession):
     def close(self) -> None:
         raise RuntimeError("the device is gone")
@@ -200,33 +160,6 @@ def test_the_models_are_closed_even_where_a_draft_cannot_be(make_engine: Any) ->
         parts = replace(paired(engine, Draft(smaller, VOCAB)), model=target)
     Engine(parts).close()
     assert smaller.is_closed and target.is_closed
-
-
-@pytest.mark.parametrize("call", ["state", "restore"])
-def test_a_snapshot_of_a_target_that_fails_is_an_error_and_the_next_answer_right(
-    make_engine: Any, tmp_path: Any, call: str
-) -> None:
-    faulty = FaultyModel(model(), [Fault(FaultKind.RAISES, call)])
-    with make_engine(faulty) as engine, make_engine(model()) as sound:
-        right = ids(engine)
-        with pytest.raises(SessionError):
-            engine.snapshot(tmp_path / "a")
-            engine.restore(tmp_path / "a")
-        assert ids(engine) == ids(sound) == right
-
-
-def test_an_answer_that_failed_says_so_even_if_nobody_reads_its_end(
-    make_engine: Any, scripted: Any
-) -> None:
-    script = [ord("b"), ord("c"), ord("d")]
-    faulty = FaultyModel(scripted(len(PROMPT), script), [Fault(FaultKind.RAISES, "forward", 3)])
-    with make_engine(faulty) as engine:
-        generation = engine.generate(PROMPT, max_tokens=9, stop="bcx", stream=True)
-        for _ in generation:  # what was held back
-            if generation.result.text:
-                break
-        generation.close()
-        assert (generation.result.text, generation.result.finish_reason) == ("bc", "error")
 
 
 class Release(Event):
@@ -266,23 +199,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault]:
     monkeypatch.setattr(_Worker, "__init__", begin_patiently)
     yield Fault(FaultKind.HANGS, "forward", 3, released)
     released.set()
-
-
-def test_a_pass_that_waits_for_its_turn_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another conversation's prompt may take longer than any pass of a draft."""
-    is_its_turn, asked = Event(), []
-
-    def is_waiting(thread: int | None) -> bool:
-        asked.append(thread)
-        if len(asked) > 25:  # more often than a limit is looked at
-            is_its_turn.set()
-        return True
-
-    monkeypatch.setattr("edge_spec.core.turns.is_waiting", is_waiting)
-    worker = _Worker("")
-    assert worker.call(is_its_turn.wait, limit_s=0.01)
-    assert len(asked) > 25 and set(asked) == {worker._thread.ident}  # type: ignore[union-attr]
-    worker.end()
 
 
 class Closed(ScriptedModel):
@@ -362,78 +278,6 @@ def test_a_pass_that_an_interrupt_left_behind_ends_before_the_next() -> None:
     ended.set()
     session.prefill([4, 5])
     assert (session.forward(TokenTree.chain(1)).logits[0] == right((4, 5, 1))).all()
-    session.close()
-
-
-def test_an_error_of_a_pass_that_an_interrupt_left_behind_is_not_the_next_ones() -> None:
-    began, ended, right = Event(), Event(), random_logits(VOCAB)
-
-    def late(tokens: tuple[int, ...]) -> np.ndarray:
-        if not began.is_set():
-            began.set()
-            assert ended.wait(60)
-            raise RuntimeError("the pass was interrupted")
-        return right(tokens)
-
-    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
-    interrupted(session)
-    assert began.wait(60)
-    ended.set()
-    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
-    session.close()
-
-
-class LateSignal:
-    """A lock that is released for the pass before as soon as the next one is waited for."""
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-        self._num_waits = 0
-        self.waited_again = Event()
-        self.release, self.locked = lock.release, lock.locked
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        self._num_waits += blocking
-        if blocking and self._num_waits == 1:
-            return True
-        if blocking:
-            self.waited_again.set()
-        return bool(self._lock.acquire(blocking, timeout))
-
-
-def test_the_signal_of_the_pass_before_does_not_end_the_next() -> None:
-    right = random_logits(VOCAB)
-
-    def late(tokens: tuple[int, ...]) -> np.ndarray:
-        assert signal.waited_again.wait(60)
-        return right(tokens)
-
-    session: Any = WatchedModel(ScriptedModel(late, VOCAB)).open_session()
-    signal = session._worker._done = LateSignal(session._worker._done)
-    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
-    session.close()
-
-
-class StoppedProcess:
-    """A lock whose first waits end late, as a process finds that was stopped meanwhile."""
-
-    def __init__(self, lock: Any, num_stops: int) -> None:
-        self._lock = lock
-        self._num_stops = num_stops
-        self.release, self.locked = lock.release, lock.locked
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if blocking and self._num_stops:
-            self._num_stops -= 1
-            return False
-        return bool(self._lock.acquire(blocking, 10 if blocking else -1))
-
-
-def test_a_pass_is_not_given_up_because_the_process_was_stopped() -> None:
-    right = random_logits(VOCAB)
-    session: Any = WatchedModel(ScriptedModel(right, VOCAB)).open_session()
-    session._worker._done = StoppedProcess(session._worker._done, num_stops=2)
-    assert (session.forward(TokenTree.chain(1)).logits[0] == right((1,))).all()
     session.close()
 
 

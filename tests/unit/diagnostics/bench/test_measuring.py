@@ -21,9 +21,7 @@ from edge_spec.diagnostics.bench.measuring import (
     make_plan,
     measure,
 )
-from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.errors import ContextFullError
 from edge_spec.text.prompt_files import Prompt
 
 WARM_UP = (9, 9)
@@ -56,13 +54,6 @@ def quiet(what: str, fraction: float) -> None:
     assert 0 <= fraction < 1
 
 
-def test_a_part_of_a_plan_has_the_first_prompts_of_each_category() -> None:
-    tasks = [Task(Prompt(str(i), "ab"[i % 2], "x"), (i,)) for i in range(5)]
-    plan = BenchPlan(tasks, [], WARM_UP, 4, 2, room=100)
-    assert [task.prompt.id for task in plan.first_of_each_category(2).tasks] == ["0", "1", "2", "3"]
-    assert plan.first_of_each_category(9) == plan
-
-
 @pytest.mark.parametrize("num_tasks", [2, 3])
 def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> None:
     log: list[tuple[str, tuple[int, ...]]] = []
@@ -74,29 +65,6 @@ def test_each_of_two_sides_goes_first_as_often_as_the_other(num_tasks: int) -> N
         assert sorted([order[0], order[3]]) == ["a", "b"]  # in its two repetitions
         assert order[2] == order[5] == "c"
     assert all(len(passes) == 2 for passes in measured.runs.values())
-
-
-def test_repetitions_are_passes_and_each_begins_with_a_text_of_its_own() -> None:
-    log: list[tuple[str, tuple[int, ...]]] = []
-    measure([FakeSide("a", log), FakeSide("b", log)], planned(1, 3), quiet)
-    prompts = [prompt for name, prompt in log if name == "a"]
-    assert prompts == [WARM_UP, (0, 0)] * 3
-
-
-@pytest.mark.parametrize(
-    ("at", "passes", "prompts"),
-    [(1, 0, 0), (2, 0, 0), (4, 1, 2), (5, 1, 3), (6, 1, 3), (8, 1, 3), (9, 2, 3)],
-)
-def test_an_interrupt_leaves_whole_passes_or_a_part_of_the_first(
-    at: int, passes: int, prompts: int
-) -> None:
-    # Of each pass, the first call is the warm-up.
-    sides = [FakeSide("a", []), FakeSide("b", [], KeyboardInterrupt(), at)]
-    measured = measure(sides, planned(3, 3), quiet)
-    assert measured.partial
-    assert len(measured.tasks) == prompts
-    for of_side in measured.runs.values():
-        assert [len(each) for each in of_side] == [prompts] * passes
 
 
 def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
@@ -111,16 +79,6 @@ def test_a_side_that_fails_is_given_up_and_the_others_go_on() -> None:
     assert sides[2].calls == 3 and not measured.partial
 
 
-def test_prompts_without_room_are_left_out(make_engine: Any, remembers_all: Any) -> None:
-    engine = make_engine(remembers_all(context_length=64))
-    prompts = [Prompt("long", "a", "x" * 100), Prompt("short", "a", "hello")]
-    plan = make_plan(engine, prompts, 8, 1)
-    assert [task.prompt.id for task in plan.tasks] == ["short"]
-    assert [prompt.id for prompt in plan.skipped] == ["long"]
-    with pytest.raises(ContextFullError, match="none of 1 prompts fits the context of 64"):
-        make_plan(engine, prompts[:1], 8, 1)
-
-
 def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
     make_engine: Any, remembers_all: Any
 ) -> None:
@@ -133,13 +91,3 @@ def test_both_sides_of_an_engine_write_the_same_and_only_one_drafts(
     assert all(run.stats.draft_n > 0 for run in drafted)
     assert all(run.stats.plain_reasons == {"off": run.stats.rounds} for run in plain)
     assert all(run.seconds > 0 for run in drafted + plain)
-
-
-def test_a_repeated_prompt_is_no_conversation_whose_answer_is_known(
-    make_engine: Any, remembers_all: Any
-) -> None:
-    engine = make_engine(remembers_all(), [RecyclingDrafter()], FixedPolicy(min_confidence=0.0))
-    plan = make_plan(engine, [Prompt("1", "a", "a prompt alone in its file")], 32, 3)
-    measured = measure([EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)], plan, quiet)
-    # A table that still held the answer would draft nearly all of it.
-    assert all(each[0].stats.draft_n_accepted < 8 for each in measured.runs[DRAFTING])

@@ -6,14 +6,12 @@ import os
 import sys
 import urllib.request
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from edge_spec.diagnostics.bench import peers
-from edge_spec.diagnostics.bench.measuring import BenchPlan, SideError, Task
-from edge_spec.diagnostics.bench.peers import PeerChoice, PeerSide, open_peers
+from edge_spec.diagnostics.bench.measuring import BenchPlan, Task
+from edge_spec.diagnostics.bench.peers import PeerChoice, open_peers
 from edge_spec.text.prompt_files import Prompt
 
 CHOICE = PeerChoice(Path("a.gguf"), "a", threads=3)
@@ -21,56 +19,6 @@ PLAN = BenchPlan([Task(Prompt("1", "a", "x"), (1, 2))], [], (3,), 4, 1, room=64)
 
 
 def quiet(what: str, fraction: float) -> None: ...
-
-
-def test_what_a_library_raises_is_told_in_one_line() -> None:
-    def broken(prompt: Any, max_tokens: int) -> Any:
-        raise ValueError("odd\nthing")
-
-    with pytest.raises(SideError, match="ValueError: odd thing"):
-        PeerSide("other plain", "1", "none", broken).decode([1], 1)
-
-
-def test_what_is_not_there_is_listed_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
-        assert not any(each.sides for each in opened)
-    notes = {each.name: each.note for each in opened}
-    assert notes["llama-cpp-python"] == 'not installed: pip install "llama-cpp-python"'
-    assert "llama-server is not on the PATH" in str(notes["llama-server"])
-
-
-def test_a_library_is_timed_from_its_first_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Llama:
-        def __init__(self, model: str, **options: Any) -> None:
-            assert (model, options["n_threads"], options["n_threads_batch"]) == ("a.gguf", 3, 3)
-
-        def generate(self, prompt: list[int], temp: float) -> Any:
-            assert temp == 0.0
-            yield from [*prompt, 9, 9]
-
-        def close(self) -> None:
-            closed.append(self)
-
-    closed: list[Llama] = []
-    library, lookup = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
-    library.Llama, library.__version__ = Llama, "7"  # type: ignore[attr-defined]
-    lookup.LlamaPromptLookupDecoding = dict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "llama_cpp", library)
-    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", lookup)
-    now = iter(range(100))
-    monkeypatch.setattr(peers.time, "perf_counter", lambda: float(next(now)))
-    with open_peers(CHOICE, PLAN, [0], quiet) as opened:
-        other = opened[0]
-        assert other.plain is not None and other.looking_up is not None, other.note
-        run = other.plain.decode([4, 5, 0], 8)  # 0 ends a text
-        assert (run.tokens, run.num_tokens, run.seconds) == ((4, 5, 0), 2, 2.0)
-        assert other.looking_up.decode([4, 5, 6], 2).tokens == (4, 5)
-        assert run.stats.mean_accepted_length is None  # it has not told
-    assert len(closed) == 2
 
 
 SERVER = """

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from edge_spec.core.metrics import Stats
-from edge_spec.diagnostics.bench.chart import draw_chart
 from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
@@ -21,12 +16,10 @@ from edge_spec.diagnostics.bench.measuring import (
     BenchMeasurement,
     BenchPlan,
     Run,
-    SampledMeasurement,
     Task,
 )
 from edge_spec.diagnostics.bench.peers import OpenPeer
 from edge_spec.diagnostics.bench.speedup_report import document, markdown
-from edge_spec.errors import MissingDependencyError
 from edge_spec.text.prompt_files import Prompt
 
 SETTINGS = {
@@ -115,48 +108,6 @@ def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMea
     assert "Over the prompts without any (1), the speedup is 0.90 (0.80 to 1.00)." in lines
 
 
-def test_a_prompt_that_loops_with_drafting_alone_is_no_loop_free_one(
-    measured: BenchMeasurement,
-) -> None:
-    measured.runs[DRAFTING][1][1] = looping(1.0)  # sampled texts differ
-    total = Figures(measured).total()
-    assert (total["loop_share"], total["loop_free_prompts"]) == (0.0, 1)
-    assert total["loop_free_speedup"] == pytest.approx(2.0)
-
-
-@pytest.fixture
-def sampled(measured: BenchMeasurement) -> SampledMeasurement:
-    """Of "b" alone, answered 1.5 times as fast."""
-    plan = replace(measured.plan, tasks=measured.plan.tasks[1:])
-    runs = {DRAFTING: [[drafted(1.0)]] * 2, PLAIN: [[run(1.5, text=3)], [run(1.5, text=4)]]}
-    again = replace(measured, plan=plan, runs=runs)
-    return SampledMeasurement(again, 1, "temperature 0.7", "edge-spec's defaults")
-
-
-def test_sampled_answers_stand_beside_the_greedy_ones_of_the_same_prompts(
-    measured: BenchMeasurement, sampled: SampledMeasurement
-) -> None:
-    report = document(measured, SETTINGS, [], sampled)
-    told = report["sampled"]
-    assert (told["total"]["prompts"], told["total"]["speedup"]) == (1, pytest.approx(1.5))
-    assert (told["greedy"]["prompts"], told["greedy"]["speedup"]) == (1, pytest.approx(0.9))
-    assert "differing_texts" not in told["total"]
-    lines = markdown(json.loads(json.dumps(report))).splitlines()
-    assert any(line.startswith("Sampled: temperature 0.7 (edge-spec's defaults)") for line in lines)
-    assert any(line.startswith("| sampled | 1 |") and " 1.50 (" in line for line in lines)
-    assert any(line.startswith("| greedy | 1 |") and " 0.90 (" in line for line in lines)
-
-
-def test_an_interrupt_among_sampled_answers_leaves_what_there_is(
-    measured: BenchMeasurement, sampled: SampledMeasurement
-) -> None:
-    runs: dict[str, list[list[Run]]] = {DRAFTING: [], PLAIN: []}
-    none = replace(sampled, measured=replace(sampled.measured, runs=runs, partial=True))
-    report = document(measured, SETTINGS, [], none)
-    assert report["sampled"] is None and report["settings"]["partial"]
-    assert "Partial" in markdown(report)
-
-
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
     measured.runs["other lookup"] = [[run(2.0), run(2.0)]] * 2
@@ -166,26 +117,6 @@ def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     assert peer["ours_over_predicted"] == pytest.approx(4 / 2)
     assert peer["plain_per_second"] == pytest.approx(20 / 6)
     assert peer["mean_accepted_length"] is None  # it does not tell
-
-
-def test_another_without_speculation_and_one_without_anything(measured: BenchMeasurement) -> None:
-    measured.runs["other plain"] = [[run(4.0), run(2.0)]] * 2
-    figures = Figures(measured)
-    peer = figures.peer(None, "other plain")
-    assert peer["ours_over_plain"] == pytest.approx(3)
-    assert peer["speedup"] is peer["predicted_per_second"] is None
-    assert set(figures.peer(None, None).values()) == {None}
-
-
-def test_an_answer_of_one_token_tells_nothing_of_a_library_that_counts_from_it(
-    measured: BenchMeasurement,
-) -> None:
-    measured.runs["other plain"] = [[run(0.0, num_tokens=0), run(2.0)]] * 2
-    peer = Figures(measured).peer(None, "other plain")
-    assert peer["plain_per_second"] == pytest.approx(5)
-    assert peer["ours_over_plain"] == pytest.approx(2)
-    measured.runs["other plain"] = [[run(0.0, num_tokens=0)] * 2] * 2
-    assert set(Figures(measured).peer(None, "other plain").values()) == {None}
 
 
 @pytest.fixture
@@ -221,34 +152,3 @@ def test_the_markdown_of_a_stored_report(report: dict[str, Any]) -> None:
     widths = {line.count("|") for line in lines if line.startswith("| ")}
     assert widths == {11, 6}  # each table's rows are as long as its header
     assert not any("Partial" in line for line in lines)
-
-
-def test_a_partial_report_says_so(measured: BenchMeasurement) -> None:
-    partial = replace(measured, partial=True)
-    assert "Partial" in markdown(document(partial, SETTINGS, []))
-
-
-@pytest.mark.parametrize("costs", [{}, {1: 1.0, 2: 1.1, 8: 1.7}])
-@pytest.mark.parametrize("accepted", [[], [0.5, 0.25]])
-def test_the_chart_is_an_image_in_both_formats(
-    report: dict[str, Any], costs: dict[int, float], accepted: list[float], tmp_path: Path
-) -> None:
-    """Also where nothing was accepted, or no cost is known, of which it shows a sentence."""
-    pytest.importorskip("matplotlib")
-    settings = {**report["settings"], "row_costs": costs}
-    for of in (report["total"], *report["categories"].values()):
-        of["accepted_by_position"] = accepted
-    draw_chart({**report, "settings": settings}, tmp_path)
-    root = ElementTree.parse(tmp_path / "chart.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    shown = len(root.findall(".//{*}image"))  # what was accepted, by categories and places
-    assert shown == (1 if accepted else 0)
-
-
-def test_a_chart_without_its_library_names_the_command(
-    report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "edge-spec\[bench\]"'):
-        draw_chart(report, tmp_path)

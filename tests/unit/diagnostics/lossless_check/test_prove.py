@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import StringIO
 from random import Random
 from typing import Any
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import AlwaysVerifyPolicy, RoundPlan
 from edge_spec.core.model import Forward
-from edge_spec.core.rng import Draws, Purpose, exponential
-from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.rng import Purpose
+from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
@@ -25,16 +24,10 @@ from edge_spec.diagnostics.lossless_check.lossless_report import (
     document,
     print_report,
 )
+from edge_spec.diagnostics.lossless_check.prove import Difference
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
-from edge_spec.diagnostics.lossless_check.texts import Difference, TextComparison
 from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
-from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
-from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.engine import Engine
-from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.prompt_files import Prompt
@@ -186,40 +179,6 @@ def test_no_noise_lets_a_broken_rule_pass(
     assert broken.passed is (False if noise < 0.01 else None)
 
 
-def third_and_fourth(tokens: tuple[int, ...]) -> np.ndarray:
-    """Third and fourth are 0.01 of a logit apart."""
-    logits = np.full(VOCAB, -20, np.float32)
-    logits[[97, 98, 99, 100]] = 2, 1, 0.01, 0
-    return logits
-
-
-class SwappingSession(ScriptedSession):
-    """In a pass of several rows, what is fourth in one of its own is third."""
-
-    def forward(self, tree: TokenTree) -> Forward:
-        logits = super().forward(tree).logits
-        if len(tree) > 1:
-            logits[:, 100] += 0.02
-        return Forward(logits)
-
-
-class SwappingModel(ScriptedModel):
-    def open_session(self) -> SwappingSession:
-        return SwappingSession(self)
-
-
-def test_noise_at_the_last_place_of_top_k_is_no_fault(with_drafter: Any) -> None:
-    other = ScriptedModel(lambda tokens: np.roll(third_and_fourth(tokens), 1), VOCAB)
-    engine = with_drafter("draft-model", SwappingModel(third_and_fourth, VOCAB), other)
-    assert check_sampling(engine, 400, 0.0, quiet).fit.num_impossible > 0
-    allowed = check_sampling(engine, 400, 0.02, quiet)
-    assert allowed.passed and allowed.fit.num_impossible == 0
-    assert allowed.noise_bound == pytest.approx(3 * 0.01, rel=1e-3)  # half of it for each token
-    assert 0.5 < allowed.told_apart < 1
-    everywhere = check_sampling(engine, 400, 1.1, quiet)  # all four compete for three places
-    assert everywhere.told_apart == 0 and everywhere.passed is None
-
-
 def wrong(tokens: tuple[int, ...]) -> np.ndarray:
     """Likes what the target never writes."""
     logits: np.ndarray = -4 * LIKED(tokens)
@@ -258,36 +217,6 @@ def test_what_was_not_exercised_passes_nothing(
     assert failed.passed is False
 
 
-def test_draws_show_nothing_with_too_few_accepted_or_too_few_rejected(with_drafter: Any) -> None:
-    found = check_sampling(with_drafter("suffix"), 200, 0.0, quiet)
-    assert found.passed is True and not found.missing
-    for event, word in (("accepted", "accepted"), ("recovered", "rejected")):
-        fewer = replace(found, origins={**found.origins, event: 19})
-        assert fewer.passed is None
-        assert fewer.missing == f"19 of at least 20 draft tokens were {word}"
-        assert replace(found, origins={**found.origins, event: 20}).passed is True
-
-
-def test_draws_go_on_from_what_the_target_wrote_where_a_draft_agrees_only_there(
-    with_drafter: Any,
-) -> None:
-    """The draft knows how the target goes on after its own words, and after no other."""
-    liked = b"abcabd"
-
-    def target(tokens: tuple[int, ...]) -> np.ndarray:
-        logits = np.full(VOCAB, -20, np.float32)
-        logits[[liked[len(tokens) % 6], 120, 121]] = 2, 1, 0
-        return logits
-
-    def draft(tokens: tuple[int, ...]) -> np.ndarray:
-        knows = tokens[-1] in liked and tokens[-2] in liked and tokens[-3] in liked
-        return target(tokens) if knows else -target(tokens)
-
-    engine = with_drafter("draft-model", ScriptedModel(target, VOCAB), ScriptedModel(draft, VOCAB))
-    found = check_sampling(engine, 200, 0.0, quiet)
-    assert found.passed is True and found.origins["accepted"] >= 20, found.origins
-
-
 def test_branches_and_conversations_are_named_where_nothing_tried_them(with_drafter: Any) -> None:
     model = wordy()
     model.capabilities = replace(model.capabilities, trees=False)
@@ -303,41 +232,6 @@ def test_branches_and_conversations_are_named_where_nothing_tried_them(with_draf
 
 
 FAR = Difference("p", 0, "a", "b", margin=1.0, near_tie=False)
-
-
-def test_the_margin_of_a_seeded_choice_is_that_of_its_race(with_drafter: Any) -> None:
-    """The token that a seed chose won by it: other tokens' keys are smaller by as much."""
-    engine, prompt = with_drafter("suffix"), list(b"red green")
-    params = SamplingParams(temperature=0.7, seed=1)
-    comparison = TextComparison(engine, params, 1, noise=0.0)
-    chosen = engine.generate(prompt, max_tokens=1, sampling=params).tokens[0].id
-    scores = LIKED(tuple(prompt)).astype(float)
-    key = Draws(1, Purpose.POSITION).at(0)
-    keys = scores - 0.7 * np.log(exponential(key, np.arange(VOCAB)))
-    assert keys.argmax() == chosen
-    for other in (0, 97, 98):
-        margin = comparison._margin(prompt, 0, chosen, other)
-        assert margin == pytest.approx(keys[chosen] - keys[other], abs=1e-4)
-
-
-def test_eager_drafters_take_turns() -> None:
-    """Otherwise only the first of them would ever be verified."""
-    drafters: list[Any] = [SuffixDrafter(), RecyclingDrafter(), JacobiDrafter(JacobiInit.RANDOM, 4)]
-    asked: list[str] = []
-
-    class Noting(AlwaysVerifyPolicy):
-        def __init__(self) -> None:
-            super().__init__(4, branches=False, probes=False)
-            self._all.choose = self.note  # type: ignore[method-assign]
-
-        def note(self, given: Any, *rest: Any) -> RoundPlan:
-            asked.append(given[0].name)
-            return RoundPlan(TokenTree.chain(1), None)
-
-    policy = Noting()
-    for _ in range(6):
-        policy.choose(drafters, 1, Budget(4, 5))
-    assert asked == [drafter.name for drafter in drafters] * 2
 
 
 class NoisySession(ScriptedSession):
@@ -409,16 +303,6 @@ def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
     assert shown["verdict"] == "ties" and printed(shown).splitlines()[1].startswith("NEAR TIES")
 
 
-def test_a_line_about_texts_that_differ_does_not_begin_with_pass(with_drafter: Any) -> None:
-    proof = prove(with_drafter("recycling", NoisyModel(tied, VOCAB)), PROMPTS, SMALL, quiet)
-    count = len(proof.greedy.differing)
-    assert count
-    shown = printed(document(proof, "cpu"))
-    about = [line for line in shown.splitlines() if "greedy text" in line]
-    assert all(line.startswith("ties") for line in about) and about
-    assert f"{count} of {len(PROMPTS)} texts part at near ties (allowed by" in " ".join(about)
-
-
 def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
     with_drafter: Any,
 ) -> None:
@@ -470,26 +354,3 @@ def test_what_a_model_wrote_is_no_command_of_the_terminal(failed: Proof) -> None
     )
     text = printed(report)
     assert "\x1b" not in text and "FAIL" in text and "fault" in text
-
-
-def test_a_report_fits_a_screen(with_drafter: Any) -> None:
-    text = printed(document(prove(with_drafter("suffix"), PROMPTS, SMALL, quiet), "cpu"))
-    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[1].startswith("PASS")
-
-
-@pytest.mark.parametrize(
-    "fields", [{"num_prompts": 0}, {"max_tokens": 0}, {"num_runs": 1}, {"num_draws": 50}]
-)
-def test_too_little_is_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(UsageError):
-        Extent(**{**asdict(Extent()), **fields})
-
-
-def test_nothing_to_verify_is_refused(with_drafter: Any) -> None:
-    engine = with_drafter("suffix")
-    engine.set_drafter("none")
-    with pytest.raises(UsageError, match="without a drafter"):
-        prove(engine, PROMPTS, SMALL, quiet)
-    with pytest.raises(ContextFullError, match="none of 1 prompts fits"):
-        prove(with_drafter("suffix"), [Prompt("long", "any", "x" * 600)], SMALL, quiet)
