@@ -100,7 +100,7 @@ def test_chat_commands(edge_spec):
 
 MISTAKES = [
     (["generate", "--bogus", "x"], 2, "No such option: --bogus"),
-    (["distill", "x", "--from", "src"], 2, "--from is gone: give --domain DIR"),
+    (["distill", "x", "--from", "src"], 2, "--from is gone: give questions"),
     (["export", "x", "y", "--format", "safetensors"], 2, "--format safetensors is gone"),
     (["bench", "--power-log", "x"], 2, "--power-log is gone: what the machine draws"),
     (["plan", "--prefer", "energy"], 2, "and a plan is the fastest"),

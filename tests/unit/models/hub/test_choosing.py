@@ -21,23 +21,6 @@ def chosen(names: list[str], model: str = "hf:org/name") -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("hf:org/name", ("org/name", "main", None)),
-        ("hf:org/name:a.gguf", ("org/name", "main", "a.gguf")),
-        ("hf:org/Name-1.5_b@v1.0", ("org/Name-1.5_b", "v1.0", None)),
-        ("hf:org/name@refs/pr/1:Q4/a.GGUF", ("org/name", "refs/pr/1", "Q4/a.GGUF")),
-    ],
-)
-def test_a_reference_names_repository_revision_and_file(
-    model: str, expected: tuple[str, str, str | None]
-) -> None:
-    reference = HubReference.parse(model)
-    assert (reference.repository, reference.revision, reference.file) == expected
-    assert HubReference.parse(str(reference)) == reference
-
-
-@pytest.mark.parametrize(
     "model",
     [
         *(
@@ -68,22 +51,10 @@ def test_a_malformed_reference_is_bad_usage(model: str) -> None:
         HubReference.parse(model)
 
 
-def test_safetensors_are_taken_before_gguf_files() -> None:
-    assert chosen(["a-Q4_0.gguf", "model.safetensors", *DIRECTORY]) == (
-        *DIRECTORY,
-        "model.safetensors",
-    )
-
-
 def test_shards_are_taken_with_their_index_or_not_at_all() -> None:
     assert chosen([*SHARDS, INDEX, *DIRECTORY]) == (*DIRECTORY, INDEX, *SHARDS)
     with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
         chosen([*SHARDS[:2], INDEX, *DIRECTORY])
-
-
-def test_files_in_folders_are_no_part_of_the_directory() -> None:
-    names = ["original/model.safetensors", "onnx/config.json", "model.safetensors", *DIRECTORY]
-    assert chosen(names) == (*DIRECTORY, "model.safetensors")
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "medusa_lm_head.safetensors"])
@@ -92,11 +63,6 @@ def test_a_directory_without_a_tokenizer_has_to_be_a_head(weights: str) -> None:
     found = choose(reference, ["config.json", weights, "tokenizer.model"])
     assert found.names == ("config.json", weights) and found.has_to_be_head
     assert not choose(reference, [*DIRECTORY, "model.safetensors"]).has_to_be_head
-
-
-def test_weights_of_two_names_are_no_head() -> None:
-    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
-        chosen(["config.json", "one.safetensors", "two.safetensors"])
 
 
 @pytest.mark.parametrize(
@@ -113,19 +79,6 @@ def test_weights_of_two_names_are_no_head() -> None:
 )
 def test_of_several_gguf_files_the_preferred_one_is_taken(names: list[str], expected: str) -> None:
     assert chosen(names) == (expected,)
-
-
-@pytest.mark.parametrize(
-    "names", [["a-Q4_0.gguf", "b-Q4_0.gguf", "a-Q8_0.gguf"], ["a-IQ2_S.gguf", "a-IQ3_S.gguf"]]
-)
-def test_where_no_file_is_the_obvious_one_they_are_listed(names: list[str]) -> None:
-    with pytest.raises(UsageError, match=rf"hf:org/name:FILE\. It has: {', '.join(sorted(names))}"):
-        chosen(names)
-
-
-def test_a_named_file_is_taken_whatever_else_there_is() -> None:
-    names = ["a-Q4_0.gguf", "a-IQ2_S.gguf", "model.safetensors", *DIRECTORY]
-    assert chosen(names, "hf:org/name:a-IQ2_S.gguf") == ("a-IQ2_S.gguf",)
 
 
 def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
