@@ -1,17 +1,14 @@
-"""Opens a drafter while it is trained: to time it, and to let an ordinary draft write."""
+"""Times the draft tokens of a drafter that is to be trained."""
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from threading import Event
 
 import numpy as np
 
@@ -19,18 +16,13 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, MedusaHead
 from edge_spec.core.model import Forward, Model, Progress
 from edge_spec.core.model_info import TensorRows
-from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.distill.answers import local_writers, write_conversations
-from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.prompts import answered
 from edge_spec.distill.work_folder import KEPT_DAYS
 from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
 from edge_spec.drafters.heads.feature_store import FeatureStore
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.drafters.protocol import Budget
-from edge_spec.engine.engine import Engine
 from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
@@ -91,81 +83,25 @@ def median_s(step: Callable[[], object], count: int = 1) -> float:
     return median(times)
 
 
-NUM_TOKENS = 48  # of one text, at most
+UNTRAINED = "untrained"  # what the names of models that are timed begin with
 
 
-@dataclass(frozen=True, eq=False)
-class OwnTexts:
-    """Tasks: each of the target's texts is gone on with once, from a drawn place of its answer.
-    What is written is sampled at temperature 1, from the draft's own distribution."""
-
-    conversations: Sequence[Conversation]
-    seed: int
-
-    @property
-    def identity(self) -> str:
-        told = [self.seed, NUM_TOKENS, *(each.tokens.tobytes() for each in self.conversations)]
-        return hashlib.sha256(repr(told).encode()).hexdigest()
-
-    @property
-    def count(self) -> int:
-        return len(self.conversations)
-
-    def conversation(self, engine: Engine, task: int, stop: Event) -> Conversation | None:
-        known = self.conversations[task]
-        random = np.random.default_rng([self.seed, task])
-        place = int(random.integers(known.start, len(known.tokens)))
-        sampling = SamplingParams(temperature=1.0, seed=int(random.integers(1 << 62)))
-        prompt = known.tokens[:place].tolist()
-        return answered(engine, prompt, NUM_TOKENS, sampling, False, stop)
-
-
-TRIED, UNTRAINED = "distilled", "untrained"  # what the names of such models begin with
-
-
-@dataclass(frozen=True)
-class DraftRuns:
-    """asked: how the target is opened. seed: of what a draft writes."""
-
-    asked: AskedOptions
-    seed: int
-    progress: Progress
-
-    def token_s(self, path: Path) -> float:
-        """Seconds of a step of an ordinary draft, median of several, opened as it will draft."""
-        with converted_aside(path), load_asked(str(path), self._alone, self.progress) as engine:
-            return median_s(_step(engine.parts.model))
-
-    def own_texts(
-        self, path: Path, conversations: Sequence[Conversation], folder: Path
-    ) -> list[Conversation]:
-        """Those that the draft at `path` writes after the target's; `folder` keeps them."""
-        folder.mkdir(exist_ok=True)
-        tasks = OwnTexts(conversations, self.seed)
-        with converted_aside(path), load_asked(str(path), self._alone, self.progress) as engine:
-            return write_conversations(
-                partial(local_writers, engine, tasks),
-                tasks,
-                folder,
-                len(conversations) * NUM_TOKENS,
-                self.progress,
-            )
-
-    @property
-    def _alone(self) -> AskedOptions:
-        """Returns how the draft is opened by itself: where and by what it will draft."""
-        asked = self.asked
-        return replace(
-            asked,
-            runtime=asked.draft_runtime,
-            device=asked.draft_device,
-            threads=asked.draft_threads or asked.threads,
-            draft_runtime="auto",
-            draft_device=None,
-            draft_threads=None,
-            plan=None,
-            drafter="none",
-        )
+def ordinary_draft_token_s(path: Path, asked: AskedOptions, progress: Progress) -> float:
+    """Seconds of a step of an ordinary draft, median of several, opened as it will draft. asked:
+    how its target is opened."""
+    alone = replace(
+        asked,
+        runtime=asked.draft_runtime,
+        device=asked.draft_device,
+        threads=asked.draft_threads or asked.threads,
+        draft_runtime="auto",
+        draft_device=None,
+        draft_threads=None,
+        plan=None,
+        drafter="none",
+    )
+    with converted_aside(path), load_asked(str(path), alone, progress) as engine:
+        return median_s(_step(engine.parts.model))
 
 
 @contextmanager
@@ -178,8 +114,7 @@ def converted_aside(path: Path) -> Iterator[None]:
     finally:
         _remove(bundles.glob(f"{path.name}-*"))
         before = time.time() - KEPT_DAYS * 86400
-        for prefix in (TRIED, UNTRAINED):
-            _remove(each for each in bundles.glob(f"{prefix}-*") if each.stat().st_mtime < before)
+        _remove(each for each in bundles.glob(f"{UNTRAINED}-*") if each.stat().st_mtime < before)
 
 
 def _remove(paths: Iterable[Path]) -> None:

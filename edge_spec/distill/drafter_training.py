@@ -18,17 +18,15 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
-from edge_spec.distill.arrays import write_safetensors
 from edge_spec.distill.conversations import count_answered, coverage
-from edge_spec.distill.draft_runs import TRIED, UNTRAINED
+from edge_spec.distill.draft_runs import UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.training_state import Evaluation
 from edge_spec.loader.head import StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
 from edge_spec.placement.machine import describe_machine
-from edge_spec.storage.atomic import atomic_file, scratch_directory
+from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_directory
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,14 @@ def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
     return found
 
 
+_TYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
 _LARGEST = float(np.finfo(np.float16).max)
 _LEAST_STEPS = 40  # of an epoch,
 _LEAST_ROWS = 32  # but for steps of fewer rows
-_ON_POLICY_RATE = 0.3  # of the rate before
-_ON_POLICY_EPOCHS = 1
 
 if TYPE_CHECKING:
-    from edge_spec.distill.trainee import Teacher, Trainee
-    from edge_spec.distill.training import TrainingOptions
+    from edge_spec.distill.trainee import Trainee
+    from edge_spec.distill.training import Evaluation, TrainingOptions
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,6 @@ class Keeping:
     folder: Path
     name: str = ""
     every_s: float = math.inf
-
-
-OwnExamples = Callable[[Path], Sequence[Example]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,18 +83,6 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Trials:
-    """Says what is tried with a drafter in a directory while it learns.
-
-    token_s: seconds of its draft tokens here. own_examples: of texts that it writes itself; None
-    for a kind that writes none.
-    """
-
-    token_s: Callable[[Path], float]
-    own_examples: OwnExamples | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class Drafter:
     """Holds what is in a drafter's directory."""
 
@@ -110,7 +92,7 @@ class Drafter:
 
     def write(self, directory: Path) -> None:
         """Raises StorageError where there is no space, OSError."""
-        write_safetensors(directory / "model.safetensors", self.tensors)
+        _write_safetensors(directory / "model.safetensors", self.tensors)
         texts = {"config.json": json.dumps(self.config, indent=2), **self.texts}
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
@@ -122,14 +104,15 @@ def learn(
     request: DistillRequest,
     keeping: Keeping,
     progress: Progress,
-    trials: Trials,
+    token_s: Callable[[Path], float],
 ) -> tuple[Drafter, dict[str, Any]]:
     """Returns the drafter and what was measured of it. Goes on with the training that is kept,
-    where it is the same. Raises an EdgeSpecError, OSError."""
+    where it is the same. token_s: seconds of a draft token of the drafter in a directory. Raises an
+    EdgeSpecError, OSError."""
     import torch
 
-    from edge_spec.distill.products import fastest_products
-    from edge_spec.distill.trainee import Teacher
+    from edge_spec.distill.trainee import Teacher, fastest_products
+    from edge_spec.distill.training import Training
 
     if target.threads is not None:
         torch.set_num_threads(target.threads)
@@ -142,13 +125,16 @@ def learn(
     # Measured once: a training that is gone on with judges by the same costs.
     costs = kept_costs(
         folder / f"costs-{digest}.json",
-        lambda: Costs(target.costs.measured, _token_s(trainee, folder, digest, trials)),
+        lambda: Costs(target.costs.measured, _untrained_token_s(trainee, folder, digest, token_s)),
     )
-    training = _PhasedTraining(trainee, teacher, costs, folder, digest)
-    history, own = training.run(examples, options, progress, trials.own_examples)
+    passes, draft_s = RowCosts(costs.passes_s), costs.draft_token_s
+
+    def judge(found: Acceptance) -> Forecast:
+        return best_chain(found, passes, lambda count: count * draft_s)
+
+    training = Training(trainee, teacher, options, folder / f"training-{digest}.npz", judge)
+    history = training.run(examples, progress).history
     report = _report(history, costs, examples, target, kind)
-    report["tokens"]["own"] = sum(each.conversation.num_answered for each in own)
-    report["on_policy_from"] = training.on_policy_from
     return _for_target(_drafter(trainee), kind, target), report
 
 
@@ -185,66 +171,6 @@ def _report(
     }
 
 
-@dataclass(eq=False)
-class _PhasedTraining:
-    """Trains on the target's texts, then on the drafter's own beside them."""
-
-    trainee: Trainee
-    teacher: Teacher
-    costs: Costs
-    folder: Path
-    digest: str
-    on_policy_from: int | None = None
-
-    def run(
-        self,
-        examples: Sequence[Example],
-        options: TrainingOptions,
-        progress: Progress,
-        own_examples: OwnExamples | None,
-    ) -> tuple[list[Evaluation], Sequence[Example]]:
-        """Returns what was measured, and the examples of its own texts. The trainee then has the
-        parameters of the best forecast of both."""
-        history = self._trained("training", examples, options, progress)
-        if own_examples is None:
-            return history, ()
-        with scratch_directory(self.folder / "draft") as scratch:
-            path = scratch / f"{TRIED}-{self.digest}"
-            path.mkdir()
-            _drafter(self.trainee).write(path)
-            own = own_examples(path)
-        self.on_policy_from = history[-1].step
-        later = replace(
-            options,
-            epochs=_ON_POLICY_EPOCHS,
-            rate=_ON_POLICY_RATE * options.rate,
-            name="Training on its own texts",
-        )
-        found = self._trained("on-policy", [*examples, *own], later, progress)
-        # The first of them is the best one before, measured again.
-        history += [
-            replace(each, step=each.step + self.on_policy_from) for each in found if each.step
-        ]
-        return history, own
-
-    def _trained(
-        self,
-        name: str,
-        examples: Sequence[Example],
-        options: TrainingOptions,
-        progress: Progress,
-    ) -> list[Evaluation]:
-        from edge_spec.distill.training import Training
-
-        path = self.folder / f"{name}-{self.digest}.npz"
-        training = Training(self.trainee, self.teacher, options, path, self._forecast)
-        return list(training.run(examples, progress).history)
-
-    def _forecast(self, found: Acceptance) -> Forecast:
-        token_s = self.costs.draft_token_s
-        return best_chain(found, RowCosts(self.costs.passes_s), lambda count: count * token_s)
-
-
 def _drafter(trainee: Trainee) -> Drafter:
     tensors = {name: _halved(values) for name, values in trainee.stored().items()}
     return Drafter(tensors, trainee.description(), trainee.texts())
@@ -265,13 +191,15 @@ def _for_target(drafter: Drafter, kind: Kind, target: Target) -> Drafter:
     return replace(drafter, config={**drafter.config, SAMPLE: sample})
 
 
-def _token_s(trainee: Trainee, folder: Path, digest: str, trials: Trials) -> float:
+def _untrained_token_s(
+    trainee: Trainee, folder: Path, digest: str, measure: Callable[[Path], float]
+) -> float:
     """Times the drafter that has not learnt yet: the same arithmetic on other numbers."""
     with scratch_directory(folder / "untrained") as scratch:
         path = scratch / f"{UNTRAINED}-{digest}"
         path.mkdir()
         _drafter(trainee).write(path)
-        return trials.token_s(path)
+        return measure(path)
 
 
 def _options(kind: Kind, request: DistillRequest, examples: Sequence[Example]) -> TrainingOptions:
@@ -296,3 +224,18 @@ def _digest(
     told += [int(each.conversation.num_answered) for each in examples]
     content = json.dumps(told).encode() + target.token_ids.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Raises StorageError where there is no space, OSError."""
+    header, end = {}, 0
+    for name, each in tensors.items():
+        begin, end = end, end + each.nbytes
+        kind = _TYPES[each.dtype.name]
+        header[name] = {"dtype": kind, "shape": list(each.shape), "data_offsets": [begin, end]}
+    told = json.dumps(header).encode()
+    told += b" " * (-len(told) % 8)
+    with as_storage_error(path), path.open("wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        for each in tensors.values():
+            file.write(each.astype(each.dtype.newbyteorder("<")).tobytes())

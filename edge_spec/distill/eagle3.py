@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from edge_spec.core.model_info import TensorRows
-from edge_spec.distill.products import Tensor
 from edge_spec.distill.small_draft_files import stated_scaling
 from edge_spec.distill.trainee import (
     DecoderLayers,
     Rotation,
     Teacher,
+    Tensor,
     as_arrays,
     likeliest,
     parameter,

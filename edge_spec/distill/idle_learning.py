@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import Progress
 from edge_spec.distill.conversations import filled_up, most_written
 from edge_spec.distill.draft_runs import draft_token_s
-from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
+from edge_spec.distill.drafter_training import Keeping, Target, learn
 from edge_spec.distill.learnt_folder import HeadReport, LearntFolder, folder_of, open_folder
 from edge_spec.distill.request import DistillRequest, default_scored, require_torch
 from edge_spec.drafters.heads.medusa import MedusaNetwork
@@ -243,10 +244,10 @@ def train_head(folder: LearntFolder, told: dict[str, Any], progress: Progress) -
     ids = filled_up(ids, config.vocab_size, count)
     passes_s = {int(rows): seconds for rows, seconds in told["passes_s"].items()}
     target = Target(config, weights, RowCosts(passes_s), ids, threads=1)
-    trials = Trials(lambda path: draft_token_s(path, config, weights))
+    token_s = partial(draft_token_s, target=config, source=weights)
     # By its number alone: an answer that was removed meanwhile does not begin it anew.
     keeping = Keeping(folder.training, f"{until:08}", _KEPT_EVERY_S)
-    drafter, report = learn(examples, target, request, keeping, progress, trials)
+    drafter, report = learn(examples, target, request, keeping, progress, token_s)
     with atomic_directory(folder.head) as work:
         drafter.write(work)
         (work / "report.json").write_text(json.dumps(report | {"until": until}), encoding="utf-8")

@@ -22,8 +22,7 @@ class Kind:
     state after the target's final norm, which its teacher is made of. of_answers: whether it reads
     those of prompts, too. require: raises an EdgeSpecError for a target of which none can be made.
     of_layers: whether `make` is given a Checkpoint, whose layers it is made of; else TensorRows.
-    scores_all: whether it drafts from the whole vocabulary. on_policy: whether it learns from what
-    it writes itself, too."""
+    scores_all: whether it drafts from the whole vocabulary."""
 
     drafter: str
     layers: Callable[[ModelConfig], tuple[int, ...]]
@@ -35,7 +34,6 @@ class Kind:
     make: Callable[[Teacher, Any, DistillRequest], Trainee]
     of_layers: bool = True
     scores_all: bool = False
-    on_policy: bool = False
 
 
 def _medusa(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
@@ -112,6 +110,5 @@ KINDS = {
         require=lambda config, request: num_kept(config, request.layers),
         make=_draft,
         scores_all=True,
-        on_policy=True,
     ),
 }

@@ -8,28 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_spec.distill.products import Tensor
-from edge_spec.distill.trainee import Teacher, as_arrays, likeliest, parameter
+from edge_spec.distill.trainee import Teacher, Tensor, as_arrays, likeliest, parameter
 from edge_spec.distill.windows import Batch
 
 
 class MedusaTrainee:
-    """Head k is z + SiLU(A z + b), block after block, and begins as the target's own choice.
+    """Head k is z + SiLU(A z + b), and begins as the target's own choice.
 
     The output matrix is the target's and stays as it is, so the heads alone are learnt.
     """
 
-    def __init__(self, teacher: Teacher, num_heads: int, num_blocks: int = 1) -> None:
+    def __init__(self, teacher: Teacher, num_heads: int) -> None:
         hidden = teacher.config.hidden_size
         self.num_positions = num_heads
         self.parameters: dict[str, Tensor] = {}
         self._teacher = teacher
-        self._num_blocks = num_blocks
         for head in range(num_heads):
-            for block in range(num_blocks):
-                prefix = f"{head}.{block}.linear."
-                self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
-                self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
+            prefix = f"{head}.0.linear."
+            self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
+            self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
 
     def scores(self, batch: Batch) -> list[Tensor]:
         width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
@@ -54,16 +51,13 @@ class MedusaTrainee:
     def description(self) -> dict[str, Any]:
         return {
             "medusa_num_heads": self.num_positions,
-            "medusa_num_layers": self._num_blocks,
+            "medusa_num_layers": 1,
             "hidden_size": self._teacher.config.hidden_size,
             "vocab_size": self._teacher.config.vocab_size,
         }
 
     def _head(self, states: Tensor, head: int) -> Tensor:
-        for block in range(self._num_blocks):
-            prefix = f"{head}.{block}.linear."
-            products = self._teacher.products
-            matrix = products.rounded(self.parameters[prefix + "weight"])
-            inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
-            states = states + torch.nn.functional.silu(inner)
-        return states
+        prefix, products = f"{head}.0.linear.", self._teacher.products
+        matrix = products.rounded(self.parameters[prefix + "weight"])
+        inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
+        return states + torch.nn.functional.silu(inner)

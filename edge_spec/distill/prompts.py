@@ -1,7 +1,7 @@
 """Makes what a target is asked, so that it writes what its drafter is trained on.
 
-Prompts come from a file, from the texts of a domain, or from the target itself: given the start of
-a user's message by its chat template, an instruct model writes one (Xu et al. 2024, Magpie).
+Prompts come from a file, or from the target itself: given the start of a user's message by its chat
+template, an instruct model writes one (Xu et al. 2024, Magpie).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from typing import Protocol
 
@@ -20,12 +19,9 @@ from edge_spec.diagnostics.bench.figures import in_loops
 from edge_spec.distill.conversations import Conversation
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
-from edge_spec.storage.atomic import expanded
 
 VERSION = 1  # raise it where a task gives another conversation
 HELD_OUT = 10  # of this many prompts, one is measured on
-MAX_DOMAIN_BYTES = 64 << 20
-_PASSAGE_CHARACTERS = 1200
 _MOST_ANSWERS = 8  # of one prompt, the first greedy, the others drawn
 _PROMPT_TOKENS = 192  # of one that the target writes
 _LEAST_WORDS = 3
@@ -37,7 +33,7 @@ _BEGINNINGS = (
     *("", "", "", "", "A ", "Who", "Translate", "Write a Python function"),
     *("", "", "", "", "If ", "Give me", "Correct", "Compare"),
 )
-# What is asked about a text, of a domain or of the target's own.
+# What is asked about a text that the target has written.
 _REQUESTS = (
     "Summarize: {}",
     "Answer the question with the help of the text.\n\n{}\n\nQuestion: What is this about?",
@@ -148,63 +144,8 @@ def require_own_prompts(engine: Engine) -> None:
     if engine.parts.text.chat_template is None or not _before_message(engine):
         raise UsageError(
             f"{engine.name} has no chat template that a user's message can be written by",
-            remedy="Give --prompts or --domain.",
+            remedy="Give --prompts.",
         )
-
-
-def domain_prompts(path: Path) -> list[str]:
-    """Requests about each passage of a text, or of all texts below a directory. Raises UsageError
-    where there is none."""
-    path = expanded(path)
-    try:
-        if not path.exists():
-            raise UsageError(f"no such file or directory: {path}", remedy=_WHAT_IS_A_DOMAIN)
-        files = [path] if path.is_file() else sorted(_texts_below(path))
-        texts = [_text(file) for file in files]
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error}", remedy=_WHAT_IS_A_DOMAIN) from None
-    passages = [each for text in texts if text is not None for each in _passages(text)]
-    if not passages:
-        raise UsageError(f"there is no UTF-8 text in {path}", remedy=_WHAT_IS_A_DOMAIN)
-    return [request.format(each) for request in _REQUESTS for each in passages]
-
-
-_WHAT_IS_A_DOMAIN = "A domain is a UTF-8 text, or a directory of such texts."
-
-
-def _texts_below(path: Path) -> list[Path]:
-    """Leaves out what is hidden and links, which may lead anywhere."""
-    return [
-        file
-        for file in path.rglob("*")
-        if file.is_file()
-        and not file.is_symlink()
-        and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
-
-
-def _text(file: Path) -> str | None:
-    """Returns None for what is no text. Raises UsageError for too much of it."""
-    if file.stat().st_size > MAX_DOMAIN_BYTES:
-        raise UsageError(
-            f"{file} is larger than {MAX_DOMAIN_BYTES >> 20} MB", remedy="Give a part of it."
-        )
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
-
-
-def _passages(text: str) -> list[str]:
-    """Paragraphs, joined up to a length that a short answer is about."""
-    found, passage = [], ""
-    for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
-        if passage and len(passage) + len(paragraph) > _PASSAGE_CHARACTERS:
-            found.append(passage)
-            passage = ""
-        passage = f"{passage}\n\n{paragraph}".strip()[:_PASSAGE_CHARACTERS]
-    return [*found, passage] if passage else found
 
 
 def _before_message(engine: Engine) -> str:

@@ -11,7 +11,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.models.option import Option
 
-KINDS = ("medusa", "eagle3", "draft")
 _MOST_POSITIONS = 8
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
@@ -38,10 +37,6 @@ class DistillRequest:
             "`code` in it, tasks of ours.",
             None,
         ),
-    ] = None
-    domain: Annotated[
-        Path | None,
-        Option("A text, or a directory of texts, which the model is asked about.", None),
     ] = None
     num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
     max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
@@ -76,13 +71,11 @@ class DistillRequest:
     seed: Annotated[int, Option("Of all that is drawn.", None)] = 0
 
     def __post_init__(self) -> None:
+        from edge_spec.distill.kinds import KINDS
+
         if self.kind not in KINDS:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."
-            )
-        if self.prompts is not None and self.domain is not None:
-            raise UsageError(
-                "--prompts and --domain both say what is asked", remedy="Leave one out."
             )
         if self.layers is not None and self.kind != "draft":
             raise UsageError("--layers is for --kind draft", remedy="Leave it out.")

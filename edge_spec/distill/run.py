@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,8 @@ from edge_spec.distill.conversations import (
     most_written,
     with_others,
 )
-from edge_spec.distill.draft_runs import DraftRuns, converted_aside, draft_token_s
-from edge_spec.distill.drafter_training import Keeping, Target, Trials, learn
+from edge_spec.distill.draft_runs import converted_aside, draft_token_s, ordinary_draft_token_s
+from edge_spec.distill.drafter_training import Keeping, Target, learn
 from edge_spec.distill.features import (
     Example,
     FeatureRequest,
@@ -42,11 +42,9 @@ from edge_spec.distill.prompts import (
     GivenPrompts,
     OwnPrompts,
     Tasks,
-    domain_prompts,
     require_own_prompts,
 )
 from edge_spec.distill.request import DistillRequest, default_scored
-from edge_spec.distill.training_device import training_device
 from edge_spec.distill.work_folder import forget_training, work_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -92,15 +90,17 @@ def distill(
     out = request.out or place_of(source, request.kind)
     weights = _weights(source, request.kind)
     KINDS[request.kind].require(weights.config, request)
+    from edge_spec.distill.trainee import training_device  # it imports PyTorch
+
     with (
         work_folder(source, tasks.identity) as folder,
         as_storage_error(folder / ANSWERS_FILE),
     ):
         work = _Work(model, asked, request, tasks, folder, progress)
         name, target, examples = work.material(weights)
-        trials = work.trials(target, examples)
+        token_s = work.token_s(target)
         with training_device():
-            drafter, report = learn(examples, target, request, Keeping(folder), progress, trials)
+            drafter, report = learn(examples, target, request, Keeping(folder), progress, token_s)
         with atomic_directory(out) as made:
             drafter.write(made)
             report = {"model": name, "kind": request.kind, **report}
@@ -127,12 +127,10 @@ def _weights(source: Source, kind: str) -> TensorRows:
 
 
 def _tasks(request: DistillRequest, source: Source) -> Tasks:
-    """Raises UsageError for prompts or a domain that cannot be read, or have nothing in them."""
+    """Raises UsageError for prompts that cannot be read, or of which there are too few."""
     if request.prompts is not None:
         prompts = [each.text for each in read_prompts(request.prompts)]
         return GivenPrompts(prompts, request.max_tokens)
-    if request.domain is not None:
-        return GivenPrompts(domain_prompts(request.domain), request.max_tokens)
     if _OF_CODE in source.name.lower():
         return PackagedTasks(request.max_tokens, request.seed)
     return OwnPrompts(request.max_tokens, request.seed)
@@ -183,23 +181,11 @@ class _Work:
             return with_others(ids, config.vocab_size, count // 2, self.request.seed)
         return filled_up(ids, config.vocab_size, count)
 
-    def trials(self, target: Target, examples: Sequence[Example]) -> Trials:
-        """Returns what is tried with the drafter while it learns."""
-        if not KINDS[self.request.kind].on_policy:
-            return Trials(lambda path: draft_token_s(path, target.config, target.weights))
-        runs = DraftRuns(self.asked, self.request.seed, self.progress)
-        learnt = [each.conversation for each in examples if not each.conversation.is_held_out]
-
-        def own_examples(path: Path) -> Sequence[Example]:
-            folder = self.folder / path.name
-            written = runs.own_texts(path, learnt, folder)
-            wanted = self._wanted(target.weights)
-            with self._opened() as engine, self._sources(engine) as (_, reader):
-                return read_features(
-                    engine.parts.model, written, wanted, folder, self.progress, reader
-                )
-
-        return Trials(runs.token_s, own_examples)
+    def token_s(self, target: Target) -> Callable[[Path], float]:
+        """Returns what times a draft token of the drafter in a directory."""
+        if KINDS[self.request.kind].scores_all:
+            return partial(ordinary_draft_token_s, asked=self.asked, progress=self.progress)
+        return partial(draft_token_s, target=target.config, source=target.weights)
 
     def proof(self, drafter: Path) -> Proof:
         """Raises UnsupportedModelError for a drafter with which texts differ."""

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from edge_spec.core.model_info import Checkpoint, TensorRows
-from edge_spec.distill.products import Tensor
 from edge_spec.distill.small_draft_files import description, kept_layers, text_files
 from edge_spec.distill.trainee import (
     DecoderLayers,
     Rotation,
     Teacher,
+    Tensor,
     as_arrays,
     parameter,
     scored_rows,

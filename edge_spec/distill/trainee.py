@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,10 +13,63 @@ import torch
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.rope import Rope
-from edge_spec.distill.products import FLOAT32, Products, Tensor
 from edge_spec.distill.windows import Batch
+from edge_spec.errors import DeviceMemoryError
 
+Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
+# What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
+_BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Rounds what is multiplied to `kind`, float32 or bfloat16. Sums of rows, losses and parameters
+    stay float32 (Micikevicius et al. 2018, mixed precision)."""
+
+    kind: str = "float32"
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """Returns them as they are multiplied. A matrix is made once for all products of a step."""
+        return values.to(self._type)
+
+    def of(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """[..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
+        return torch.nn.functional.linear(self.rounded(x), matrix)
+
+    @property
+    def _type(self) -> Any:
+        return getattr(torch, self.kind)
+
+
+FLOAT32 = Products()
+
+
+def fastest_products() -> Products:
+    """bfloat16 where the processor, or the GPU that is trained on, multiplies it by itself: two to
+    four times as fast. Elsewhere it would be slower than float32."""
+    if torch.get_default_device().type == "cuda":
+        return Products("bfloat16" if torch.cuda.is_bf16_supported(False) else "float32")
+    told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
+    return Products("bfloat16" if has_it else "float32")
+
+
+@contextmanager
+def training_device() -> Iterator[None]:
+    """Has PyTorch make its tensors there. Raises DeviceMemoryError where a GPU has too little
+    memory."""
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        with device:
+            yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{torch.cuda.get_device_name(device)} has too little memory for this training",
+            remedy="Set CUDA_VISIBLE_DEVICES to nothing: it is then done on the CPU.",
+        ) from error
+    finally:
+        torch.cuda.empty_cache()  # what follows opens the model there
 
 
 class Trainee(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 
 from edge_spec.core.model import Progress
 from edge_spec.distill.acceptance import Acceptance, Forecast, measured_acceptance
+from edge_spec.distill.arrays import load_arrays, save_arrays
 from edge_spec.distill.features import Example
 from edge_spec.distill.trainee import Teacher, Trainee, as_arrays, drafted, loss_of
-from edge_spec.distill.training_state import Evaluation, TrainingState, load_state, save_state
 from edge_spec.distill.windows import Window, batch_of, in_batches, shuffled, windows_of
 from edge_spec.fitting.memory import return_freed
 
@@ -25,6 +26,69 @@ _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
 # times what a step needs.
 _STEPS_UNTIL_RETURNED = 32
 Judge = Callable[[Acceptance], Forecast]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Holds what was measured on held-out conversations after `step` steps. loss: mean of training
+    since the evaluation before."""
+
+    step: int
+    loss: float
+    of_position: tuple[float, ...]
+    num_draft_tokens: int
+    speedup: float
+
+
+@dataclass(eq=False)
+class TrainingState:
+    """step: of those that are done. arrays: parameters, the optimizer's and the best ones, by names
+    such as "best/NAME". losses: since the last evaluation."""
+
+    step: int = 0
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    history: list[Evaluation] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> Evaluation | None:
+        return max(self.history, key=lambda each: each.speedup, default=None)
+
+    def group(self, name: str) -> dict[str, np.ndarray]:
+        """Returns the arrays "name/...", without that."""
+        prefix = name + "/"
+        return {
+            key.removeprefix(prefix): each
+            for key, each in self.arrays.items()
+            if key.startswith(prefix)
+        }
+
+    def set_group(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+        self.arrays |= {f"{name}/{key}": values for key, values in arrays.items()}
+
+
+def save_state(path: Path, state: TrainingState) -> None:
+    """Raises StorageError where there is no space, OSError."""
+    history = [asdict(each) for each in state.history]
+    note = {"step": state.step, "history": history, "losses": state.losses}
+    save_arrays(path, state.arrays, note)
+
+
+def load_state(path: Path) -> TrainingState | None:
+    """Returns None where there is none, or a damaged one, which a warning says."""
+    try:
+        arrays, told = load_arrays(path)
+        history = [
+            Evaluation(**{**each, "of_position": tuple(each["of_position"])})
+            for each in told["history"]
+        ]
+        return TrainingState(int(told["step"]), arrays, history, list(told["losses"]))
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("training begins again: %s is damaged (%s)", path, error)
+        return None
 
 
 @dataclass(frozen=True)
@@ -40,7 +104,6 @@ class TrainingOptions:
     patience: int = 4
     seed: int = 0
     kept_every_s: float = math.inf  # beside each evaluation
-    name: str = "Training"  # of the step, as it is told
 
 
 class Training:
@@ -136,7 +199,7 @@ class Training:
     def _told(self) -> str:
         last = self._state.history[-1]
         chances = "/".join(f"{100 * each:.0f}" for each in last.of_position)
-        return f"{self._options.name} ({chances} % accepted by position)"
+        return f"Training ({chances} % accepted by position)"
 
     def _save(self) -> None:
         state = self._state

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, get_ident
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -21,31 +19,26 @@ import pytest
 import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.model import Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.bench.figures import in_loops
 from edge_spec.distill.answers import (
-    CONVERSATIONS,
     WriterLostError,
     local_writers,
     write_answers,
 )
-from edge_spec.distill.cluster import content_of
 from edge_spec.distill.conversations import Conversation
-from edge_spec.distill.draft_runs import draft_token_s
 from edge_spec.distill.features import (
     FeatureRequest,
-    feature_rows,
     read_features,
     require_features,
 )
-from edge_spec.distill.prompts import GivenPrompts, OwnPrompts, require_own_prompts
+from edge_spec.distill.prompts import GivenPrompts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference.session import ReferenceSession
-from fixtures import families, heads, hybrid_models
+from fixtures import families, hybrid_models
 
 LAYERS = 7
 PROMPTS = tuple(f"tell me {index}" for index in range(12))
@@ -95,38 +88,6 @@ def test_answers_are_plain_greedy_decoding(engine: Engine, tmp_path: Path) -> No
     assert sum(each.is_held_out for each in found) == 2  # of 12 prompts; later rounds have none
 
 
-def test_answers_are_gone_on_with_where_they_stopped(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = _answers(engine, tmp_path / "whole")
-    done: list[int] = []
-    asked = GivenPrompts.conversation
-
-    def interrupted(
-        self: GivenPrompts, engine: Engine, task: int, stop: Event
-    ) -> Conversation | None:
-        if len(done) == CONVERSATIONS + 2:
-            raise KeyboardInterrupt
-        done.append(task)
-        return asked(self, engine, task, stop)
-
-    monkeypatch.setattr(GivenPrompts, "conversation", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _answers(engine, tmp_path / "cut")
-    again: list[int] = []
-
-    def going_on(self: GivenPrompts, engine: Engine, task: int, stop: Event) -> Any:
-        again.append(task)
-        return asked(self, engine, task, stop)
-
-    monkeypatch.setattr(GivenPrompts, "conversation", going_on)
-    found = _answers(engine, tmp_path / "cut")
-    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in whole]
-    # What was written is not asked again, and held-out prompts are asked once: only those that were
-    # being written when it stopped may be in both.
-    assert len(set(done) & set(again)) < CONVERSATIONS
-
-
 def test_features_are_those_of_decoding(engine: Engine, tmp_path: Path) -> None:
     answers = _answers(engine, tmp_path, 60)
     request = FeatureRequest((2, LAYERS), True, 10**9)
@@ -142,54 +103,6 @@ def test_features_are_those_of_decoding(engine: Engine, tmp_path: Path) -> None:
     np.testing.assert_allclose(each.features, out.features, rtol=2e-3, atol=2e-3)
     assert each.anchors[0] == 0 and len(each.features) == each.conversation.num_answered
     session.close()
-
-
-def test_a_prompt_is_read_once_for_all_its_answers(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other, *_ = _answers(engine, tmp_path, 100)
-    shorter = Conversation(one.tokens[:-2], one.start, False)
-    single = Conversation(one.tokens[: one.start + 1], one.start, False)
-    request, model = FeatureRequest((2, LAYERS), False, 10**9), engine.parts.model
-    read: list[int] = []
-    reader = get_ident()
-    with closing(model.open_session()) as session:
-        kind = type(session)
-    prefill = kind.prefill
-
-    def counted(session: Session, tokens: Sequence[int]) -> None:
-        if get_ident() == reader:  # another thread may still compare passes that are shared
-            read.append(len(tokens))
-        prefill(session, tokens)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(kind, "prefill", counted)
-        found = read_features(model, [one, other, shorter, single], request, tmp_path, quiet)
-    assert [each.conversation for each in found] == [one, shorter, single, other]
-    of_further = len(shorter.tokens) - 1 - shorter.start
-    assert sum(read) == len(one.tokens) - 1 + of_further + len(other.tokens) - 1
-    for each in found:
-        (alone,) = feature_rows(model, [each.conversation], request)
-        np.testing.assert_array_equal(each.features, alone)
-
-
-def test_features_are_gone_on_with_where_they_stopped(engine: Engine, tmp_path: Path) -> None:
-    answers = _answers(engine, tmp_path, 100)
-    request, model = FeatureRequest((LAYERS,), False, 10**9), engine.parts.model
-
-    def stop(what: str, fraction: float) -> None:
-        if fraction > 0.5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        read_features(model, answers, request, tmp_path, stop)
-    begun: list[float] = []
-    found = read_features(model, answers, request, tmp_path, lambda what, at: begun.append(at))
-    assert begun[0] > 0.4  # what was read is not read again
-    (tmp_path / "other").mkdir()
-    whole = read_features(model, answers, request, tmp_path / "other", quiet)
-    for one, other in zip(found, whole, strict=True):
-        np.testing.assert_array_equal(one.features, other.features)
 
 
 def test_features_keep_to_their_bound(
@@ -220,25 +133,6 @@ def test_a_target_that_gives_no_features_is_refused(
         require_features(engine.parts.model, engine.name)
 
 
-def test_a_target_asks_itself_the_same_for_one_seed(engine: Engine, tmp_path: Path) -> None:
-    require_own_prompts(engine)
-    tasks = OwnPrompts(8, seed=3)
-    found = [tasks.conversation(engine, task, Event()) for task in range(4)]
-    again = [tasks.conversation(engine, task, Event()) for task in range(4)]
-    for one, other in zip(found, again, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or other is None or one.tokens.tolist() == other.tokens.tolist()
-
-
-def test_a_draft_token_is_timed_by_the_drafter_itself(target: Path, tmp_path: Path) -> None:
-    source = open_checkpoint(target)
-    eagle = heads.draw(LAYERS, source.config.vocab_size, "safeailab").write(tmp_path / "eagle")
-    states = np.zeros((4, 64), np.float32)
-    medusa = heads.write_medusa(tmp_path / "medusa", states, np.arange(4), source.config.vocab_size)
-    for path in (eagle, medusa):
-        assert draft_token_s(path, source.config, source) > 0
-
-
 @pytest.fixture
 def trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if PyTorch were installed: what is refused is refused before it is needed."""
@@ -260,10 +154,6 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ray", "ray://host:1"], "--ray ray://host:1 is no address"),
         (["--prompts", "EMPTY"], "has no prompts"),
         (["--prompts", "BINARY"], "cannot read prompts from"),
-        (["--domain", "EMPTY"], "there is no UTF-8 text"),
-        (["--domain", "BINARY"], "there is no UTF-8 text"),
-        (["--domain", "none"], "no such file or directory"),
-        (["--prompts", "EMPTY", "--domain", "EMPTY"], "both say what is asked"),
         (["--positions", "9"], "positions is 9"),
         (["--tokens", "0"], "tokens is 0"),
         (["--max-cache", "0"], "max-cache is 0"),
@@ -344,15 +234,6 @@ def test_a_target_of_which_a_kind_cannot_be_made_is_refused_at_once(
     assert not out.exists() and not (tmp_path / "cache" / "distill").exists()
 
 
-def test_a_file_is_told_from_another_one(target: Path, tmp_path: Path) -> None:
-    """Machines of a cluster compare what they have open by it."""
-    copies = [shutil.copytree(target, tmp_path / name / "hf") for name in ("one", "two")]
-    assert content_of(str(copies[0])) == content_of(str(copies[1])) == content_of(str(target))
-    config = copies[1] / "config.json"
-    config.write_text(config.read_text() + " ")
-    assert content_of(str(copies[1])) != content_of(str(target))
-
-
 class _Gone:
     """A writer whose machine is lost in its first task."""
 
@@ -371,28 +252,6 @@ def test_a_lost_writer_leaves_its_task_to_the_others(engine: Engine, tmp_path: P
     found = write_answers(writers, tasks, tmp_path / "lost", 200, quiet)
     whole = _answers(engine, tmp_path / "whole")
     assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in whole]
-
-
-def test_a_writer_that_is_lost_beside_enough_answers_changes_nothing(tmp_path: Path) -> None:
-    """The fifth task is lost while four are enough."""
-    begun = Event()
-
-    def write(task: int, stop: Event) -> Conversation:
-        if task == 4:
-            begun.set()
-            while (tmp_path / "answers.jsonl").read_bytes().count(b"\n") < 4:
-                time.sleep(0.01)
-            raise WriterLostError
-        if task == 3:
-            assert begun.wait(60)
-        return Conversation(np.arange(6, dtype=np.int32), 2, task == 1)
-
-    @contextmanager
-    def writers() -> Iterator[list[Any]]:
-        yield [write, write]
-
-    tasks = OwnPrompts(16)
-    assert len(write_answers(writers, tasks, tmp_path, 4 * 4, quiet)) == 4
 
 
 def test_without_any_writer_left_it_ends_in_one_line(tmp_path: Path) -> None:

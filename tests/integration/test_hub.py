@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -21,12 +20,11 @@ from huggingface_hub import constants, file_download
 
 import edge_spec
 from edge_spec.cli.main import run
-from edge_spec.core.export import ExportOptions
 from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.models import draft_choice
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub import download
-from edge_spec.models.hub.cache import find_cached, link
+from edge_spec.models.hub.cache import find_cached
 from edge_spec.models.hub.client import HubReference
 from edge_spec.models.hub.download import open_model, pull
 from edge_spec.models.source import Source
@@ -118,17 +116,6 @@ def test_what_is_here_is_not_fetched_again(hub: Any, models: Path) -> None:
     assert repository.commit == first.commit
 
 
-def test_pull_fetches_what_is_new_and_keeps_what_is_not(hub: Any, models: Path) -> None:
-    repository = hub.add("org/small", models / "small")
-    first = fetch("hf:org/small")
-    repository.files["chat_template.jinja"] = b"{{ messages }}"
-    hub.requests.clear()
-    second = fetch("hf:org/small")
-    assert second.commit != first.commit and not hub.contents()
-    assert (second.path / "chat_template.jinja").read_bytes() == b"{{ messages }}"
-    assert fetch(f"hf:org/small@{second.commit}").path == second.path
-
-
 def test_nothing_is_asked_but_the_list_and_the_files(
     hub: Any, models: Path, tmp_path: Path
 ) -> None:
@@ -148,16 +135,6 @@ def test_nothing_is_asked_but_the_list_and_the_files(
     assert not any(
         "torch" in request.agent or "agent/" in request.agent for request in hub.requests
     )
-
-
-def test_progress_begins_with_how_much_there_is_and_reaches_its_end(hub: Any, models: Path) -> None:
-    hub.add("org/one", models / "one.Q8_0.gguf")
-    said: list[tuple[str, float]] = []
-    pull(HubReference.parse("hf:org/one"), lambda what, part: said.append((what, part)))
-    size = (models / "one.Q8_0.gguf").stat().st_size / 1e6
-    assert {what for what, _ in said} == {f"Downloading hf:org/one, {size:.1f} MB"}
-    fractions = [part for _, part in said]
-    assert fractions == sorted(fractions) and (fractions[0], fractions[-1]) == (0.0, 1.0)
 
 
 # Interrupts and damage
@@ -213,24 +190,6 @@ def test_a_file_with_another_hash_is_removed_and_named(hub: Any, models: Path, n
     assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
     hub.wrong.clear()
     fetch("hf:org/small")
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_file_system_without_locks_is_fetched_to_without(
-    hub: Any, models: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    fcntl = pytest.importorskip("fcntl")
-
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    hub.add("org/one", models / "one.Q8_0.gguf")
-    (entry,) = hub.repositories["org/one"].listing()
-    locks = Path(constants.HF_HUB_CACHE, ".locks/models--org--one")
-    locks.mkdir(parents=True)
-    (locks / f"{entry['lfs']['sha256']}.lock").touch()  # as a kill leaves it
-    assert fetch("hf:org/one").path.read_bytes() == (models / "one.Q8_0.gguf").read_bytes()
 
 
 def test_leftovers_that_are_not_the_file_do_not_stay(hub: Any, models: Path) -> None:
@@ -379,48 +338,7 @@ def test_without_a_network_a_model_that_is_not_here_is_an_error_that_says_so(
     assert not hub.requests
 
 
-def test_a_link_that_another_process_makes_meanwhile_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob, file = tmp_path / "blob", tmp_path / "snapshot" / "file"
-    blob.write_text("content")
-    make = Path.symlink_to
-
-    def at_once(self: Path, target: str) -> None:
-        make(self, target)
-        make(self, target)
-
-    monkeypatch.setattr(Path, "symlink_to", at_once)
-    link(blob, file)
-    assert file.is_symlink() and file.read_text() == blob.read_text() == "content"
-
-
-def test_half_a_model_in_the_cache_is_no_model(hub: Any, models: Path) -> None:
-    hub.add("org/large", models / "large")
-    model = fetch("hf:org/large")
-    (model.path / "model-00002-of-00002.safetensors").unlink()
-    assert find_cached(model.reference) is None
-    hub.requests.clear()
-    assert open_model(model.reference, quiet) == model
-    assert not hub.contents()  # its content was still there
-
-
 # As MODEL and as --draft
-
-
-def test_a_conversion_stays_valid_for_other_revisions_with_the_same_files(
-    hub: Any, models: Path
-) -> None:
-    repository = hub.add("org/one", models / "one.Q8_0.gguf")
-    before = Source("hf:org/one", quiet).cached("onnx", ExportOptions())
-    first = fetch("hf:org/one")
-    repository.files["README.md"] = b"changed"
-    assert fetch("hf:org/one").commit != first.commit
-    assert Source("hf:org/one", quiet).cached("onnx", ExportOptions()) == before
-    repository.files["one.Q8_0.gguf"] += b"changed"
-    fetch("hf:org/one")
-    assert Source("hf:org/one", quiet).cached("onnx", ExportOptions()) != before
-    assert before.name.startswith("one.Q8_0-onnx-")
 
 
 def test_models_of_the_hub_answer_as_those_on_disk_and_as_drafts_change_no_text(
@@ -466,18 +384,6 @@ def test_draft_auto_finds_the_smaller_model_with_the_same_tokens(
     assert draft_choice.suggest_draft(large) is None  # it has other tokens now
 
 
-def test_draft_auto_finds_conversions_that_the_drafts_runtime_reads(
-    hub: Any, models: Path, tmp_path: Path
-) -> None:
-    with edge_spec.load(str(models / "small"), runtime="ort"):
-        (bundle,) = filter(Path.is_dir, (tmp_path / "own" / "bundles").iterdir())
-    large = Source(str(models / "large"), quiet)
-    assert draft_choice.suggest_draft(large, "ort") == str(bundle)
-    assert draft_choice.suggest_draft(large, "reference") is None
-    (bundle / "model.onnx").write_bytes(b"short")
-    assert draft_choice.suggest_draft(large, "ort") is None
-
-
 # The command
 
 
@@ -519,23 +425,6 @@ def test_pull_draft_auto_fetches_the_small_one_of_the_family(
     assert found == ("hf:Qwen/Qwen2.5-0.5B-Instruct",)
 
 
-@pytest.mark.parametrize(
-    ("draft", "told"),
-    [
-        ("auto", "no smaller model of the family of hf:org/large is known"),
-        ("hf:org/other", "other has other tokens than large"),
-    ],
-)
-def test_pull_says_what_a_draft_lacks(
-    hub: Any, models: Path, draft: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub.add("org/large", models / "large")
-    other = hub.add("org/other", models / "small")
-    other.files["tokenizer.json"] = other.files["tokenizer.json"].replace(b"im_end", b"other")
-    assert run(["pull", "hf:org/large", "--draft", draft]) == 0
-    assert told in capsys.readouterr().err
-
-
 # Trained heads
 
 
@@ -555,20 +444,3 @@ def test_a_head_of_the_hub_drafts_for_its_target(
         assert engine.generate(PROMPT, max_tokens=20).stats.drafters["eagle"].draft_n > 0
     assert run(["doctor", "hf:org/large", "--draft", "hf:org/head", "--json"]) in (0, 1)
     assert "EAGLE-3 from features 2, 3" in capsys.readouterr().out
-
-
-def test_pull_says_what_head_it_has_fetched_or_why_it_does_not_fit(
-    hub: Any, models: Path, deep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub.add("Qwen/Qwen3-8B", deep)
-    hub.add("Qwen/Qwen3-0.6B", models / "small")
-    name = "deepseek-ai/dspark_qwen3_8b_block7"
-    hub.add(name, heads.draw(7, 265, "speculators").write(tmp_path / "head"))
-    assert run(["pull", "hf:Qwen/Qwen3-8B", "--draft", "auto"]) == 0
-    assert f"there is a head trained for hf:Qwen/Qwen3-8B, too: --draft hf:{name}" in (
-        capsys.readouterr().err
-    )
-    assert run(["pull", "hf:Qwen/Qwen3-8B", "--draft", f"hf:{name}"]) == 0
-    assert "EAGLE-3 from features 2, 3" in capsys.readouterr().err
-    assert run(["pull", "hf:Qwen/Qwen3-0.6B", "--draft", f"hf:{name}"]) == 0
-    assert "drafts from the inputs of the layers [2, 3, 4]" in capsys.readouterr().err

@@ -18,7 +18,7 @@ import pytest
 
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.errors import EdgeSpecError, ExportError, UnsupportedModelError
-from edge_spec.exporters.optimum import OptimumExporter, export, tools
+from edge_spec.exporters.optimum import OptimumExporter, export
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
@@ -102,19 +102,6 @@ def test_matrices_are_packed(
     assert low < report.parity["kl_divergence"] < high
 
 
-def test_rotary_tables_are_as_long_as_the_context(
-    published: Callable[[str], Published], tmp_path: Path
-) -> None:
-    import onnx
-
-    exported(published("phi").path, tmp_path / "bundle", quantization="fp32")
-    graph = onnx.load(str(tmp_path / "bundle" / "model.onnx"), load_external_data=False).graph
-    tables = [t.dims[0] for t in graph.initializer if t.name in ("cos_cache", "sin_cache")]
-    assert tables == [128, 128]
-    with pytest.raises(ValueError, match="too short"):
-        tools.fuse(str(tmp_path / "bundle"), str(tmp_path / "fused"), "4", "32", "129")
-
-
 def test_a_step_that_is_too_far_off_is_left_out_and_said(
     published: Callable[[str], Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,18 +142,6 @@ def test_architectures_that_optimum_does_not_export_are_refused(
     values: dict[str, Any], word: str, published: Callable[[str], Published], tmp_path: Path
 ) -> None:
     refusal(published("gpt2").path, tmp_path, UnsupportedModelError, word, **values)
-
-
-def test_weights_that_are_not_there_are_named(
-    published: Callable[[str], Published], tmp_path: Path
-) -> None:
-    refusal(published("gpt2").path, tmp_path, UnsupportedModelError, "h.2", n_layer=3)
-
-
-def test_what_transformers_does_not_know_is_one_line(
-    published: Callable[[str], Published], tmp_path: Path
-) -> None:
-    refusal(published("gpt2").path, tmp_path, ExportError, "cannot export", model_type="nonesuch")
 
 
 def refusal(

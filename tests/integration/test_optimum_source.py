@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,10 +13,8 @@ from typer.testing import CliRunner
 
 from edge_spec.cli.main import app
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import (
     EdgeSpecError,
-    ExportError,
     MissingDependencyError,
     ModelFileError,
     UnsupportedModelError,
@@ -51,18 +47,6 @@ def refused(path: Path, kind: type[EdgeSpecError]) -> str:
     return str(caught.value)
 
 
-def test_a_model_is_described_without_reading_its_weights(
-    directory: Path, tiny: ModuleType
-) -> None:
-    (directory / "model.safetensors").write_bytes(b"never read")
-    source = open_source(directory)
-    assert source.model_type == "gpt2"
-    assert source.eos_ids == (tiny.TOKENS.index("<|im_end|>"),)
-    assert source.bos_id == tiny.TOKENS.index("<|endoftext|>")
-    assert source.chat_template == tiny.TEMPLATE
-    assert json.loads(source.read_tokenizer())["model"]["type"] == "BPE"
-
-
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_code_of_the_model_is_never_run(file: str, directory: Path) -> None:
     change(directory / file, auto_map={"AutoConfig": "code.Config"})
@@ -84,21 +68,6 @@ def test_an_index_cannot_smuggle_a_pickle_in(directory: Path) -> None:
     index = {"weight_map": {"transformer.wte.weight": "../weights.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "outside the directory" in refused(directory, ModelFileError)
-
-
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ({"is_encoder_decoder": True, "model_type": "t5"}, "encoder"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized already"),
-    ],
-    ids=["encoder and decoder", "quantized"],
-)
-def test_other_kinds_of_models_are_refused(
-    values: dict[str, Any], word: str, directory: Path
-) -> None:
-    change(directory / "config.json", **values)
-    assert word in refused(directory, UnsupportedModelError)
 
 
 def test_missing_and_damaged_files_are_named(directory: Path, tmp_path: Path) -> None:
@@ -129,12 +98,6 @@ def test_options_that_it_does_not_know_are_refused(
     assert not out.exists()
 
 
-def test_a_directory_with_other_files_is_not_replaced(directory: Path) -> None:
-    source = open_source(directory)
-    with pytest.raises(UsageError, match="exists and is not a bundle"):
-        OptimumExporter().export(source, directory, ExportOptions(), lambda what, done: None)
-
-
 @pytest.mark.parametrize(
     ("values", "context", "num_tokens", "num_notes"),
     [
@@ -159,25 +122,6 @@ def test_the_context_ends_where_a_traced_graph_would_go_wrong(
     assert (found, len(tokens), len(notes)) == (context, num_tokens, num_notes)
 
 
-def test_what_a_kill_of_an_export_would_leave_is_known_as_unfinished_work(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, beside = tmp_path / "out" / "bundle", list[str]()
-
-    def refuse(*arguments: object, timeout_s: float) -> None:
-        beside.extend(path.name for path in out.parent.iterdir())
-        raise IsolatedError("refused")
-
-    monkeypatch.setattr(export, "isolated", refuse)
-    with pytest.raises(ExportError, match="refused"):
-        OptimumExporter().export(
-            open_source(directory), out, ExportOptions(), lambda what, done: None
-        )
-    (name,) = beside
-    assert re.fullmatch(r"\.bundle\.[a-z0-9_]{8}\.part", name)
-    assert not list(out.parent.iterdir())
-
-
 @pytest.fixture
 def without_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
@@ -200,9 +144,3 @@ def test_without_optimum_the_error_says_how_to_install_it(
 def test_the_onnx_exporter_names_the_one_that_may_know_the_architecture(directory: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'gpt2'.*--format optimum"):
         runtimes.open_exportable(runtimes.load_exporter("onnx"), directory)
-
-
-def test_what_our_own_exporter_knows_is_left_to_it(hf: Callable[..., Path]) -> None:
-    exporter, _ = runtimes.exporter_for("onnx", hf("llama"))
-    assert exporter is not None
-    assert not isinstance(exporter, OptimumExporter)

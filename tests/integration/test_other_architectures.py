@@ -15,10 +15,8 @@ import pytest
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
-from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.llamacpp import LlamaCppModel, session
+from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.testing import check_session
 
 OpenLlama = Callable[..., LlamaCppModel]
@@ -94,40 +92,6 @@ def test_a_sliding_window_keeps_the_promises_of_a_session(
     check_session(model, tolerance)
 
 
-def test_the_window_is_in_effect(
-    gemma3: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
-) -> None:
-    """Otherwise the test above would hold for any model."""
-    pytest.importorskip("llama_cpp")
-    short, long = (
-        open_llama("llamacpp", gemma3(window), **FLOAT32).open_session() for window in (WINDOW, 128)
-    )
-    text = tokens(WINDOW)
-    np.testing.assert_allclose(last_logits(short, text), last_logits(long, text), atol=1e-3)
-    text = tokens(4 * WINDOW, seed=1)
-    for one in (short, long):
-        one.rollback(0)
-    assert np.abs(last_logits(short, text) - last_logits(long, text)).max() > 0.1
-
-
-def test_a_rollback_deep_into_a_long_text_with_a_window(
-    gemma3: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
-) -> None:
-    """Every position stays in the cache, whatever the window is."""
-    pytest.importorskip("llama_cpp")
-    model = open_llama("llamacpp", gemma3(), **FLOAT32)
-    one, fresh = model.open_session(), model.open_session()
-    one.prefill(tokens(120))
-    for length in (100, 60, WINDOW + 1, 2):
-        one.rollback(length)
-        found = last_logits(one, tokens(5, seed=length))
-        one.rollback(length)
-        fresh.rollback(0)
-        fresh.prefill(tokens(120)[:length])
-        expected = last_logits(fresh, tokens(5, seed=length))
-        np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
-
-
 def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
     llama: str, gguf: Callable[..., Path], open_llama: OpenLlama, tokens: Tokens
 ) -> None:
@@ -146,24 +110,6 @@ def test_a_cache_that_has_forgotten_its_beginning_refuses_to_go_back(
     found, fresh = one, open_llama(llama, gguf()).open_session()
     text = tokens(9, seed=1)
     assert np.array_equal(last_logits(found, text), last_logits(fresh, text))
-
-
-def test_a_prompt_that_goes_back_beyond_the_window_is_read_from_there(
-    gemma3: Callable[..., Path], tokens: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after the cache has grown."""
-    pytest.importorskip("llama_cpp")
-    monkeypatch.setattr(session, "FIRST_TOKENS", 64)
-    options = LoadOptions(runtime="llamacpp", threads=1, drafter="none")
-    other = [*tokens(30), *tokens(45, seed=3)]
-    with load_engine(str(gemma3()), options, lambda what, fraction: None) as engine:
-        for length in (60, 70):
-            engine.generate(tokens(length), max_tokens=2)
-        found = engine.generate(other, max_tokens=4)
-        assert found.stats.cached_n == 30
-        with engine.fork() as fresh:
-            expected = fresh.generate(other, max_tokens=4)
-    assert [token.id for token in found.tokens] == [token.id for token in expected.tokens]
 
 
 @pytest.mark.parametrize("architecture", RECURRENT + HYBRID)

@@ -10,16 +10,7 @@ from edge_spec.distill.acceptance import (
     Acceptance,
     best_chain,
     measured_acceptance,
-    written_after,
 )
-
-TEXT = np.array([10, 11, 12, 13, 14], np.int32)
-
-
-def test_draft_tokens_are_held_against_those_after_the_pending_one() -> None:
-    """From place 0 token 11 is pending, and 12 is the first that is drafted."""
-    found = written_after(TEXT, np.array([0, 2, 3]), 3)
-    assert found.tolist() == [[12, 13, 14], [14, -1, -1], [-1, -1, -1]]
 
 
 def test_a_position_counts_only_after_all_before_it() -> None:
@@ -53,12 +44,6 @@ def test_the_forecast_takes_the_chain_that_pays_most() -> None:
     found = best_chain(accepted, costs, lambda count: 0.5 * count)
     assert found.num_draft_tokens == 2
     assert found.speedup == pytest.approx(1.75 * 10 / (12 + 1))
-
-
-def test_a_drafter_that_is_never_right_does_not_pay() -> None:
-    costs = RowCosts({1: 10.0, 2: 11.0})
-    found = best_chain(Acceptance((0.0,), (1.0,)), costs, lambda count: 1.0)
-    assert found.speedup == pytest.approx(10 / 12)
 
 
 def test_no_forecast_is_beyond_the_tokens_of_a_round() -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.distill.training_state import Evaluation, TrainingState, load_state, save_state
+torch = pytest.importorskip("torch")
+
+from edge_spec.distill.training import (  # noqa: E402
+    Evaluation,
+    TrainingState,
+    load_state,
+    save_state,
+)
 
 
 def test_what_is_saved_comes_back_and_what_is_cut_off_is_damaged(

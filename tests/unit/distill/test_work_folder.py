@@ -12,7 +12,7 @@ import pytest
 
 from edge_spec.distill.draft_runs import converted_aside
 from edge_spec.distill.work_folder import KEPT_DAYS, forget_training, work_folder
-from edge_spec.errors import StorageError, UsageError
+from edge_spec.errors import UsageError
 
 SOURCE: Any = SimpleNamespace(identity="0", name="model")
 
@@ -25,26 +25,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _answered(folder: Path) -> None:
     (folder / "answers.jsonl").write_bytes(b"answers")
-
-
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), StorageError("full", remedy="Make room.", errno=28)]
-)
-def test_what_was_finished_stays_and_is_told(
-    error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(type(error)), work_folder(SOURCE, "tasks") as folder:
-        _answered(folder)
-        raise error
-    assert (folder / "answers.jsonl").exists()
-    assert str(folder) in caplog.text and f"{KEPT_DAYS} days" in caplog.text
-
-
-def test_a_folder_in_which_nothing_was_finished_goes(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyboardInterrupt), work_folder(SOURCE, "tasks") as folder:
-        (folder / "answers.jsonl").touch()
-        raise KeyboardInterrupt
-    assert not folder.exists() and not caplog.text
 
 
 def test_folders_that_nobody_goes_on_with_go() -> None:

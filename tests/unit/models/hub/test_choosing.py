@@ -12,27 +12,12 @@ from edge_spec.models.hub.choosing import choose, known_draft, known_head
 from edge_spec.models.hub.client import HubReference
 
 DIRECTORY = ["config.json", "tokenizer.json"]
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
 
 
 def chosen(names: list[str], model: str = "hf:org/name") -> tuple[str, ...]:
     return choose(HubReference.parse(model), names).names
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("hf:org/name", ("org/name", "main", None)),
-        ("hf:org/name:a.gguf", ("org/name", "main", "a.gguf")),
-        ("hf:org/Name-1.5_b@v1.0", ("org/Name-1.5_b", "v1.0", None)),
-        ("hf:org/name@refs/pr/1:Q4/a.GGUF", ("org/name", "refs/pr/1", "Q4/a.GGUF")),
-    ],
-)
-def test_a_reference_names_repository_revision_and_file(
-    model: str, expected: tuple[str, str, str | None]
-) -> None:
-    reference = HubReference.parse(model)
-    assert (reference.repository, reference.revision, reference.file) == expected
-    assert HubReference.parse(str(reference)) == reference
 
 
 @pytest.mark.parametrize(
@@ -66,11 +51,10 @@ def test_a_malformed_reference_is_bad_usage(model: str) -> None:
         HubReference.parse(model)
 
 
-def test_safetensors_are_taken_before_gguf_files() -> None:
-    assert chosen(["a-Q4_0.gguf", "model.safetensors", *DIRECTORY]) == (
-        *DIRECTORY,
-        "model.safetensors",
-    )
+def test_shards_are_taken_with_their_index_or_not_at_all() -> None:
+    assert chosen([*SHARDS, INDEX, *DIRECTORY]) == (*DIRECTORY, INDEX, *SHARDS)
+    with pytest.raises(UnsupportedModelError, match="neither GGUF files nor"):
+        chosen([*SHARDS[:2], INDEX, *DIRECTORY])
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "medusa_lm_head.safetensors"])
