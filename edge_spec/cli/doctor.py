@@ -98,7 +98,7 @@ def doctor(
     Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
     """
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-    from edge_spec.diagnostics.doctor.finding import document
+    from edge_spec.diagnostics.doctor.document import document
     from edge_spec.models.source import Source
 
     if asked.out is not None:
@@ -124,7 +124,8 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
     """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
     what is there."""
     from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
-    from edge_spec.diagnostics.doctor.finding import files_sha256, note
+    from edge_spec.diagnostics.doctor.document import files_sha256
+    from edge_spec.diagnostics.doctor.finding import note
 
     chosen = report.chosen
     if chosen is None:
@@ -150,7 +151,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
 def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
-    from edge_spec.diagnostics.doctor.finding import markdown, public_document
+    from edge_spec.diagnostics.doctor.document import markdown, public_document
     from edge_spec.diagnostics.report_files import write_report
 
     if asked.out is not None:

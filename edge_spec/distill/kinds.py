@@ -78,7 +78,7 @@ def _require_eagle3(config: ModelConfig, request: DistillRequest) -> None:
         )
 
 
-KINDS = {
+KINDS = {  # by the names in request.KINDS
     "medusa": Kind(
         drafter="medusa",
         layers=lambda config: (config.num_layers,),

@@ -15,6 +15,9 @@ _MOST_POSITIONS = 8
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
+KINDS = ("medusa", "eagle3", "draft")  # of drafters; distill/kinds.py says how each is made
+
+
 @dataclass(frozen=True)
 class DistillRequest:
     """Declares the options of `edge-spec distill`.
@@ -71,8 +74,6 @@ class DistillRequest:
     seed: Annotated[int, Option("Of all that is drawn.", None)] = 0
 
     def __post_init__(self) -> None:
-        from edge_spec.distill.kinds import KINDS
-
         if self.kind not in KINDS:
             raise UsageError(
                 f"there is no drafter of the kind {self.kind}", remedy=f"Use {', '.join(KINDS)}."

@@ -1,30 +1,13 @@
-"""What a check of `edge-spec doctor` yields, and all findings as a document and as Markdown without
-what is the user's own: it is attached to an issue for all to see."""
+"""What a check of `edge-spec doctor` yields."""
 
 from __future__ import annotations
 
-import getpass
-import hashlib
-import math
-import re
-import socket
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge_spec.diagnostics.report_files import machine_line, markdown_table
 from edge_spec.errors import cut
-from edge_spec.models.source import Source
-from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.digests import known_sha256
-
-if TYPE_CHECKING:
-    from edge_spec.diagnostics.doctor.diagnose import Report
 
 
 class Severity(StrEnum):
@@ -80,108 +63,3 @@ def judged(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) 
 def of_error(error: Exception) -> str:
     """Returns what an error of a library is and says, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-Document = dict[str, Any]
-
-_SHORTEST_NAME = 3  # letters of a user's or a host's name: shorter ones are parts of words
-# A path of a system: all but its last part goes. A quote or a space ends it, a colon begins it
-# where a drive is named.
-_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\\/\s'\"`:;,()<>|]+){2,}[\\/]?")
-
-
-def document(report: Report) -> Document:
-    """docs/doctor.md lists the fields. JSON has no NaN and no infinity: they become null."""
-    findings = [asdict(finding) for finding in report.findings]
-    made: Document = _finite({"verdict": report.verdict, "findings": findings, **report.numbers})
-    return made
-
-
-def public_document(report: Report, models: Iterable[str]) -> Document:
-    """Returns the document without paths and names of the user's own: it is attached to an issue.
-    models: as the user named them."""
-    cleaned: Document = Privacy(models).cleaned(document(report))
-    return cleaned
-
-
-def files_sha256(source: Source) -> str:
-    """Returns the sha256 of a model's file; of all names and hashes, for a directory. Raises
-    OSError, and an EdgeSpecError where it cannot be fetched."""
-    path = source.path
-    if path.is_file():
-        return known_sha256(path)
-    files = sorted(each for each in path.rglob("*") if each.is_file())
-    hashed = [(each.relative_to(path).as_posix(), known_sha256(each)) for each in files]
-    return hashlib.sha256(repr(hashed).encode()).hexdigest()
-
-
-def markdown(document: Document) -> str:
-    """Renders what `document` returned, or what was read back from its JSON."""
-    model = document.get("target", {}).get("model", "this machine")
-    counts = [f["level"] for f in document["findings"]]
-    told = ", ".join(f"{counts.count(level)} {level}" for level in map(str, Severity))
-    lines = [f"# edge-spec doctor: {model}", "", f"{document['verdict']}: {told}.", ""]
-    lines += [machine_line(document["machine"]), ""]
-    rows = [
-        (group, each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
-        for group in GROUPS
-        for each in document["findings"]
-        if each["group"] == group
-    ]
-    lines += markdown_table(("group", "check", "level", "found"), rows)
-    return "\n".join(lines) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
-
-
-class Privacy:
-    """Keeps the last part of each path, and nothing of the names of user and machine."""
-
-    def __init__(self, models: Iterable[str]) -> None:
-        """models: as the user named them; of a path to one, its name stays."""
-        places = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
-        places.append(Path(tempfile.gettempdir()))
-        for model in models:
-            with suppress(OSError):
-                places += [Path(model).parent.absolute(), Path(model).parent.resolve()]
-        found = {str(place) for place in places if len(place.parts) > 1}
-        self._places = sorted(found, key=len, reverse=True)  # the longest first
-        self._names = sorted(_own_names(), key=len, reverse=True)
-
-    def cleaned(self, value: Any) -> Any:
-        """A document as JSON has it, cleaned throughout, keys included."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self.cleaned(each) for key, each in value.items()}
-        if isinstance(value, Sequence):
-            return [self.cleaned(each) for each in value]
-        return value
-
-    def text(self, text: str) -> str:
-        for place in self._places:
-            text = text.replace(place, "\u2026")
-        text = _PATH.sub(_last_part, text)
-        for name in self._names:
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", text)
-        return text
-
-
-def _last_part(match: re.Match[str]) -> str:
-    return "\u2026/" + re.split(r"[\\/]", match[0].rstrip("\\/"))[-1]
-
-
-def _own_names() -> set[str]:
-    names = {Path.home().name, socket.gethostname(), socket.gethostname().partition(".")[0]}
-    with suppress(Exception):  # no such user: what is raised depends on the system
-        names.add(getpass.getuser())
-    # The name of root is everywhere, and nobody's.
-    return {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
