@@ -34,7 +34,7 @@ from fixtures.family_gguf import write_gguf
 DRAFTED = np.load(Path(assistant.__file__).with_suffix(".npz"))
 PROMPT = [5, 6, 7, 8, 9, 10]
 # onnxruntime adds up a target's sums in another order; llama.cpp rounds its activations to 16 bits.
-TOLERANCES = {"reference": 1e-5, "ort": 1e-4, "llamacpp": 5e-3}
+TOLERANCES = {"reference": 3e-5, "ort": 1e-4, "llamacpp": 5e-3}
 FLOAT32 = RuntimeOptions(threads=1, kv_type="f32", flash_attention=False)
 
 
