@@ -1,6 +1,6 @@
 """Opens the demo model with every runtime that is installed, answers, exports and serves.
 
-    python .ci/answers.py onnx gguf coreml       # the formats to export to
+    python .ci/answers.py gguf       # the formats to export to; ort converts to ONNX by itself
 
 Run in an environment that has the package and some of its extras: by .ci/extras.
 """
