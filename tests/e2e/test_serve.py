@@ -125,6 +125,14 @@ def test_without_its_libraries_the_install_command_is_named(edge_spec, tmp_path)
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_options_are_documented(edge_spec):
+    documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/serve.md").read_text("utf-8")))
+    shown = edge_spec("serve", "--help", COLUMNS="200", NO_COLOR="1").stdout
+    server = shown[shown.index(" Server ") :]
+    offered = set(re.findall(r"--[a-z][a-z-]+", server[: server.index("╰")]))
+    assert len(offered) == 16 and offered <= documented
+
+
 def test_the_readmes_requests_are_answered(edge_spec, command):
     section = (ROOT / "README.md").read_text("utf-8").partition("## Server\n")[2]
     blocks = re.findall(r"```(sh|python)\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
