@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.util
 import os
 import signal
 import sys
@@ -16,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -26,6 +24,7 @@ from edge_spec.placement.idle_process import SWITCH
 from edge_spec.runtimes.llamacpp.rows import library
 from edge_spec.runtimes.llamacpp.rows.install import TABLE_VARIABLE
 from edge_spec.storage.atomic import CACHE_VARIABLE, cache_directory
+from fixtures.scripts import load_script
 
 # Windows has not all of them.
 END_SIGNALS = [
@@ -40,18 +39,7 @@ AGAIN_S = 60  # until a test that goes on regardless is ended with its process
 STDERR = pytest.StashKey[int]()  # which pytest does not capture
 
 
-def _real_models() -> ModuleType:
-    """Returns benchmarks/real_models.py, which is no part of the package and of no folder here."""
-    path = Path(__file__).parents[1] / "benchmarks" / "real_models.py"
-    spec = importlib.util.spec_from_file_location("real_models", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-real_models = _real_models()
+real_models = load_script("real_models")
 CODER = "coder-0.5b"
 
 

@@ -31,8 +31,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
 _CHECKED = 0.2
 # How likely the next draft token of a model is, at most, to be right: a pass after a row finds one,
-# and has to pay for that one. 0.75 and 1 were worse
-# in most cases (benchmarks/results/trees.json).
+# and has to pay for that one. 0.75 and 1 were worse in most cases (benchmarks/results/trees.json).
 _NEXT_RIGHT = 0.85
 _LONGEST_SLEEP = 32  # rounds: what passes take may change meanwhile
 

@@ -88,17 +88,6 @@ class ControlTokens:
         around = self._around()
         return not around or any(text in around for text in self.control)
 
-    def written_by_text(self) -> list[str]:
-        """Returns ends and beginnings of a text that are tokens like any other, so that text
-        becomes them."""
-        codec = self._codec
-        found = {token: codec.decode([token]) or codec.token_text(token) for token in self._ends}
-        return [
-            text
-            for token, text in found.items()
-            if token in codec.encode_given(text, range(len(text)), self._ids)
-        ]
-
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
         texts = list(_texts_of(given))

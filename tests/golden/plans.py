@@ -108,18 +108,19 @@ def _told(placements: Sequence[Placement]) -> dict[str, Any]:
 def _machines() -> Iterator[tuple[str, Any]]:
     table = json.loads(MACHINES.read_text(encoding="utf-8"))
     for case in table["cases"]:
-        yield case["name"], _told(_ranking(table, case))
+        yield case["name"], _told(ranking(table, case))
         for acceptance in (0.0, 0.3, 0.95):
             changed = {**case, "acceptance": acceptance}
-            yield f"{case['name']}; acceptance {acceptance}", _told(_ranking(table, changed))
+            yield f"{case['name']}; acceptance {acceptance}", _told(ranking(table, changed))
         short = {**case, "free_mb": 300}
         short["devices"] = [{**each, "free_mb": 300} for each in case["devices"]]
-        yield f"{case['name']}; 300 MB free everywhere", _told(_ranking(table, short))
+        yield f"{case['name']}; 300 MB free everywhere", _told(ranking(table, short))
         apart = {**case, "pairs": {}}
-        yield f"{case['name']}; not measured together", _told(_ranking(table, apart))
+        yield f"{case['name']}; not measured together", _told(ranking(table, apart))
 
 
-def _ranking(table: Any, case: Any) -> tuple[Placement, ...]:
+def ranking(table: Any, case: Any) -> tuple[Placement, ...]:
+    """Rank all pairs of places, and each place of the target alone."""
     devices = [
         Device(
             *("llamacpp", each["name"], each["kind"], "", each["free_mb"] * MB),

@@ -6,13 +6,12 @@ that was nearly another one.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edge_spec.models.demo import fetch_demo_model
+from fixtures.scripts import load_script
 from golden.texts import GREEDY, opened
 
 QUESTIONS = (
@@ -25,12 +24,7 @@ NEAR_TIE = 0.5  # of log probabilities; kernels for other processors differ by l
 
 def record() -> dict[str, Any]:
     """Fetches the models where they are not in the cache."""
-    path = Path(__file__).parents[2] / "benchmarks" / "real_models.py"
-    spec = importlib.util.spec_from_file_location("real_models", path)
-    assert spec is not None and spec.loader is not None
-    models = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = models  # where its dataclasses look for it
-    spec.loader.exec_module(models)
+    models = load_script("real_models")
     return {
         "demo": of_real(fetch_demo_model(_quiet), runtime="llamacpp"),
         "coder-0.5b": of_real(models.fetch("coder-0.5b", _quiet), runtime="llamacpp"),

@@ -120,7 +120,7 @@ def test_importing_a_dependency_reaches_nobody(module: str, tmp_path: Path) -> N
         pytest.skip("not installed")
     calls, files = _traced(f"import edge_spec, {module}", tmp_path)
     assert calls == ""
-    assert [name for name in files if "icrosoft" in name or "telemetry" in name.lower()] == []
+    assert files == []
 
 
 @traced
@@ -135,7 +135,7 @@ def test_an_answer_reaches_nobody(runtime: str, tmp_path: Path, demo_gguf: Path)
     )
     calls, files = _traced(code, tmp_path)
     assert calls == ""
-    assert [name for name in files if "icrosoft" in name] == []
+    assert files == []  # ours are in $EDGE_SPEC_CACHE
 
 
 def test_processes_that_we_start_are_quiet() -> None:
