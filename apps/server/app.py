@@ -215,7 +215,8 @@ def _add_page(app: FastAPI) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _response(request, refused_body(error.errors()[0], error.body))
+        faults = [{**each, "loc": each["loc"][1:]} for each in error.errors()]
+        return _response(request, refused_body(faults, error.body))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

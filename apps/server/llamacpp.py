@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
-from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
@@ -29,7 +29,6 @@ from edge_spec.apps.server.schema import (
     limit,
 )
 from edge_spec.apps.server.work import Desk
-from edge_spec.apps.validation import by_kind
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt
@@ -98,12 +97,6 @@ class InfillRequest(AnswerRequest):
         return self
 
 
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str | TokenId], Tag("<list>")],
-    by_kind("a text, or a list of texts and token ids", {str: "<text>", list: "<list>"}),
-]
-
-
 class _ModelRequest(Body):
     model: str | None = None
 
@@ -112,7 +105,7 @@ class TokenizeRequest(_ModelRequest):
     """add_special: with the tokens that begin a text. parse_special: reads control tokens that the
     text spells."""
 
-    content: Content = ""
+    content: str | list[str | TokenId] = ""
     add_special: bool | None = False
     parse_special: bool | None = True
     with_pieces: bool | None = False

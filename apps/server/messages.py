@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, readable, refusal
-from edge_spec.apps.validation import by_kind
+from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, refusal
 from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128
-_TEXTS = ("text", "input_text", "output_text")
-_PARTS: dict[str | None, str] = {**dict.fromkeys(_TEXTS, "<text>"), "refusal": "<refusal>"}
 
 
 class TextPart(OpenBody):
@@ -29,33 +25,8 @@ class RefusalPart(OpenBody):
     refusal: str
 
 
-def only(types: Collection[str | None], send: str) -> BeforeValidator:
-    """Refuses parts of other types by name. send: what a refusal says to send."""
-
-    def check(part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in types:
-            raise ValueError(f"the model reads text: send {send}, not {readable(kind[:40])}")
-        return part
-
-    return BeforeValidator(check)
-
-
-Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _PARTS),
-    only(_PARTS, "parts of type text"),
-]
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
-    by_kind(
-        'a text, or a list of {"type": "text", "text": "..."}', {str: "<text>", list: "<parts>"}
-    ),
-]
-Arguments = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
-    by_kind("JSON in a text, or an object", {str: "<text>", dict: "<object>"}),
-]
+Content = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+Arguments = str | JsonObject  # JSON, as a text or as it is
 
 
 def joined(content: Content) -> str:
@@ -139,18 +110,6 @@ class Tool(OpenBody):
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_function(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise refusal(
-                "type",
-                f"is {kind[:40]}: tools here are of type function, and the client runs them; leave "
-                "the others out",
-            )
-        return given
-
 
 class NamedTool(OpenBody):
     type: Literal["function"] = "function"
@@ -188,17 +147,8 @@ def _word(choice: Any) -> Any:
     return choice
 
 
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required", "any"], Tag("<word>")]
-    | Annotated[NamedTool, Tag("<function>")]
-    | Annotated[AllowedChoice, Tag("<allowed>")],
-    by_kind(
-        'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
-        {str: "<word>"},
-        {None: "<function>", "function": "<function>", "allowed_tools": "<allowed>"},
-    ),
-    BeforeValidator(_word),
-]
+Word = Literal["none", "auto", "required", "any"]
+Choice = Annotated[Word | NamedTool | AllowedChoice, BeforeValidator(_word)]
 
 
 def for_template(message: Message) -> dict[str, Any]:

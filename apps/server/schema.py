@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from edge_spec import Grammar
 from edge_spec.apps.server.fields import (
@@ -25,11 +33,8 @@ from edge_spec.apps.server.fields import (
     whole,
 )
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
-from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.thought_forms import SWITCHES
-
-_WRITTEN = '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,6 @@ class JsonSchema(Body):
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_schema(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("schema") is None:
-            raise refusal("schema", f"is missing; send {_WRITTEN}")
-        return given
-
 
 class SchemaFormat(Body):
     """A schema that stands beside the type is the one that is meant."""
@@ -99,60 +97,13 @@ class SchemaFormat(Body):
     @model_validator(mode="before")
     @classmethod
     def _is_wrapped(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "schema" in given and given.get("json_schema") is None:
-            others = {name: value for name, value in given.items() if name != "json_schema"}
-            names = ("schema", "name", "description", "strict")
-            wrapped = {name: others.pop(name) for name in names if name in others}
-            return {**others, "json_schema": wrapped}
-        if isinstance(given, dict) and given.get("json_schema") is None:
-            raise refusal("json_schema", f"is missing; send {_WRITTEN}")
-        return given
+        if not isinstance(given, dict) or "schema" not in given or given.get("json_schema"):
+            return given
+        wrapped = {name: given[name] for name in given if name != "type"}
+        return {"type": given.get("type"), "json_schema": wrapped}
 
 
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[ObjectFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")],
-    by_kind(
-        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}; '
-        "regex and grammar are fields of their own",
-        {},
-        {"text": "<text>", "json_object": "<json_object>", "json_schema": "<json_schema>"},
-    ),
-]
-
-
-class FormRequest(Body):
-    """The fields of a request that say it."""
-
-    response_format: ResponseFormat | None = None
-    json_schema: Schema | None = None
-    regex: str | None = None
-    guided_choice: Choices | None = None
-    grammar: str | None = None
-
-    @cached_property
-    def form(self) -> AskedForm | None:
-        return next(self._forms(), None)
-
-    @model_validator(mode="after")
-    def _has_one_form(self) -> FormRequest:
-        fields = [form.field for form in self._forms()]
-        if len(fields) > 1:
-            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        return self
-
-    def _forms(self) -> Iterator[AskedForm]:
-        yield from asked_format("response_format", self.response_format)
-        if self.json_schema is not None:
-            yield AskedForm.json("json_schema", self.json_schema)
-        if self.regex:
-            yield AskedForm("regex", Grammar.regex(self.regex))
-        if self.guided_choice:
-            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
-            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
-        if self.grammar:
-            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
@@ -283,13 +234,6 @@ def _all_whole(value: Any) -> Any:
     return value if is_plain else [whole(each) for each in value]
 
 
-def _prompt_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    first = value[0] if isinstance(value, list) and value else None
-    return {str: "<texts>", list: "<lists>", int: "<tokens>", float: "<tokens>"}.get(type(first))
-
-
 Limit = Annotated[
     Whole,
     AfterValidator(limit),
@@ -299,11 +243,7 @@ Limit = Annotated[
 ]
 Alternatives = Annotated[Whole, Field(ge=0, le=20)]
 Stop = Annotated[str, Field(max_length=1000)]
-Stops = Annotated[
-    Annotated[Stop, Tag("<text>")]
-    | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
-    by_kind("a text, or a list of texts", {str: "<text>", list: "<list>"}),
-]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
@@ -311,12 +251,25 @@ Biases = dict[Biased, Bias]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
 ]
+
+
+def _prompt_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
+
+
 Prompt = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("<texts>")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("<lists>")],
-    chosen_by(_prompt_tag, "a text, token ids, or a list of one of them"),
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
+    Discriminator(
+        _prompt_tag,
+        custom_error_type="no_prompt",
+        custom_error_message="Input should be a text, token ids, or a list of one of them",
+    ),
 ]
 
 
@@ -343,13 +296,13 @@ class Prediction(Body):
         return joined(self.content)
 
 
-class AnswerRequest(FormRequest):
+class AnswerRequest(Body):
     """The fields of every request for an answer. Other servers' names of them are understood,
     members that change no answer are taken, and any other is refused by name."""
 
     also = ALSO
     harmless = HARMLESS
-    off = OFF
+    off = frozenset(OFF)
     has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
@@ -374,6 +327,27 @@ class AnswerRequest(FormRequest):
     session_id: Annotated[str, Field(max_length=256)] | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: Schema | None = None
+    regex: str | None = None
+    guided_choice: Choices | None = None
+    grammar: str | None = None
+
+    @cached_property
+    def form(self) -> AskedForm | None:
+        return next(self._forms(), None)
+
+    def _forms(self) -> Iterator[AskedForm]:
+        yield from asked_format("response_format", self.response_format)
+        if self.json_schema is not None:
+            yield AskedForm.json("json_schema", self.json_schema)
+        if self.regex:
+            yield AskedForm("regex", Grammar.regex(self.regex))
+        if self.guided_choice:
+            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
+            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
+        if self.grammar:
+            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
 
     @property
     def num_choices(self) -> int:
@@ -401,6 +375,9 @@ class AnswerRequest(FormRequest):
 
     @model_validator(mode="after")
     def _asks_what_has_a_place(self) -> AnswerRequest:
+        fields = [form.field for form in self._forms()]
+        if len(fields) > 1:
+            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
         if self.asks_origins and not self.has_origins:
             raise refusal(
                 "speculative", f"asks for what has no place in a message of this API: {LEAVE_OUT}"

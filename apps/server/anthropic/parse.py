@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from edge_spec.apps.server.fields import (
     HARMLESS,
@@ -16,14 +16,12 @@ from edge_spec.apps.server.fields import (
     JsonObject,
     OpenBody,
     converted,
-    readable,
     refusal,
     words,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined, only
+from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined
 from edge_spec.apps.server.reply import unsealed
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, Schema
-from edge_spec.apps.validation import by_kind
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
 # model, and other in each request, so that nothing that comes after it would be read once only.
@@ -62,24 +60,12 @@ class ToolReference(OpenBody):
     tool_name: str
 
 
-_RESULT_BLOCKS: dict[str | None, str] = {"text": "<text>", "tool_reference": "<reference>"}
-ResultBlock = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _RESULT_BLOCKS),
-    only(_RESULT_BLOCKS, "blocks of type text"),
-]
-
-
 class ToolResult(OpenBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[ResultBlock], Tag("<blocks>")],
-            by_kind("a text, or a list of blocks", {str: "<text>", list: "<blocks>"}),
-        ]
-        | None
-    ) = None
+    content: str | list[Annotated[TextPart | ToolReference, Field(discriminator="type")]] | None = (
+        None
+    )
     is_error: bool | None = None
 
     @property
@@ -92,22 +78,8 @@ class ToolResult(OpenBody):
         return f"Error: {content}" if self.is_error else content
 
 
-_BLOCKS: dict[str | None, str] = {
-    name: f"<{name}>" for name in ("text", "thinking", "redacted_thinking", "tool_use")
-}
-_BLOCKS["tool_result"] = "<tool_result>"
 Block = Annotated[
-    Annotated[TextPart, Tag("<text>")]
-    | Annotated[Thinking, Tag("<thinking>")]
-    | Annotated[RedactedThinking, Tag("<redacted_thinking>")]
-    | Annotated[ToolUse, Tag("<tool_use>")]
-    | Annotated[ToolResult, Tag("<tool_result>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _BLOCKS),
-    only(_BLOCKS, "blocks of type text, thinking, tool_use or tool_result"),
-]
-Blocks = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
-    by_kind("a text, or a list of blocks", {str: "<text>", list: "<blocks>"}),
+    TextPart | Thinking | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
 ]
 _ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistant"}
 _ROLES[ToolUse] = "assistant"
@@ -115,7 +87,7 @@ _ROLES[ToolUse] = "assistant"
 
 class Message(OpenBody):
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: str | list[Block]
 
     @model_validator(mode="after")
     def _has_its_own_blocks(self) -> Message:
@@ -180,22 +152,11 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
 
 
 class Tool(OpenBody):
+    type: Literal["custom"] = "custom"  # the others are of Anthropic's servers and models
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_the_client(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if kind not in (None, "custom"):
-            raise refusal(
-                "type",
-                f"is {readable(str(kind)[:40])}, which Anthropic's servers or models know: send a "
-                "tool with a name, a description and an input_schema",
-            )
-        return given
 
     def for_chat(self) -> dict[str, Any]:
         return {

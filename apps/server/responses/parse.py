@@ -10,12 +10,11 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
-    Tag,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, readable, refusal
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Arguments,
@@ -34,7 +33,6 @@ from edge_spec.apps.server.schema import (
     ResponseFormat,
     asked_format,
 )
-from edge_spec.apps.validation import by_kind, chosen_by
 
 # Agents offer these beside their own tools without being asked to.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
@@ -55,18 +53,18 @@ class HostedTool(OpenBody):
     type: Literal["web_search", "web_search_preview", "image_generation"]
 
 
-def _tag(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind == "namespace":
-        return "<namespace>"
-    return "<hosted>" if kind in LEFT_OUT else "<function>"
+def _with_type(usual: str) -> BeforeValidator:
+    """Read an object without a type as one of the usual type."""
+
+    def read(given: Any) -> Any:
+        has_none = isinstance(given, dict) and given.get("type") is None
+        return {**given, "type": usual} if has_none else given
+
+    return BeforeValidator(read)
 
 
 Offered = Annotated[
-    Annotated[Tool, Tag("<function>")]
-    | Annotated[Namespace, Tag("<namespace>")]
-    | Annotated[HostedTool, Tag("<hosted>")],
-    chosen_by(_tag, '{"type": "function", "name": "...", "parameters": {...}}'),
+    Annotated[Tool | Namespace | HostedTool, Field(discriminator="type")], _with_type("function")
 ]
 
 
@@ -133,42 +131,11 @@ class ThoughtItem(OpenBody):
         )
 
 
-_TAGS: dict[str | None, str] = {
-    None: "<message>",
-    "message": "<message>",
-    "function_call": "<function_call>",
-    "function_call_output": "<function_call_output>",
-    "reasoning": "<reasoning>",
-}
-
-
-def _is_known(item: Any) -> Any:
-    kind = item.get("type") if isinstance(item, dict) else None
-    if kind == "item_reference":
-        raise ValueError("nothing is stored here: send the item itself, not an item_reference")
-    if isinstance(kind, str) and kind not in _TAGS:
-        raise ValueError(
-            f"items of type {readable(kind[:40])} are not read here: send those of type message, "
-            "reasoning, function_call and function_call_output"
-        )
-    return item
-
-
 Item = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[CallOutputItem, Tag("<function_call_output>")]
-    | Annotated[ThoughtItem, Tag("<reasoning>")],
-    by_kind('{"role": "user", "content": "..."}', {}, _TAGS),
-    BeforeValidator(_is_known),
+    Annotated[MessageItem | CallItem | CallOutputItem | ThoughtItem, Field(discriminator="type")],
+    _with_type("message"),
 ]
-Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1), Tag("<items>")],
-    by_kind(
-        'a text, or a list of items such as {"role": "user", "content": "..."}',
-        {str: "<text>", list: "<items>"},
-    ),
-]
+Input = str | Annotated[list[Item], Field(min_length=1)]
 
 
 def messages_of(instructions: str | None, given: Input) -> list[Message]:
