@@ -215,10 +215,8 @@ NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the tw
 _SEEDS = 2**64
 
 
-def limit(value: int) -> int:
-    if value in (-1, -2):
-        return NO_LIMIT
-    if not 1 <= value <= MAX_INT:
+def _is_limit(value: int) -> int:
+    if value not in (-1, -2) and not 1 <= value <= MAX_INT:
         raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
     return value
 
@@ -236,7 +234,7 @@ def _all_whole(value: Any) -> Any:
 
 Limit = Annotated[
     Whole,
-    AfterValidator(limit),
+    AfterValidator(_is_limit),
     WithJsonSchema(
         {"anyOf": [{"enum": [-1, -2]}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
     ),
@@ -361,7 +359,8 @@ class AnswerRequest(Body):
     @property
     def limit(self) -> int | None:
         """Returns None where the request does not say, NO_LIMIT where it wants none."""
-        return self.max_completion_tokens or self.max_tokens
+        given = self.max_completion_tokens or self.max_tokens
+        return given if given is None else max(given, NO_LIMIT)
 
     @property
     def num_logprobs(self) -> int | None:
