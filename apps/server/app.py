@@ -28,9 +28,8 @@ from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp import LLAMACPP_PATHS, add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
-from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
-from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
 from edge_spec.apps.server.replies import ChatReply, CompletionReply
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
@@ -173,7 +172,8 @@ def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
         if on_demand is None:
             return dict(options.plan)
         await describe(model)  # it is here
-        return dict(await asyncio.to_thread(on_demand.plan) or NO_PLAN)
+        planned = await asyncio.to_thread(on_demand.plan)
+        return dict(planned or NO_PLAN)
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, get_type_hints
@@ -50,6 +50,18 @@ def origin_pattern(origin: str) -> str:
     return f"(?i:{re.escape(scheme)}://{named}{ending})"
 
 
+_RANGES: Sequence[tuple[str, Callable[[float], bool], str]] = (
+    ("port", lambda value: 0 <= value <= 65535, "0 (a free one) to 65535"),
+    ("parallel max_models max_body_bytes max_tokens", lambda value: value >= 1, "1 or more"),
+    ("queue grace_s thought_tokens", lambda value: value >= 0, "0 or more"),
+    (
+        "queue_timeout_s load_timeout_s request_timeout_s client_timeout_s",
+        lambda value: value > 0,
+        "above 0",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """Raises UsageError for an address that others reach without a key, and for values out of
@@ -91,16 +103,7 @@ class ServerOptions:
         for name, taken in get_type_hints(ServerOptions).items():
             if name not in ("api_key", "reasoning"):  # no message shows a key
                 require_type(name, getattr(self, name), taken)
-        for names, is_valid, expected in (
-            ("port", lambda value: 0 <= value <= 65535, "0 (a free one) to 65535"),
-            ("parallel max_models max_body_bytes max_tokens", lambda n: n >= 1, "1 or more"),
-            ("queue grace_s thought_tokens", lambda n: n >= 0, "0 or more"),
-            (
-                "queue_timeout_s load_timeout_s request_timeout_s client_timeout_s",
-                lambda seconds: seconds > 0,
-                "above 0",
-            ),
-        ):
+        for names, is_valid, expected in _RANGES:
             for name in names.split():
                 value = getattr(self, name)
                 if value is not None and not is_valid(value):
@@ -119,14 +122,14 @@ class ServerOptions:
             )
         for origin in self.cors_origins:
             origin_pattern(origin)
-        names = tuple(name.lower().removesuffix(".") for name in self.allowed_hosts)
-        for name in names:
-            if not _NAME.fullmatch(name):
+        hosts = tuple(host.lower().removesuffix(".") for host in self.allowed_hosts)
+        for host in hosts:
+            if not _NAME.fullmatch(host):
                 raise UsageError(
-                    f"{name!r} is no name of a host",
+                    f"{host!r} is no name of a host",
                     remedy="Write it without scheme, port and path, as host.docker.internal.",
                 )
-        object.__setattr__(self, "allowed_hosts", names)
+        object.__setattr__(self, "allowed_hosts", hosts)
 
     @property
     def is_loopback(self) -> bool:
