@@ -32,7 +32,7 @@ from edge_spec.apps.server.fields import (
     refusal,
     whole,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
+from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.thought_forms import SWITCHES
 
@@ -288,10 +288,6 @@ class Prediction(Body):
 
     type: Literal["content"]
     content: Content
-
-    @property
-    def text(self) -> str:
-        return joined(self.content)
 
 
 class AnswerRequest(Body):
