@@ -13,11 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge_spec.apps.server.anthropic.write import (
-    COUNT,
-    MESSAGES,
     add_messages,
     asks_for_its_form,
     found_model,
@@ -26,10 +25,10 @@ from edge_spec.apps.server.anthropic.write import (
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
-from edge_spec.apps.server.llamacpp import LLAMACPP_PATHS, add_llamacpp_paths
+from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Description, Models, ServedModel
-from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
+from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
 from edge_spec.apps.server.replies import ChatReply, CompletionReply
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
@@ -37,23 +36,6 @@ from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.web import INDEX, load_assets
 
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    MESSAGES,
-    COUNT,
-    *LLAMACPP_PATHS,
-    "/v1/responses",
-    "/v1/models",
-    *OLLAMA_PATHS,
-    "/health",
-    "/metrics",
-    "/openapi.json",
-    "/edge-spec/info",
-    "/edge-spec/plan",
-    "/props",
-    "/",
-)
 _GONE = {
     "/completion": "Send the prompt to POST /v1/completions.",
     "/slots": "GET /metrics tells how many slots there are and how many of them answer.",
@@ -82,6 +64,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     _add_models(app, running.models, options)
     _add_health(app, running.metrics)
     _add_page(app)
+    running.metrics.paths = _paths(app)
     guarded: ASGIApp = Guard(app, options, running.metrics.observe_request)
     if options.cors_origins:
         guarded = CORSMiddleware(
@@ -224,15 +207,20 @@ async def _refuse(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=allow)
         told = ApiError(405, f"{path} takes {taken}, not {request.method}.", headers=allow)
     elif error.status_code == 404:
-        told = ApiError(404, f"There is no {path[:200]} here. {_hint(path)}")
+        told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers)
     return Response(told.body(path), told.status, told.headers, "application/json")
 
 
-def _hint(path: str) -> str:
+def _paths(app: FastAPI) -> list[str]:
+    routes = [route.path for route in app.routes if isinstance(route, Route)]
+    return [path for path in routes if "{" not in path]
+
+
+def _hint(app: FastAPI, path: str) -> str:
     if path.startswith("/v1/responses/"):
         return "No response is stored: a request has the whole conversation."
-    meant = next((each for each in PATHS if path.endswith(each.removeprefix("/v1"))), None)
+    meant = next((each for each in _paths(app) if path.endswith(each.removeprefix("/v1"))), None)
     usual = f"Send it to {meant}." if meant else "GET /openapi.json lists what there is."
     return _GONE.get(path, usual)

@@ -280,7 +280,6 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
 
 
 _NONE = object()
-LLAMACPP_PATHS = ("/infill", "/v1/fim/completions", "/tokenize", "/detokenize", "/apply-template")
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:

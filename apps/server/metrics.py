@@ -20,10 +20,9 @@ class Metrics:
     """Used in the event loop alone. Where several models are served, what is about one of them has
     its name as a label."""
 
-    def __init__(self, models: Models, paths: Sequence[str]) -> None:
-        """paths: that requests are counted by; all others count as one."""
+    def __init__(self, models: Models) -> None:
+        self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one
         self._registry = CollectorRegistry()
-        self._paths = frozenset(paths)
         self._model_label = ["model"] if len(models) > 1 else []
         self._requests = Counter(
             "edge_spec_requests",
@@ -51,7 +50,7 @@ class Metrics:
             self._of(self._speedup, model.name).set(float("nan"))
 
     def observe_request(self, path: str, status: int) -> None:
-        self._requests.labels(path if path in self._paths else "other", str(status)).inc()
+        self._requests.labels(path if path in self.paths else "other", str(status)).inc()
 
     def observe_answer(
         self, model: str, results: Sequence[GenerationResult], first_token_s: float | None

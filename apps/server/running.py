@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
-from edge_spec.apps.server.app import PATHS, build_app
+from edge_spec.apps.server.app import build_app
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.options import ServerOptions
@@ -138,7 +138,7 @@ class _Server(uvicorn.Server):
         self, models: Models, options: ServerOptions, sockets: list[socket.socket]
     ) -> None:
         """sockets: accept connections; the first one has the port."""
-        self._running = Running(models, Metrics(models, PATHS), options.request_timeout_s)
+        self._running = Running(models, Metrics(models), options.request_timeout_s)
         cut_after = partial(LimitedConnection, client_timeout_s=options.client_timeout_s)
         config = uvicorn.Config(
             build_app(self._running, options),

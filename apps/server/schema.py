@@ -45,14 +45,6 @@ class AskedForm:
     grammar: Grammar
     is_json: bool = False
 
-    @staticmethod
-    def json(
-        field: str, schema: Mapping[str, Any] | None, *, is_strict: bool | None = True
-    ) -> AskedForm:
-        """Any object where the schema says nothing."""
-        grammar = Grammar.json_schema(schema or None, strict=is_strict is not False)
-        return AskedForm(field, grammar, is_json=True)
-
 
 def _from_text(schema: Any) -> Any:
     """Reads a schema that is JSON in a text, as vLLM and SGLang take it."""
@@ -109,13 +101,13 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discr
 def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
     if isinstance(format, SchemaFormat):
         asked = format.json_schema
-        yield AskedForm.json(field, asked.given, is_strict=asked.strict)
+        grammar = Grammar.json_schema(asked.given or None, strict=asked.strict is not False)
+        yield AskedForm(field, grammar, is_json=True)
     elif isinstance(format, ObjectFormat):
-        yield AskedForm.json(field, format.given)
+        yield AskedForm(field, Grammar.json_schema(format.given or None), is_json=True)
 
 
-_NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
-_IN_TEXT = ("none", "raw")  # formats that leave thoughts where the model wrote them
+_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
 
 
 def _thinks(value: Any) -> Any:
@@ -136,77 +128,6 @@ class Reasoning(Body):
     enabled: bool | None = None
     max_tokens: Budget | None = None
     exclude: bool | None = None
-
-
-class ReasoningRequest(Body):
-    chat_template_kwargs: JsonObject | None = None
-    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
-    reasoning_effort: Effort | None = None
-    reasoning: Reasoning | None = None
-    reasoning_budget: Budget | None = None
-    reasoning_format: (
-        Literal["auto", "deepseek", "deepseek-legacy", "parsed", "hidden", "none", "raw"] | None
-    ) = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-
-    @property
-    def thinking(self) -> Literal["auto", "off"] | int | None:
-        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
-        the request says nothing of it."""
-        reasoning, switches = self.reasoning or Reasoning(), self.template_kwargs
-        budget = reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget
-        effort = self.reasoning_effort or reasoning.effort
-        on = [switches.get(name) for name in SWITCHES]
-        if effort == "none" or budget == 0 or any(each is False for each in on):
-            return "off"
-        if budget not in (None, -1):
-            return budget
-        return None if budget is None and effort is None and on == [None, None] else "auto"
-
-    @property
-    def tells_thoughts(self) -> bool:
-        """Says whether the answer has its thoughts beside the text."""
-        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
-        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
-
-    @property
-    def has_thoughts_in_text(self) -> bool:
-        return self.reasoning_format in _IN_TEXT or self.separate_reasoning is False
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        reasoning = self.reasoning or Reasoning()
-        effort = self.reasoning_effort or reasoning.effort
-        thinks = reasoning.enabled if self.enable_thinking is None else self.enable_thinking
-        named: JsonObject = {"enable_thinking": thinks}
-        if effort == "none":
-            named["enable_thinking"] = False
-        else:
-            named["reasoning_effort"] = effort
-        given = {name: value for name, value in named.items() if value is not None}
-        # Some templates know the switch by another name, and some think when they are asked alone.
-        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
-        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
-        return {**on, **(self.chat_template_kwargs or {}), **given}
-
-    @property
-    def required_kwargs(self) -> set[str]:
-        """Returns the names of those that a template has to read: what is said of thoughts is of
-        none where the model has none."""
-        given = self.template_kwargs.items()
-        return {name for name, value in given if value and name not in _NAMES}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_budget(cls, given: Any) -> Any:
-        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
-        asked = given.get("thinking") if isinstance(given, dict) else None
-        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
-            budget = asked["budget_tokens"]
-            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
-        return given
 
 
 MAX_CHOICES = 16
@@ -334,7 +255,8 @@ class AnswerRequest(Body):
     def _forms(self) -> Iterator[AskedForm]:
         yield from asked_format("response_format", self.response_format)
         if self.json_schema is not None:
-            yield AskedForm.json("json_schema", self.json_schema)
+            grammar = Grammar.json_schema(self.json_schema or None)
+            yield AskedForm("json_schema", grammar, is_json=True)
         if self.regex:
             yield AskedForm("regex", Grammar.regex(self.regex))
         if self.guided_choice:
@@ -390,7 +312,7 @@ class AnswerRequest(Body):
         return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
 
 
-class ChatRequest(AnswerRequest, ReasoningRequest):
+class ChatRequest(AnswerRequest):
     """Asks for the assistant's next message."""
 
     shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
@@ -404,12 +326,16 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        named = super().template_kwargs
-        return {**named, "documents": list(self.documents)} if self.documents else named
+    chat_template_kwargs: JsonObject | None = None
+    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    reasoning_budget: Budget | None = None
+    reasoning_format: (
+        Literal["auto", "deepseek", "deepseek-legacy", "parsed", "hidden", "none", "raw"] | None
+    ) = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @property
     def goes_on(self) -> bool | None:
@@ -421,6 +347,68 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
         num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
         return num_asked if self.logprobs or num_asked else None
 
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort or (self.reasoning or Reasoning()).effort
+
+    @property
+    def thinking(self) -> Literal["auto", "off"] | int | None:
+        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
+        the request says nothing of it."""
+        budget, switches = self.reasoning_budget, self.template_kwargs
+        if budget is None and self.reasoning is not None:
+            budget = self.reasoning.max_tokens
+        on = [switches.get(name) for name in SWITCHES]
+        if self.effort == "none" or budget == 0 or any(each is False for each in on):
+            return "off"
+        if budget not in (None, -1):
+            return budget
+        return None if budget is None and self.effort is None and on == [None, None] else "auto"
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Says whether the answer has its thoughts beside the text."""
+        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
+        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
+
+    @property
+    def has_thoughts_in_text(self) -> bool:
+        return self.reasoning_format in ("none", "raw") or self.separate_reasoning is False
+
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """Returns what the chat template is given by name."""
+        effort, thinks = self.effort, self.enable_thinking
+        if thinks is None and self.reasoning is not None:
+            thinks = self.reasoning.enabled
+        # Some templates know the switch by another name, and some think when they are asked alone.
+        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
+        named: JsonObject = {
+            "enable_thinking": False if effort == "none" else thinks,
+            "reasoning_effort": None if effort == "none" else effort,
+            "documents": list(self.documents or ()) or None,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        return {**on, **(self.chat_template_kwargs or {}), **given}
+
+    @property
+    def required_kwargs(self) -> set[str]:
+        """Returns the names of those that a template has to read: what is said of thoughts is of
+        none where the model has none."""
+        given = self.template_kwargs.items()
+        return {name for name, value in given if value and name not in _OF_THOUGHTS}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_budget(cls, given: Any) -> Any:
+        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
+        asked = given.get("thinking") if isinstance(given, dict) else None
+        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
+            budget = asked["budget_tokens"]
+            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
+        return given
+
     @model_validator(mode="after")
     def _fits(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
@@ -430,15 +418,13 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
                 "continue_final_message",
                 "goes on with a message, add_generation_prompt begins one: send one of them",
             )
-        kwargs = self.chat_template_kwargs or {}
-        for name in ("messages", "tools"):
-            if name in kwargs:
+        kwargs, given = self.chat_template_kwargs or {}, self.template_kwargs
+        for name, value in kwargs.items():
+            if name in ("messages", "tools"):
                 raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
-        for name, value in self.template_kwargs.items():
-            if kwargs.get(name, value) != value:
-                raise refusal(
-                    "chat_template_kwargs", f"has another {name} than the request: send one of them"
-                )
+            if given[name] != value:
+                told = f"has another {name} than the request: send one of them"
+                raise refusal("chat_template_kwargs", told)
         return self
 
 
