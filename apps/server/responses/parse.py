@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
@@ -73,20 +67,6 @@ def qualified(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def functions_of(
-    offered: Sequence[Tool | Namespace | HostedTool],
-) -> Iterator[tuple[str | None, str, Tool]]:
-    """Returns the functions that the model may call, each with its namespace and its own name."""
-    for tool in offered:
-        if isinstance(tool, Tool):
-            yield None, tool.function.name, tool
-        elif isinstance(tool, Namespace):
-            for each in tool.tools:
-                function = each.function
-                known = function.model_copy(update={"name": qualified(tool.name, function.name)})
-                yield tool.name, function.name, Tool(function=known)
-
-
 class MessageItem(OpenBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -124,11 +104,8 @@ class ThoughtItem(OpenBody):
     def text(self) -> str:
         """Returns what is known of it; "" of a thought that another server sealed."""
         told = "".join(part.text for part in self.content or ())
-        return (
-            told
-            or unsealed(self.encrypted_content)
-            or "\n\n".join(part.text for part in self.summary or ())
-        )
+        summary = "\n\n".join(part.text for part in self.summary or ())
+        return told or unsealed(self.encrypted_content) or summary
 
 
 Item = Annotated[
@@ -144,26 +121,19 @@ def messages_of(instructions: str | None, given: Input) -> list[Message]:
     messages = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(given, str):
         return [*messages, Message(role="user", content=given)]
-    return [*messages, *_joined(given)]
-
-
-def _joined(items: Iterable[Item]) -> list[Message]:
-    messages: list[Message] = []
     answer: Message | None = None  # the last message, while items of the same answer may follow
-    for item in items:
+    for item in given:
         if isinstance(item, CallOutputItem):
-            answer = None
-            text = joined(item.output)
+            answer, text = None, joined(item.output)
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=text))
-            continue
-        if isinstance(item, MessageItem) and item.role != "assistant":
+        elif isinstance(item, MessageItem) and item.role != "assistant":
             answer = None
             messages.append(Message(role=item.role, content=joined(item.content)))
-            continue
-        if answer is None or not _goes_on(answer, item):
-            answer = Message(role="assistant")
-            messages.append(answer)
-        _add(item, answer)
+        else:
+            if answer is None or not _goes_on(answer, item):
+                answer = Message(role="assistant")
+                messages.append(answer)
+            _add(item, answer)
     return messages
 
 
@@ -243,16 +213,19 @@ class ResponsesRequest(ChatRequest):
         return request
 
     def _take_functions(self) -> None:
-        if self.tools is None:
-            return
-        functions = list(functions_of(self.tools))
+        """Have the model know all functions, each by a name that tells its namespace."""
+        functions: list[Tool] = []
+        for offered in self.tools or ():
+            space = offered.name if isinstance(offered, Namespace) else None
+            tools = offered.tools if isinstance(offered, Namespace) else [offered]
+            for function in (tool.function for tool in tools if isinstance(tool, Tool)):
+                name = qualified(space, function.name)
+                self._names[name] = (space, function.name)
+                functions.append(Tool(function=function.model_copy(update={"name": name})))
         if self.tools and not functions:
-            raise refusal(
-                "tools",
-                "has no function: this server runs no tools of its own, and leaves these out",
-            )
-        self._names = {tool.function.name: (space, name) for space, name, tool in functions}
-        self.tools = [tool for _, _, tool in functions]
+            told = "has no function: this server runs no tools of its own, and leaves these out"
+            raise refusal("tools", told)
+        self.tools = self.tools and functions
 
     def called(self, name: str) -> tuple[str | None, str]:
         """Returns the namespace and the own name of a function that the model calls."""
