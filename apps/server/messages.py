@@ -66,9 +66,9 @@ class Message(Body):
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
     prefix: bool | None = None
 
     @model_validator(mode="after")
@@ -118,28 +118,6 @@ class NamedTool(OpenBody):
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
 
-class AllowedTools(Body):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class AllowedChoice(Body):
-    """Its members may stand beside the type, as OpenAI's newer API has them."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_wrapped(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "allowed_tools" in given:
-            return given
-        return {
-            "type": given.get("type"),
-            "allowed_tools": {name: given[name] for name in given if name != "type"},
-        }
-
-
 def _word(choice: Any) -> Any:
     """Returns the word where it stands as the type of an object, as Anthropic's API has it."""
     if isinstance(choice, dict) and list(choice) == ["type"]:
@@ -148,38 +126,33 @@ def _word(choice: Any) -> Any:
 
 
 Word = Literal["none", "auto", "required", "any"]
-Choice = Annotated[Word | NamedTool | AllowedChoice, BeforeValidator(_word)]
+Choice = Annotated[Word | NamedTool, BeforeValidator(_word)]
 
 
 def for_template(message: Message) -> dict[str, Any]:
     """Returns the message as chat templates read it. Calls of tools have their arguments as a
     mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
     that are nested too deeply."""
+    names = {"name", "tool_call_id", "reasoning_content"}
+    if message.tool_calls:
+        names.add("tool_calls")
     role = "system" if message.role == "developer" else message.role
     is_silent = message.content is None and message.refusal is None and role == "assistant"
-    given: dict[str, Any] = {
+    given = {
         "role": role,
         "content": None if is_silent and message.tool_calls else message.text,
+        **message.model_dump(include=names, exclude_none=True),
     }
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            given[name] = getattr(message, name)
-    if message.tool_calls:
-        calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
-        for call in calls:
-            call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
-        given["tool_calls"] = calls
+    for call in given.get("tool_calls", ()):
+        call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
     return given
 
 
 def _arguments(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
     try:
-        return json.loads(arguments)
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
     except RecursionError:
-        raise UsageError(
-            "the arguments of a call are nested too deeply", remedy="Give them fewer levels."
-        ) from None
+        told = "the arguments of a call are nested too deeply"
+        raise UsageError(told, remedy="Give them fewer levels.") from None

@@ -239,12 +239,8 @@ class Models:
         if name not in self._by_name:
             others = ", ".join(repr(each.name) for each in self._models)
             there = f"There {'is' if len(self) == 1 else 'are'} {others}."
-            raise ApiError(
-                404,
-                f"There is no model {name!r} here. {there}",
-                code="model_not_found",
-                param="model",
-            )
+            told = f"There is no model {name!r} here. {there}"
+            raise ApiError(404, told, code="model_not_found", param="model")
         return self._by_name[name]
 
     @asynccontextmanager

@@ -12,7 +12,6 @@ from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.messages import (
-    AllowedChoice,
     Choice,
     NamedTool,
     Tool,
@@ -115,8 +114,6 @@ class Desk:
         if several is None:  # who was not trained to call tools repeats the first one
             several = self.engine.parts.text.knows_tools
         required = choice in ("required", "any") or isinstance(choice, NamedTool)
-        if isinstance(choice, AllowedChoice):
-            required = choice.allowed_tools.mode == "required"
         text = _grammar(request)
         with _naming("tools"):
             return calls.grammar(
@@ -203,15 +200,13 @@ class Desk:
 
 def _callable(choice: Choice | None, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The tools that an answer may call. Raises ApiError for one that is not there."""
-    names = chosen = {tool.function.name for tool in tools}
     if isinstance(choice, NamedTool):
-        chosen = {choice.function.name}
-    elif isinstance(choice, AllowedChoice):
-        chosen = {tool.function.name for tool in choice.allowed_tools.tools}
-    if missing := ", ".join(sorted(chosen - names)):
-        told = f"tool_choice names {missing}, which tools do not have."
-        raise ApiError(400, told, param="tool_choice")
-    return [tool.model_dump(exclude_none=True) for tool in tools if tool.function.name in chosen]
+        name = choice.function.name
+        tools = [tool for tool in tools if tool.function.name == name]
+        if not tools:
+            told = f"tool_choice names {name}, which tools do not have."
+            raise ApiError(400, told, param="tool_choice")
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _grammar(request: AnswerRequest) -> Grammar | None:
