@@ -158,7 +158,7 @@ class ServedModel:
         self.name = name
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
-        self.opening: asyncio.Future[ApiError | None] | None = None
+        self.opening: asyncio.Task[ApiError | None] | None = None
         self.description: Description | None = None
         self.users = 0
         self.num_waiting = 0  # for it to be opened
@@ -207,7 +207,6 @@ class Models:
         self._uses = count(1)
         self._turn = asyncio.Lock()  # of those that are opened
         self._released = asyncio.Event()  # another one each time
-        self._tasks: set[asyncio.Task[None]] = set()
         self._loading: Future[OpenModel] | None = None
         self._has_ended = False
 
@@ -272,8 +271,8 @@ class Models:
         """Nothing is opened any more; those that wait for that are sent away."""
         self._has_ended = True
         for model in self._models:
-            if model.opening is not None and not model.opening.done():
-                model.opening.set_result(shutting_down())
+            if model.opening is not None:
+                model.opening.cancel()
         self._tell_released()
 
     def end(self) -> None:
@@ -316,25 +315,19 @@ class Models:
         while model.opened is None:
             if self._has_ended:
                 raise shutting_down()
-            if model.opening is None:
-                model.opening = asyncio.get_running_loop().create_future()
-                task = asyncio.create_task(self._open_in_turn(model, model.opening))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            error = await asyncio.shield(model.opening)
-            if error is not None:
+            opening = model.opening or asyncio.create_task(self._open_in_turn(model))
+            model.opening = opening
+            await asyncio.wait((opening,))  # who leaves does not end it
+            if not opening.cancelled() and (error := opening.result()):
                 raise error
 
-    async def _open_in_turn(
-        self, model: ServedModel, opening: asyncio.Future[ApiError | None]
-    ) -> None:
-        async with self._turn:
-            error = None
-            if model.users and not self._has_ended:
-                error = await self._load(model)
+    async def _open_in_turn(self, model: ServedModel) -> ApiError | None:
+        try:
+            async with self._turn:
+                wanted = model.users and not self._has_ended
+                return await self._load(model) if wanted else None
+        finally:
             model.opening = None
-            if not opening.done():
-                opening.set_result(error)
 
     async def _load(self, model: ServedModel) -> ApiError | None:
         _log.info("opening %s", model.name)

@@ -14,7 +14,6 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -137,7 +136,7 @@ _SEEDS = 2**64
 
 
 def _is_limit(value: int) -> int:
-    if value not in (-1, -2) and not 1 <= value <= MAX_INT:
+    if not value:
         raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
     return value
 
@@ -153,13 +152,7 @@ def _all_whole(value: Any) -> Any:
     return value if is_plain else [whole(each) for each in value]
 
 
-Limit = Annotated[
-    Whole,
-    AfterValidator(_is_limit),
-    WithJsonSchema(
-        {"anyOf": [{"enum": [-1, -2]}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
-    ),
-]
+Limit = Annotated[Whole, Field(ge=-2, le=MAX_INT), AfterValidator(_is_limit)]
 Alternatives = Annotated[Whole, Field(ge=0, le=20)]
 Stop = Annotated[str, Field(max_length=1000)]
 Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
@@ -296,9 +289,8 @@ class AnswerRequest(Body):
         if len(fields) > 1:
             raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
         if self.asks_origins and not self.has_origins:
-            raise refusal(
-                "speculative", f"asks for what has no place in a message of this API: {LEAVE_OUT}"
-            )
+            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
+            raise refusal("speculative", told)
         return self
 
     def given(self, kind: type[Body]) -> dict[str, Any]:
@@ -414,10 +406,8 @@ class ChatRequest(AnswerRequest):
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
-            raise refusal(
-                "continue_final_message",
-                "goes on with a message, add_generation_prompt begins one: send one of them",
-            )
+            told = "goes on with a message, add_generation_prompt begins one: send one of them"
+            raise refusal("continue_final_message", told)
         kwargs, given = self.chat_template_kwargs or {}, self.template_kwargs
         for name, value in kwargs.items():
             if name in ("messages", "tools"):
