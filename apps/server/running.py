@@ -90,8 +90,8 @@ class LimitedConnection(H11Protocol):
         self._limit("head")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for name in list(self._timers):
-            self._lift(name)
+        for timer in self._timers.values():
+            timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
