@@ -21,8 +21,9 @@ def told(faults: Iterable[Mapping[str, Any]], body: Any) -> tuple[list[str | int
     place = meant[0][0]
     first, *others = dict.fromkeys(_fault(each) for at, each in meant if at == place)
     start, should, _ = first.partition(" should be ")
-    also = [f" or {each.removeprefix(start + should)}" for each in others if should in each]
-    return place, (joined(place) or "The body") + first + "".join(also if should else ())
+    alike = [each for each in others if should and each.startswith(start + should)]
+    also = "".join(f" or {each.removeprefix(start + should)}" for each in alike)
+    return place, (joined(place) or "The body") + first + also
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> list[str | int]:
@@ -69,7 +70,8 @@ def _fault(fault: Mapping[str, Any]) -> str:
         return " is no field that is known here"
     if kind == "union_tag_invalid":
         return f": {shown(context['tag'])} should be one of {context['expected_tags']}"
-    message = str(context.get("error", fault["msg"])).replace(" after validation", "")
+    message = str(context["error"]) if kind == "value_error" else fault["msg"]
+    message = message.replace(" after validation", "")
     if kind in _OBJECTS:
         message = "Input should be an object"
     elif kind == "string_pattern_mismatch":

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -165,12 +165,7 @@ def _add_health(app: FastAPI, metrics: Metrics) -> None:
         """Whether the server answers."""
         return {"status": "ok"}
 
-    @app.get(
-        "/metrics",
-        response_model=None,
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    )
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def figures() -> Response:
         """Answers Prometheus."""
         return Response(metrics.text(), headers={"content-type": MEDIA_TYPE})

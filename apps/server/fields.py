@@ -217,7 +217,7 @@ def converted(kind: type[Read], body: dict[str, Any]) -> Read:
 
 def refused_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Return what the client is told of the faults that pydantic found."""
-    if faults[0]["type"] == "json_invalid":
+    if faults[0]["type"] == "json_invalid" and len(faults[0]["loc"]) == 1:
         return ApiError(400, "The body is no valid JSON.")
     path, line = told(faults, body)
     message = " ".join(line.split())

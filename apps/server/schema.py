@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    Json,
     Tag,
     model_validator,
 )
@@ -45,17 +46,7 @@ class AskedForm:
     is_json: bool = False
 
 
-def _from_text(schema: Any) -> Any:
-    """Reads a schema that is JSON in a text, as vLLM and SGLang take it."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        return json.loads(schema)
-    except (ValueError, RecursionError):
-        raise ValueError("this is no JSON Schema; send an object") from None
-
-
-Schema = Annotated[JsonObject, BeforeValidator(_from_text, json_schema_input_type=JsonObject | str)]
+Schema = JsonObject | Json[JsonObject]  # or a text, as vLLM and SGLang take it
 Pattern = Annotated[str, Field(min_length=1)]
 Choices = Annotated[list[Pattern], Field(min_length=1)]
 
