@@ -24,7 +24,6 @@ from pydantic_core import PydanticCustomError
 
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.validation import told
-from edge_spec.models.option_values import meant
 
 MAX_INT = 2**31 - 1
 LEAVE_OUT = "leave it out"
@@ -190,14 +189,11 @@ class Body(BaseModel):
 
     @classmethod
     def _refuse_unknown(cls, name: str, taken: list[str]) -> None:
-        if cls.keeps_others:
-            found = next(iter(get_close_matches(name, taken, n=1, cutoff=_ALIKE)), None)
-            if found is None:
-                return
-        else:
-            found = meant(name, [*taken, *cls.harmless], cls.also)
+        near = get_close_matches(name, taken, n=1, cutoff=_ALIKE)
+        if cls.keeps_others and not near:
+            return
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-        way = LEAVE_OUT if found is None else f"is {found} meant?"
+        way = f"is {near[0]} meant?" if near else LEAVE_OUT
         raise refusal(shown, f"is no field that is known here: {way}")
 
 
