@@ -176,11 +176,10 @@ def _add_page(app: FastAPI) -> None:
 
     @app.get("/static/{name}", include_in_schema=False)
     async def static(name: str) -> Response:
-        if name not in page:
+        asset = page.get(name)
+        if asset is None:
             raise ApiError(404, "There is no such file.")
-        asset = page[name]
-        headers = {"cache-control": "no-cache"}
-        return Response(asset.content, media_type=asset.media_type, headers=headers)
+        return Response(asset.content, 200, {"cache-control": "no-cache"}, asset.media_type)
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:

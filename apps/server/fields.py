@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from edge_spec.apps import validation
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.validation import told
 
 MAX_INT = 2**31 - 1
 LEAVE_OUT = "leave it out"
@@ -122,15 +122,12 @@ _INSTEAD = {
 }
 
 
-def refusal(name: str | int, fault: str) -> PydanticCustomError:
-    """Makes the error of a member of the object that is being read."""
-    shown = name if isinstance(name, int) else readable(name)
-    return PydanticCustomError("member", "{fault}", {"fault": readable(fault), "member": shown})
-
-
-def readable(text: str) -> str:
-    """Returns a text without halves of characters, which no error of pydantic can hold."""
-    return text.encode("utf-8", "replace").decode()
+def refusal(name: str, fault: str) -> PydanticCustomError:
+    """Return the error of a member of the object that is being read, without halves of characters,
+    which no error of pydantic can hold."""
+    told = {"fault": fault, "member": name}
+    told = {each: text.encode("utf-8", "replace").decode() for each, text in told.items()}
+    return PydanticCustomError("member", "{fault}", told)
 
 
 def whole(value: Any) -> Any:
@@ -215,7 +212,7 @@ def refused_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Return what the client is told of the faults that pydantic found."""
     if faults[0]["type"] == "json_invalid" and len(faults[0]["loc"]) == 1:
         return ApiError(400, "The body is no valid JSON.")
-    path, line = told(faults, body)
+    path, line = validation.told(faults, body)
     message = " ".join(line.split())
     message += "" if message.endswith("?") else "."
     return ApiError(400, message, param=str(path[0]) if path else None)

@@ -141,7 +141,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
 
 
 class Tool(OpenBody):
-    type: Literal["custom"] = "custom"  # the others are of Anthropic's servers and models
+    type: Literal["custom"] | None = None  # the others are of Anthropic's servers and models
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
