@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, Literal
 
 from edge_spec import EdgeSpecError, Engine, SamplingParams
@@ -286,7 +286,9 @@ class Models:
         """Closes all that is open. To be called when the event loop has ended."""
         self._has_ended = True
         if self._loading is not None:
-            _discard(self._loading, _CLOSING_S)
+            with suppress(TimeoutError):  # its thread closes it then
+                if self._loading.exception(_CLOSING_S) is None:
+                    self._loading.result().close()
         for model in self._models:
             if model.opened is not None:
                 model.opened.close()
@@ -340,7 +342,11 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            return OpenModel.open(on_demand, self._options, self._report, make_room)
+            opened = OpenModel.open(on_demand, self._options, self._report, make_room)
+            if self._has_ended:
+                opened.close()
+                raise _UnwantedError
+            return opened
 
         self._loading = _in_thread(open_model)
         try:
@@ -429,16 +435,3 @@ def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:
 
     Thread(target=run, name="opening", daemon=True).start()
     return result
-
-
-def _discard(loading: Future[OpenModel], timeout_s: float) -> None:
-    """Close what is opened as soon as it is; wait for that as long as this."""
-    closed = Event()
-
-    def close(result: Future[OpenModel]) -> None:
-        if result.exception() is None:
-            result.result().close()
-        closed.set()
-
-    loading.add_done_callback(close)
-    closed.wait(timeout_s)
