@@ -1,103 +1,88 @@
-"""Has pydantic say of a value that came from outside what is wrong with the member of a union that
-was meant, where it stands, in one line."""
+"""What pydantic found wrong with a value from outside, in one line that names the place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from pydantic import Discriminator
-
 _SHOWN = 60  # characters of a value
+_READ = 50  # faults: a wrong list may have one for each of its items
 _OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 
 
-def chosen_by(tag: Callable[[Any], str | None], send: str) -> Discriminator:
-    """Finds the member of a union that is meant, so that a refusal is of this one.
-
-    tag: of the member; None: there is none. send: what a refusal says to send then.
-    """
-    return Discriminator(tag, custom_error_type="no_member", custom_error_message=f"send {send}")
-
-
-def by_kind(
-    send: str, kinds: Mapping[type, str], types: Mapping[str | None, str] | None = None
-) -> Discriminator:
-    """Finds the member by what JSON calls the value.
-
-    kinds: the tag of each. types: the tags of objects by their `type`; None: of one without.
-    """
-
-    def tag(value: Any) -> str | None:
-        if isinstance(value, dict) and types is not None:
-            kind = value.get("type")
-            return types.get(kind) if isinstance(kind, str | None) else None
-        return kinds.get(type(value))
-
-    return chosen_by(tag, send)
+def told(faults: Iterable[Mapping[str, Any]], body: Any) -> tuple[list[str | int], str]:
+    """Return the place of the fault to tell, and the line. Of the members of a union the one that
+    the value follows furthest is meant; where it has the type of none, all types are named."""
+    placed = [(_place(each, body), each) for each in islice(faults, _READ)]
+    ranks = [(len(place), not each["type"].endswith("_type")) for place, each in placed]
+    meant = [each for each, rank in zip(placed, ranks, strict=True) if rank == max(ranks)]
+    place = meant[0][0]
+    first, *others = dict.fromkeys(_fault(each) for at, each in meant if at == place)
+    start, should, _ = first.partition(" should be ")
+    alike = [each for each in others if should and each.startswith(start + should)]
+    also = "".join(f" or {each.removeprefix(start + should)}" for each in alike)
+    return place, (joined(place) or "The body") + first + also
 
 
-def place_of(
-    error: Mapping[str, Any],
-    loc: Sequence[str | int],
-    body: Any,
-    also: Collection[tuple[str, Any]] = (),
-) -> list[str | int]:
-    """Returns where a fault stands in the body: the places of pydantic's errors have the members
-    of unions, too, and of names that stand for others, these.
-
-    also: names, each with what it stands for.
-    """
-    path: list[str | int] = []
-    value = body
-    for part in loc:
-        if isinstance(value, dict) and part not in value:
-            part = next((name for name in value if (name, part) in also), part)
+def _place(fault: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Return where a fault is in the body: pydantic's places name the members of unions, too, and
+    members by our names for them."""
+    loc, value = fault["loc"], body
+    place: list[str | int] = []
+    for at, part in enumerate(loc):
+        if isinstance(value, dict) and part not in value and at == len(loc) - 1:
+            names = [name for name, each in value.items() if each is fault.get("input")]
+            part = names[0] if len(names) == 1 else part
         try:
             value = value[part]
         except (LookupError, TypeError):
-            continue  # no part of the body
-        path.append(part)
-    if "member" in error.get("ctx", {}):
-        path.append(error["ctx"]["member"])
-    elif error["type"] == "missing" and loc:
-        path.append(loc[-1])
-    return path
+            if place or not isinstance(part, str):
+                continue  # no part of the body
+            value = None
+        place.append(part)
+    if "member" in fault.get("ctx", {}):
+        place.append(fault["ctx"]["member"])
+    elif fault["type"].startswith("union_tag"):
+        place.append("type")
+    elif fault["type"] == "missing" and place != [*loc]:
+        place.append(loc[-1])
+    return place
 
 
 def joined(path: Sequence[str | int]) -> str:
-    """Returns it as JavaScript writes it, such as messages[3].content."""
+    """Return it as JavaScript writes it, such as messages[3].content."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
 
-def fault_of(error: Mapping[str, Any]) -> str:
-    """Says what is wrong with the value at a place; it goes on a sentence that begins with the
-    place."""
-    told = error.get("ctx", {})
-    if "member" in told:
-        return f" {told['fault']}"
-    if error["type"] == "missing":
+def _fault(fault: Mapping[str, Any]) -> str:
+    """Return what is wrong, to follow the place."""
+    context, kind = fault.get("ctx", {}), fault["type"]
+    if "member" in context:
+        return f" {context['fault']}"
+    if kind in ("missing", "union_tag_not_found"):
         return " is missing"
-    if error["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return " is no field that is known here"
-    if error["type"] == "no_member":
-        return f": {shown(error['input'])} is not what it takes; {error['msg']}"
-    message = str(told.get("error", error["msg"])).replace(" after validation", "")
-    if error["type"] in _OBJECTS:
+    if kind == "union_tag_invalid":
+        return f": {shown(context['tag'])} should be one of {context['expected_tags']}"
+    message = str(context["error"]) if kind == "value_error" else fault["msg"]
+    message = message.replace(" after validation", "")
+    if kind in _OBJECTS:
         message = "Input should be an object"
-    elif error["type"] == "string_pattern_mismatch":
-        message = f"Input should match {told['pattern']}"
+    elif kind == "string_pattern_mismatch":
+        message = f"Input should match {context['pattern']}"
     if message.startswith("Input "):
-        message = f"{shown(error['input'])} {message.removeprefix('Input ')}"
+        message = f"{shown(fault['input'])} {message.removeprefix('Input ')}"
     return f": {message}"
 
 
 def shown(value: Any) -> str:
-    """Returns a value as JSON, cut where it is long."""
+    """Return a value as JSON, cut where it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError):

@@ -49,14 +49,9 @@ class ApiError(Exception):
 
     def document(self) -> dict[str, Any]:
         other = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": _TYPES.get(self.status, other),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kind = _TYPES.get(self.status, other)
+        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": told}
 
     def body(self, path: str) -> bytes:
         """path: what was asked for; it tells which API's form the client reads."""
@@ -97,12 +92,8 @@ def timed_out() -> ApiError:
 
 def stopped_early(reason: ApiError, progress: str) -> ApiError:
     """Return the error of an answer that was stopped before its first token."""
-    return ApiError(
-        reason.status,
-        f"{reason.message} {progress}; asking again goes on from there.",
-        code=reason.code,
-        headers=reason.headers,
-    )
+    told = f"{reason.message} {progress}; asking again goes on from there."
+    return ApiError(reason.status, told, code=reason.code, headers=reason.headers)
 
 
 def cannot_be_opened(name: str, error: Exception) -> ApiError:

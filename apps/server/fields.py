@@ -7,9 +7,8 @@ can tell whether it would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -23,9 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from edge_spec.apps import validation
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.validation import fault_of, joined, place_of
-from edge_spec.models.option_values import meant
 
 MAX_INT = 2**31 - 1
 LEAVE_OUT = "leave it out"
@@ -74,74 +72,62 @@ HARMLESS = words(
     auto_max_new_tokens prompt_lookup_num_tokens static_cache chat_id message_id
     litellm_call_id litellm_session_id litellm_trace_id litellm_metadata"""
 )
-# Members that are taken where their value is off, or on, or one of these: it asks for nothing.
+# Members that are taken with one of these values, which asks for nothing.
 _NOTHING: tuple[Any, ...] = (0, -1, "", [], {})  # 0 is False
-_OFF = words(
-    """mirostat mirostat_mode xtc_probability top_a smoothing_factor dynatemp_range skew nsigma
-    epsilon_cutoff eta_cutoff penalty_alpha top_n_sigma adaptive_target min_keep samplers
-    sampler_order sampler_priority temperature_last dynamic_temperature use_beam_search
-    early_stopping negative_prompt dry_multiplier no_repeat_ngram_size bad_words banned_strings
-    banned_tokens custom_token_bans allowed_token_ids logits_processors min_tokens min_length
-    stop_regex include_stop_str_in_output no_stop_trim prompt_logprobs post_sampling_probs
-    logprob_token_ids return_tokens return_token_ids return_tokens_as_token_ids
-    return_prompt_text return_hidden_states response_fields t_max_predict_ms n_indent lora
-    lora_path image_data images format options parameters extra_body template system context
-    instructions raw vllm_xargs watermarking thinking_forced_open reasoning_budget
-    reasoning_budget_message reasoning_control echo suffix tools top_logprobs
-    chat_template_kwargs reasoning_effort enable_thinking documents add_generation_prompt
-    continue_final_message include_reasoning separate_reasoning parallel_tool_calls
-    reasoning_in_content mcp_servers background context_management"""
+_OFF: Sequence[tuple[str, tuple[Any, ...]]] = (
+    (
+        """functions messages prompt input structured_outputs chat_template audio
+        previous_response_id conversation thread""",
+        (),
+    ),
+    (
+        """mirostat mirostat_mode xtc_probability top_a smoothing_factor dynatemp_range skew nsigma
+        epsilon_cutoff eta_cutoff penalty_alpha top_n_sigma adaptive_target min_keep samplers
+        sampler_order sampler_priority temperature_last dynamic_temperature use_beam_search
+        early_stopping negative_prompt dry_multiplier no_repeat_ngram_size bad_words
+        banned_strings banned_tokens custom_token_bans allowed_token_ids logits_processors
+        min_tokens min_length stop_regex include_stop_str_in_output no_stop_trim prompt_logprobs
+        post_sampling_probs logprob_token_ids return_tokens return_token_ids
+        return_tokens_as_token_ids return_prompt_text return_hidden_states response_fields
+        t_max_predict_ms n_indent lora lora_path image_data images format options parameters
+        extra_body template system context instructions raw vllm_xargs watermarking
+        thinking_forced_open reasoning_budget reasoning_budget_message reasoning_control echo
+        suffix tools top_logprobs chat_template_kwargs reasoning_effort enable_thinking
+        documents add_generation_prompt continue_final_message mcp_servers background
+        context_management""",
+        _NOTHING,
+    ),
+    (
+        """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams length_penalty
+        guidance_scale encoder_repetition_penalty skip_special_tokens add_special_tokens
+        add_bos_token detokenize parse_tool_calls best_of""",
+        (1,),
+    ),
+    (
+        """include_reasoning parallel_tool_calls reasoning_in_content separate_reasoning""",
+        (*_NOTHING, 1),
+    ),
+    ("tool_choice function_call", ("none", "auto")),
+    ("verbosity", ("medium",)),
 )
-_ON = words(
-    """typical_p typical typ_p tfs_z tfs tail_free_sampling do_sample num_beams length_penalty
-    guidance_scale encoder_repetition_penalty skip_special_tokens add_special_tokens
-    add_bos_token detokenize parse_tool_calls best_of include_reasoning separate_reasoning
-    parallel_tool_calls reasoning_in_content"""
-)
-_NEUTRAL = {
-    "verbosity": ("medium",),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-}
+OFF = {name: values for names, values in _OFF for name in names.split()}
 _STATELESS = "nothing is stored here, so send the whole conversation"
 _INSTEAD = {
+    **dict.fromkeys(("previous_response_id", "conversation", "thread"), _STATELESS),
+    **dict.fromkeys(("options", "extra_body"), "send its members beside the others"),
+    **dict.fromkeys(("images", "audio"), "the model reads text"),
+    **dict.fromkeys(("format", "structured_outputs"), "send response_format, regex or grammar"),
     "functions": "send tools",
     "function_call": "send tool_choice, or tool_calls in a message",
-    "messages": "it belongs to POST /v1/chat/completions",
-    "tools": "it belongs to POST /v1/chat/completions",
-    "prompt": "it belongs to POST /v1/completions",
-    "suffix": "it belongs to POST /v1/completions",
-    "echo": "it belongs to POST /v1/completions",
-    "input": "it belongs to POST /v1/responses",
-    "format": "send response_format",
-    "structured_outputs": "send response_format, regex, guided_choice or grammar",
-    "system": "send a message of the role system",
-    "instructions": "send a message of the role system",
-    "chat_template": "the model's own chat template is used",
-    "template": "the model's own chat template is used",
-    "options": "send its members beside the others",
-    "extra_body": "send its members beside the others",
-    "mcp_servers": "send their tools as tools",
-    "images": "the model reads text",
-    "audio": "the model reads text",
-    "dry_multiplier": "send repetition_penalty",
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
-    "thread": _STATELESS,
-    "background": "nothing is stored here, so stream the answer",
 }
-OFF = _OFF | _ON | _NEUTRAL.keys() | _INSTEAD.keys()
 
 
-def refusal(name: str | int, fault: str) -> PydanticCustomError:
-    """Makes the error of a member of the object that is being read."""
-    shown = name if isinstance(name, int) else readable(name)
-    return PydanticCustomError("member", "{fault}", {"fault": readable(fault), "member": shown})
-
-
-def readable(text: str) -> str:
-    """Returns a text without halves of characters, which no error of pydantic can hold."""
-    return text.encode("utf-8", "replace").decode()
+def refusal(name: str, fault: str) -> PydanticCustomError:
+    """Return the error of a member of the object that is being read, without halves of characters,
+    which no error of pydantic can hold."""
+    told = {"fault": fault, "member": name}
+    told = {each: text.encode("utf-8", "replace").decode() for each, text in told.items()}
+    return PydanticCustomError("member", "{fault}", told)
 
 
 def whole(value: Any) -> Any:
@@ -194,21 +180,17 @@ class Body(BaseModel):
                 known[meaning] = value
             elif meaning not in cls.off:
                 cls._refuse_unknown(name, taken)
-            elif not _asks_nothing(meaning, value):
+            elif value not in OFF[meaning]:
                 raise refusal(name, f"is not supported: {_INSTEAD.get(meaning, LEAVE_OUT)}")
         return known
 
     @classmethod
     def _refuse_unknown(cls, name: str, taken: list[str]) -> None:
-        if cls.keeps_others:
-            near = get_close_matches(name, taken, n=1, cutoff=_ALIKE)
-            found = near[0] if near else None
-            if found is None:
-                return
-        else:
-            found = meant(name, [*taken, *cls.harmless], cls.also)
+        near = get_close_matches(name, taken, n=1, cutoff=_ALIKE)
+        if cls.keeps_others and not near:
+            return
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
-        way = LEAVE_OUT if found is None else f"is {found} meant?"
+        way = f"is {near[0]} meant?" if near else LEAVE_OUT
         raise refusal(shown, f"is no field that is known here: {way}")
 
 
@@ -218,43 +200,19 @@ class OpenBody(Body):
     keeps_others = True
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
-    return (
-        (name in _OFF and value in _NOTHING)
-        or (name in _ON and value == 1)
-        or value in _NEUTRAL.get(name, ())
-    )
-
-
-@cache
-def _also() -> frozenset[tuple[str, str]]:
-    """Returns all names that stand for a field of some object, with the field's."""
-    kinds, pairs = [Body], {("think", "reasoning_effort"), ("format", "response_format")}
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        pairs |= set(kind.also.items())
-    return frozenset(pairs)
-
-
 def converted(kind: type[Read], body: dict[str, Any]) -> Read:
-    """Returns the request that another API's stands for. Raises ApiError."""
+    """Return the request that another API's stands for. Raises ApiError."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise refused_body({**first, "loc": ("body", *first["loc"])}, body) from error
+        raise refused_body(error.errors(include_url=False), body) from error
 
 
-def refused_body(error: Mapping[str, Any], body: Any) -> ApiError:
-    """Makes the first thing that pydantic found wrong with a body into what the client is told."""
-    if error["type"] == "json_invalid":
+def refused_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """Return what the client is told of the faults that pydantic found."""
+    if faults[0]["type"] == "json_invalid" and len(faults[0]["loc"]) == 1:
         return ApiError(400, "The body is no valid JSON.")
-    options = body.get("options") if isinstance(body, dict) else None
-    if isinstance(options, dict):  # Ollama's are read as if they stood beside the other members
-        body = {**options, **body}
-    place, *loc = error["loc"]
-    path = place_of(error, loc, body, _also()) if place == "body" else loc
-    where = joined(path) or "The body"
-    message = " ".join(f"{where}{fault_of(error)}".split())
+    path, line = validation.told(faults, body)
+    message = " ".join(line.split())
     message += "" if message.endswith("?") else "."
     return ApiError(400, message, param=str(path[0]) if path else None)

@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.addresses import is_allowed_host, plain_path
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import send_error
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
-_KEY_HEADERS = (b"api-key", b"x-api-key")  # of clients made for Azure's API, or Anthropic's
+_KEY_HEADERS = ("api-key", "x-api-key")  # of clients made for Azure's API, or Anthropic's
+_ROOMS = ("chat", "completions", "messages", "models", "responses")  # what follows /v1/
 _DISCARDED = 16  # times the limit of a body: read, so that its sender gets to read the answer
-_HEADERS = [
-    (
-        b"content-security-policy",
-        b"default-src 'self'; base-uri 'none'; form-action 'none'; "
-        b"frame-ancestors 'none'; object-src 'none'",
-    ),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
+_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 class Guard:
@@ -54,27 +51,26 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._observe(scope["path"], message["status"])
-                message["headers"] = [*message.get("headers", []), *_HEADERS]
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         try:
-            headers = dict(scope["headers"])
-            self._check_host(headers)
+            headers = Headers(scope=scope)
+            self._check_host(headers.get("host", ""))
             self._check_key(scope["path"], headers)
             if method == "POST":
-                _check_type(headers)
-                receive = _replayed(await self._body(headers, receive), receive)
+                _check_type(headers.get("content-type", ""))
+                receive = await self._read(headers, receive)
         except ApiError as error:
             await send_error(send_guarded, error, scope["path"])
-            return
         except _DisconnectError:
-            return
-        await self._app(scope, receive, send_guarded)
+            pass
+        else:
+            await self._app(scope, receive, send_guarded)
 
-    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+    def _check_host(self, host: str) -> None:
         """Where a key is needed, no page of another site can ask."""
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self._options.is_loopback and not is_allowed_host(host, self._options.allowed_hosts):
+        if self._options.is_loopback and not self._options.allows_host(host):
             raise ApiError(
                 403,
                 f"This server answers to localhost, not to {host[:100]!r}. Whoever runs it can "
@@ -82,7 +78,7 @@ class Guard:
                 code="host_not_allowed",
             )
 
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, path: str, headers: Headers) -> None:
         if not self._key or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return
         if not any(hmac.compare_digest(key, self._key) for key in _keys(headers)):
@@ -93,17 +89,14 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limit = self._options.max_body_bytes
-        too_large = ApiError(
-            413,
-            f"The body has more than {limit} bytes.",
-            code="request_too_large",
-            headers={"Connection": "close"},
-        )
+    async def _read(self, headers: Headers, receive: Receive) -> Receive:
+        """Read the body, and return what gives it, and then what comes after it."""
+        limit, closes = self._options.max_body_bytes, {"Connection": "close"}
+        told = f"The body has more than {limit} bytes."
+        too_large = ApiError(413, told, code="request_too_large", headers=closes)
         body, num_bytes, more = bytearray(), 0, True
-        waits_for_leave = headers.get(b"expect", b"").lower() == b"100-continue"
-        length = headers.get(b"content-length", b"0")
+        waits_for_leave = headers.get("expect", "").lower() == "100-continue"
+        length = headers.get("content-length", "0")
         if waits_for_leave and length.isdigit() and int(length) > limit:
             raise too_large
         try:
@@ -117,39 +110,42 @@ class Guard:
                         body += message.get("body", b"")
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise ApiError(
-                408, "The body took too long.", headers={"Connection": "close"}
-            ) from None
+            raise ApiError(408, "The body took too long.", headers=closes) from None
         if num_bytes > limit:
             raise too_large
-        return bytes(body)
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return replay
 
 
-def _keys(headers: dict[bytes, bytes]) -> Iterator[bytes]:
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer":
-        yield key.strip()
+def _keys(headers: Headers) -> Iterator[bytes]:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        yield key.strip().encode("latin-1")
     for name in _KEY_HEADERS:
         if name in headers:
-            yield headers[name].strip()
+            yield headers[name].strip().encode("latin-1")
 
 
-def _check_type(headers: dict[bytes, bytes]) -> None:
+def _check_type(kind: str) -> None:
     """A form of another site needs no permission to be sent, but it cannot be JSON."""
-    kind = headers.get(b"content-type", b"").lower().partition(b";")[0]
-    if kind.strip() != b"application/json":
+    if kind.lower().partition(";")[0].strip() != "application/json":
         raise ApiError(415, "The body has to be JSON: Content-Type: application/json.")
+
+
+def plain_path(path: str) -> str:
+    """Return the path that a client means that joined it to the wrong address: with a slash too
+    many, /v1 twice, or without it."""
+    parts = [part for part in path.split("/") if part]
+    while parts[:2] == ["v1", "v1"]:
+        del parts[0]
+    if parts and parts[0] in _ROOMS:
+        parts.insert(0, "v1")
+    return "/" + "/".join(parts)
 
 
 class _DisconnectError(Exception):
     """The client has left."""
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, and then what comes after it."""
-    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI
-from pydantic import AfterValidator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
@@ -21,24 +22,13 @@ from edge_spec.apps.server.figures import chat_logprobs, timings
 from edge_spec.apps.server.replies import ChatReply
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
-from edge_spec.apps.server.schema import (
-    AnswerRequest,
-    ChatRequest,
-    CompletionRequest,
-    TokenId,
-    limit,
-)
+from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest, TokenId
 from edge_spec.apps.server.work import Desk
-from edge_spec.apps.validation import by_kind
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt
 
 MAX_FILES = 1024
-
-
-def _limit(value: int) -> int:
-    return value and limit(value)
 
 
 class InfillFile(Body):
@@ -56,24 +46,14 @@ class InfillRequest(AnswerRequest):
     max_tokens: 0 reads the prompt alone, so that it is kept for the next request."""
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
-    harmless = HARMLESS | {
-        "t_max_prompt_ms",
-        "samplers",
-    }  # samplers have their own order
+    harmless = HARMLESS | {"t_max_prompt_ms", "samplers"}  # which have their own order
     has_origins = False
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[InfillFile], Field(max_length=MAX_FILES)] | None = None
     prompt: str | None = None
     spm_infill: bool | None = None
-    max_tokens: (
-        Annotated[
-            Whole,
-            AfterValidator(_limit),
-            WithJsonSchema({"type": "integer", "minimum": -2, "maximum": MAX_INT}),
-        ]
-        | None
-    ) = None
+    max_tokens: Annotated[Whole, Field(ge=-2, le=MAX_INT)] | None = None
     n: Literal[1] | None = None
     t_max_predict_ms: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
     n_indent: Annotated[Whole, Field(ge=0, le=MAX_INT)] | None = None
@@ -98,94 +78,50 @@ class InfillRequest(AnswerRequest):
         return self
 
 
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str | TokenId], Tag("<list>")],
-    by_kind("a text, or a list of texts and token ids", {str: "<text>", list: "<list>"}),
-]
-
-
-class _ModelRequest(Body):
-    model: str | None = None
-
-
-class TokenizeRequest(_ModelRequest):
+class TokenizeRequest(Body):
     """add_special: with the tokens that begin a text. parse_special: reads control tokens that the
     text spells."""
 
-    content: Content = ""
+    model: str | None = None
+    content: str | list[str | TokenId] = ""
     add_special: bool | None = False
     parse_special: bool | None = True
     with_pieces: bool | None = False
 
 
-class DetokenizeRequest(_ModelRequest):
+class DetokenizeRequest(Body):
+    model: str | None = None
     tokens: list[TokenId] = Field(default_factory=list)
 
 
-_INDENTATION = " \t"
+_UNFINISHED = re.compile(r"\n[ \t]*\Z")  # how far the next line is indented is not known yet
 
 
-@dataclass
-class LineLimits:
-    """Reads a text as it comes, and ends it once: before a line after the first one that is
-    indented by less than `least_indent` characters, an empty one included, or after the line that
-    is being written `seconds` after the text has begun. None, or 0: has no such limit.
-    """
-
-    least_indent: int | None = None
-    seconds: float | None = None
-    clock: Callable[[], float] = time.perf_counter
-    text: str = ""  # that is shown
-    has_ended: bool = False
-    _held: str = ""  # a line break and what is known of the indentation after it
-    _began: float | None = None
-
-    def push(self, piece: str) -> str:
-        """Returns what of it is shown."""
-        if self.has_ended:
-            return ""
-        now = self.clock()
-        self._began = now if self._began is None else self._began
-        shown = self._indented(piece) if self.least_indent else piece
-        at = shown.find("\n") + 1
-        if at and self.seconds and now - self._began > self.seconds:
-            self.has_ended, self._held = True, ""
-            shown = shown[:at]
-        self.text += shown
-        return shown
-
-    def finish(self) -> str:
-        """Returns what was held back, when no more comes."""
-        held, self._held = self._held, ""
-        self.text += held
-        return held
-
-    def _indented(self, piece: str) -> str:
-        """Returns the text up to a line that is not indented enough."""
-        text, self._held = self._held + piece, ""
-        at = text.find("\n")
-        while at >= 0:
-            line = text[at + 1 :]
-            indent = len(line) - len(line.lstrip(_INDENTATION))
-            if indent == len(line):
-                text, self._held = text[:at], text[at:]
-                break
-            if indent < (self.least_indent or 0):
-                self.has_ended = True
-                return text[: at + 1 + indent]
-            at = text.find("\n", at + 1)
-        return text
-
-
-def limited(generation: Generation, limits: LineLimits) -> Iterator[Chunk]:
-    """Yields an answer up to where its lines end it; its result then has that text, too."""
+def limited(generation: Generation, least_indent: int, seconds: float) -> Iterator[Chunk]:
+    """Yield an answer up to a line after the first that is indented by less than `least_indent`
+    characters, an empty one included, or to the end of the line that is being written `seconds`
+    after the first chunk; 0: no such limit. The result then has that text, too."""
+    shallow = re.compile(rf"\n[ \t]{{0,{max(0, least_indent - 1)}}}(?=[^ \t])")
+    text, num_shown, has_ended, began = "", 0, False, None
     for chunk in generation:
-        yield replace(chunk, text=limits.push(chunk.text))
-        if limits.has_ended:
+        began = time.perf_counter() if began is None else began
+        text += "" if has_ended else chunk.text
+        end = len(text)
+        if least_indent and (found := shallow.search(text, num_shown)):
+            end, has_ended = found.end(), True
+        elif least_indent and (found := _UNFINISHED.search(text, num_shown)):
+            end = found.start()
+        line_end = text.find("\n", num_shown, end) + 1
+        if line_end and seconds and time.perf_counter() - began > seconds:
+            end, has_ended = line_end, True
+        if has_ended:
+            text = text[:end]
             generation.cancel()
-    if left := limits.finish():
-        yield Chunk(left, ())
-    generation.result.text = limits.text
+        yield replace(chunk, text=text[num_shown:end])
+        num_shown = end
+    if num_shown < len(text):
+        yield Chunk(text[num_shown:], ())
+    generation.result.text = text
 
 
 def infill_work(desk: Desk, request: InfillRequest) -> Work:
@@ -198,11 +134,14 @@ def infill_work(desk: Desk, request: InfillRequest) -> Work:
         names_file=True,
         suffix_first=request.spm_infill,
     )
-    return _limited(work, request)
+    indent, time_ms = request.n_indent or 0, max(0, request.t_max_predict_ms or 0)
+    if not (indent or time_ms):
+        return work
+    return replace(work, cut=partial(limited, least_indent=indent, seconds=time_ms / 1e3))
 
 
 def fim_work(desk: Desk, request: CompletionRequest) -> Work:
-    """Returns what stands between the prompt and a suffix that may be empty. Raises as
+    """Return what stands between the prompt and a suffix that may be empty. Raises as
     `infill_work` does."""
     if not isinstance(request.prompt, str):
         raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
@@ -211,17 +150,8 @@ def fim_work(desk: Desk, request: CompletionRequest) -> Work:
     return desk.between(request, request.prompt, request.suffix or "")
 
 
-def _limited(work: Work, request: InfillRequest) -> Work:
-    """Returns it with what ends its text at a line."""
-    time_ms = max(0, request.t_max_predict_ms or 0)
-    if not (time_ms or request.n_indent):
-        return work
-    limits = LineLimits(request.n_indent, time_ms / 1e3)
-    return replace(work, cut=partial(limited, limits=limits))
-
-
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
-    """Returns the tokens, or objects with the text of each, or its bytes where it is a part of a
+    """Return the tokens, or objects with the text of each, or its bytes where it is a part of a
     character. Raises ApiError for what is no token of the model."""
     codec = desk.engine.parts.text.tokenizer
     plain = PlainText(codec, desk.engine.parts.text.eos_ids)
@@ -231,28 +161,18 @@ def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
         if isinstance(part, int):
             ids.append(part)
             continue
-        read = codec.encode(part)[len(plain.beginning) :]
-        tokens = plain.tokens(part) if request.parse_special is False else read
-        ids += [*(plain.beginning if request.add_special and not at else ()), *tokens]
+        ids += plain.beginning if request.add_special and not at else ()
+        if request.parse_special is False:
+            ids += plain.tokens(part)
+        else:
+            ids += codec.encode(part)[len(plain.beginning) :]
     _check_tokens(desk, "content", ids)
-    if not request.with_pieces:
-        return ids
-    return [{"id": token, "piece": _piece(codec, token)} for token in ids]
+    return [{"id": id, "piece": _piece(codec, id)} for id in ids] if request.with_pieces else ids
 
 
-def detokenized(desk: Desk, request: DetokenizeRequest) -> str:
+def detokenized(desk: Desk, tokens: Sequence[int]) -> str:
     """Raises as `tokenized` does."""
-    _check_tokens(desk, "tokens", request.tokens)
-    return _text(desk, request.tokens)
-
-
-def rendered(desk: Desk, request: ChatRequest) -> str:
-    """Returns what the model is given for a conversation. Raises as `infill_work` does."""
-    (prompt, *_) = desk.chat(request).prompts
-    return _text(desk, prompt)
-
-
-def _text(desk: Desk, tokens: Sequence[int]) -> str:
+    _check_tokens(desk, "tokens", tokens)
     codec = desk.engine.parts.text.tokenizer
     stream, text = codec.stream(), ""
     for token in tokens:
@@ -263,7 +183,7 @@ def _text(desk: Desk, tokens: Sequence[int]) -> str:
     return text + stream.finish()
 
 
-def _check_tokens(desk: Desk, field: str, ids: list[int]) -> None:
+def _check_tokens(desk: Desk, field: str, ids: Sequence[int]) -> None:
     size = desk.engine.parts.model.config.vocab_size
     wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
@@ -309,73 +229,57 @@ class InfillReply(Reply):
         return server_event(json.dumps(told))
 
     def end(self, ended: Ended) -> str:
-        told = self._told(ended.result) | {"content": "", "tokens": []}
-        return server_event(json.dumps(self._chosen(told)))
+        return server_event(json.dumps(self._told(ended.result, content="", tokens=[])))
 
     def failure(self, error: ApiError) -> str:
         return server_event(json.dumps(error.document()))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        return self._chosen(self._told(results[0]))
+        return self._told(results[0])
 
-    def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Returns the fields that are asked for; all where none is named."""
-        fields = self._request.response_fields
-        return dict(_members(told, fields)) if fields else told
-
-    def _told(self, result: GenerationResult) -> dict[str, Any]:
-        request, is_silent = self._request, self._request.reads_alone
-        text = "" if is_silent else result.text
-        written = [] if is_silent else [token.id for token in result.tokens if not token.ends]
-        figures = timings([result])
-        scores = (
-            chat_logprobs(result.tokens)["content"] if request.num_logprobs is not None else None
-        )
-        return {
+    def _told(self, result: GenerationResult, **streamed: Any) -> dict[str, Any]:
+        """Return the fields that are asked for, all where none is named."""
+        request, stats = self._request, result.stats
+        written = [] if request.reads_alone else result.tokens
+        is_full = stats.prompt_n + stats.predicted_n >= self._context_length
+        stop_type = "eos" if result.stop is None else "word"
+        if result.finish_reason is not FinishReason.STOP:
+            stop_type = "limit"
+        told = {
             "index": 0,
-            "content": text,
-            "tokens": written if request.return_tokens else [],
+            "content": "" if request.reads_alone else result.text,
+            "tokens": [each.id for each in written if not each.ends and request.return_tokens],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
-            "tokens_predicted": result.stats.predicted_n,
-            "tokens_evaluated": result.stats.prompt_n,
+            "tokens_predicted": stats.predicted_n,
+            "tokens_evaluated": stats.prompt_n,
             "generation_settings": {"n_ctx": self._context_length},
             "prompt": self._prompt,
-            "has_new_line": "\n" in text,
-            "truncated": self._is_cut or self._has_filled(result),
-            **self._ending(result),
-            "tokens_cached": result.stats.prompt_n + result.stats.predicted_n,
-            "timings": figures,
-            **({} if scores is None else {"completion_probabilities": scores}),
+            "has_new_line": bool(written) and "\n" in result.text,
+            "truncated": self._is_cut or (result.finish_reason is FinishReason.LENGTH and is_full),
+            "stop_type": stop_type,
+            "stopping_word": (stop_type == "word" and result.stop) or "",
+            "tokens_cached": stats.prompt_n + stats.predicted_n,
+            "timings": timings([result]),
+            **streamed,
         }
-
-    def _has_filled(self, result: GenerationResult) -> bool:
-        """Says whether the answer has ended where the context does."""
-        num_tokens = result.stats.prompt_n + result.stats.predicted_n
-        return result.finish_reason is FinishReason.LENGTH and num_tokens >= self._context_length
-
-    def _ending(self, result: GenerationResult) -> dict[str, str]:
-        """Says why it has ended, and the stop string that ended it."""
-        if result.finish_reason is not FinishReason.STOP:
-            return {"stop_type": "limit", "stopping_word": ""}
-        kind = "eos" if result.stop is None else "word"
-        return {"stop_type": kind, "stopping_word": result.stop or ""}
+        if request.num_logprobs is not None:
+            told["completion_probabilities"] = chat_logprobs(result.tokens)["content"]
+        return dict(_members(told, request.response_fields)) if request.response_fields else told
 
 
 def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yields those that there are; "timings/prompt_n" is a member of a member."""
+    """Yield those that there are; "timings/prompt_n" is a member of a member."""
     for field in fields:
         found: Any = told
         for name in field.split("/"):
-            if not isinstance(found, dict) or name not in found:
-                break
-            found = found[name]
-        else:
+            found = found.get(name, _NONE) if isinstance(found, dict) else _NONE
+        if found is not _NONE:
             yield field, found
 
 
-LLAMACPP_PATHS = ("/infill", "/v1/fim/completions", "/tokenize", "/detokenize", "/apply-template")
+_NONE = object()
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
@@ -407,11 +311,14 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens, control tokens written out."""
-        return {
-            "content": await running.ask(request.model, lambda desk: detokenized(desk, request))
-        }
+        asked = request.tokens
+        return {"content": await running.ask(request.model, lambda desk: detokenized(desk, asked))}
 
     @app.post("/apply-template")
     async def apply_template(request: ChatRequest) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
-        return {"prompt": await running.ask(request.model, lambda desk: rendered(desk, request))}
+
+        def rendered(desk: Desk) -> str:
+            return detokenized(desk, desk.chat(request).prompts[0])
+
+        return {"prompt": await running.ask(request.model, rendered)}

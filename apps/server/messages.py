@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, readable, refusal
-from edge_spec.apps.validation import by_kind
+from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, refusal
 from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128
-_TEXTS = ("text", "input_text", "output_text")
-_PARTS: dict[str | None, str] = {**dict.fromkeys(_TEXTS, "<text>"), "refusal": "<refusal>"}
 
 
 class TextPart(OpenBody):
@@ -29,33 +25,8 @@ class RefusalPart(OpenBody):
     refusal: str
 
 
-def only(types: Collection[str | None], send: str) -> BeforeValidator:
-    """Refuses parts of other types by name. send: what a refusal says to send."""
-
-    def check(part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in types:
-            raise ValueError(f"the model reads text: send {send}, not {readable(kind[:40])}")
-        return part
-
-    return BeforeValidator(check)
-
-
-Part = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _PARTS),
-    only(_PARTS, "parts of type text"),
-]
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
-    by_kind(
-        'a text, or a list of {"type": "text", "text": "..."}', {str: "<text>", list: "<parts>"}
-    ),
-]
-Arguments = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
-    by_kind("JSON in a text, or an object", {str: "<text>", dict: "<object>"}),
-]
+Content = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+Arguments = str | JsonObject  # JSON, as a text or as it is
 
 
 def joined(content: Content) -> str:
@@ -95,9 +66,9 @@ class Message(Body):
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
     prefix: bool | None = None
 
     @model_validator(mode="after")
@@ -139,46 +110,12 @@ class Tool(OpenBody):
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_function(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise refusal(
-                "type",
-                f"is {kind[:40]}: tools here are of type function, and the client runs them; leave "
-                "the others out",
-            )
-        return given
-
 
 class NamedTool(OpenBody):
     type: Literal["function"] = "function"
     function: FunctionName
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
-
-
-class AllowedTools(Body):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class AllowedChoice(Body):
-    """Its members may stand beside the type, as OpenAI's newer API has them."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_wrapped(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "allowed_tools" in given:
-            return given
-        return {
-            "type": given.get("type"),
-            "allowed_tools": {name: given[name] for name in given if name != "type"},
-        }
 
 
 def _word(choice: Any) -> Any:
@@ -188,48 +125,34 @@ def _word(choice: Any) -> Any:
     return choice
 
 
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required", "any"], Tag("<word>")]
-    | Annotated[NamedTool, Tag("<function>")]
-    | Annotated[AllowedChoice, Tag("<allowed>")],
-    by_kind(
-        'none, auto, required, or {"type": "function", "function": {"name": "..."}}',
-        {str: "<word>"},
-        {None: "<function>", "function": "<function>", "allowed_tools": "<allowed>"},
-    ),
-    BeforeValidator(_word),
-]
+Word = Literal["none", "auto", "required", "any"]
+Choice = Annotated[Word | NamedTool, BeforeValidator(_word)]
 
 
 def for_template(message: Message) -> dict[str, Any]:
     """Returns the message as chat templates read it. Calls of tools have their arguments as a
     mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
     that are nested too deeply."""
+    names = {"name", "tool_call_id", "reasoning_content"}
+    if message.tool_calls:
+        names.add("tool_calls")
     role = "system" if message.role == "developer" else message.role
     is_silent = message.content is None and message.refusal is None and role == "assistant"
-    given: dict[str, Any] = {
+    given = {
         "role": role,
         "content": None if is_silent and message.tool_calls else message.text,
+        **message.model_dump(include=names, exclude_none=True),
     }
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(message, name) is not None:
-            given[name] = getattr(message, name)
-    if message.tool_calls:
-        calls = [call.model_dump(exclude_none=True) for call in message.tool_calls]
-        for call in calls:
-            call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
-        given["tool_calls"] = calls
+    for call in given.get("tool_calls", ()):
+        call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
     return given
 
 
 def _arguments(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
     try:
-        return json.loads(arguments)
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
     except RecursionError:
-        raise UsageError(
-            "the arguments of a call are nested too deeply", remedy="Give them fewer levels."
-        ) from None
+        told = "the arguments of a call are nested too deeply"
+        raise UsageError(told, remedy="Give them fewer levels.") from None

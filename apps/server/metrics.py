@@ -20,41 +20,37 @@ class Metrics:
     """Used in the event loop alone. Where several models are served, what is about one of them has
     its name as a label."""
 
-    def __init__(self, models: Models, paths: Sequence[str]) -> None:
-        """paths: that requests are counted by; all others count as one."""
+    def __init__(self, models: Models) -> None:
+        self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one
         self._registry = CollectorRegistry()
-        self._paths = frozenset(paths)
-        self._requests = self._make(Counter, "requests", "Answered requests.", ["path", "status"])
         self._model_label = ["model"] if len(models) > 1 else []
+        self._requests = Counter(
+            "edge_spec_requests",
+            "Answered requests.",
+            ["path", "status"],
+            registry=self._registry,
+        )
         for name, help, value in _NOW if len(models) > 1 else _NOW[:-1]:
-            gauge = self._make_of_model(Gauge, name, help)
+            gauge = self._make(Gauge, name, help)
             for model in models:
                 self._of(gauge, model.name).set_function(partial(value, model))
-        make = self._make_of_model
+        make = self._make
         self._prompt = make(Counter, "prompt_tokens", "Tokens of prompts.", ["source"])
         self._predicted = make(Counter, "predicted_tokens", "Tokens that were written.")
         self._draft = make(Counter, "draft_tokens", "Draft tokens verified.")
         self._accepted = make(Counter, "draft_accepted_tokens", "Draft tokens accepted.")
         self._rounds = make(Counter, "rounds", "Rounds: speculative, or why not.", ["kind"])
-        self._wait_s = make(
-            Histogram,
-            "time_to_first_token_seconds",
-            "From the request to its first token, the wait for a slot included.",
-            buckets=_WAITS_S,
-        )
-        self._token_s = make(
-            Histogram, "time_per_token_seconds", "Of an answer, on average.", buckets=_TOKENS_S
-        )
-        self._speedup = make(
-            Gauge,
-            "speedup",
-            "Of the last answer, over plain rounds of its slot; NaN until it is known.",
-        )
+        told = "From the request to its first token, the wait for a slot included."
+        self._wait_s = make(Histogram, "time_to_first_token_seconds", told, buckets=_WAITS_S)
+        told = "Of an answer, on average."
+        self._token_s = make(Histogram, "time_per_token_seconds", told, buckets=_TOKENS_S)
+        told = "Of the last answer, over plain rounds of its slot; NaN until it is known."
+        self._speedup = make(Gauge, "speedup", told)
         for model in models:
             self._of(self._speedup, model.name).set(float("nan"))
 
     def observe_request(self, path: str, status: int) -> None:
-        self._requests.labels(path if path in self._paths else "other", str(status)).inc()
+        self._requests.labels(path if path in self.paths else "other", str(status)).inc()
 
     def observe_answer(
         self, model: str, results: Sequence[GenerationResult], first_token_s: float | None
@@ -83,12 +79,9 @@ class Metrics:
     def _make(
         self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
     ) -> Any:
+        """Make a metric of each model."""
+        labels = [*labels, *self._model_label]
         return kind(f"edge_spec_{name}", help, labels, registry=self._registry, **settings)
-
-    def _make_of_model(
-        self, kind: Any, name: str, help: str, labels: Sequence[str] = (), **settings: Any
-    ) -> Any:
-        return self._make(kind, name, help, [*labels, *self._model_label], **settings)
 
     def _of(self, metric: Any, model: str, *labels: str) -> Any:
         """The figure of one model."""
@@ -96,21 +89,9 @@ class Metrics:
         return metric.labels(*labels) if labels else metric
 
 
-def _num_waiting(model: ServedModel) -> int:
-    return model.num_waiting + (0 if model.opened is None else model.opened.pool.num_waiting)
-
-
-def _num_busy(model: ServedModel) -> int:
-    return 0 if model.opened is None else model.opened.pool.num_busy
-
-
-def _num_slots(model: ServedModel) -> int:
-    return 0 if model.opened is None else len(model.opened.pool.slots)
-
-
 _NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
-    ("queue_length", "Requests that wait.", _num_waiting),
-    ("slots_busy", "Slots that answer.", _num_busy),
-    ("slots", "Slots that there are.", _num_slots),
+    ("queue_length", "Requests that wait.", lambda model: model.num_in_queue),
+    ("slots_busy", "Slots that answer.", lambda model: model.num_busy),
+    ("slots", "Slots that there are.", lambda model: model.num_slots),
     ("model_loaded", "1 where the model is open.", lambda model: model.opened is not None),
 )

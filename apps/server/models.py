@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import count
-from typing import Literal
+from threading import Thread
+from typing import Any, Literal
 
-from edge_spec import EdgeSpecError
+from edge_spec import EdgeSpecError, Engine, SamplingParams
 from edge_spec.apps.server.errors import (
     ApiError,
     cannot_be_opened,
     overloaded,
     shutting_down,
 )
-from edge_spec.apps.server.open_model import Description, Loading, OpenModel
 from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.slots import Pool, Slot
+from edge_spec.apps.server.work import Desk
+from edge_spec.core.model import Progress
+from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.fitting.fit import fit_together, fits_free_memory, forecast_here
 from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader.on_demand import ModelOnDemand
@@ -26,6 +33,117 @@ from edge_spec.loader.place import PlacedModels
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description of a model once it was open, also when it is closed again."""
+
+    info: Mapping[str, Any]
+    props: Mapping[str, Any]
+
+
+class OpenModel:
+    """Slot 0 is the engine itself, the others are its forks. `close` closes them, and the engine
+    where it is owned; else it drafts as before, whatever requests asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        options: ServerOptions,
+        forecast: Forecast | None = None,
+        *,
+        is_owned: bool,
+    ) -> None:
+        """forecast: of its memory. Raises an EdgeSpecError where the slots cannot be had, and then
+        closes the engine where it is owned."""
+        self.forecast = forecast
+        with ExitStack() as opened:  # closes what is open already where the rest fails
+            if is_owned:
+                opened.callback(engine.close)
+            else:
+                opened.callback(_restore, engine, engine.drafter)
+            forks = [opened.enter_context(engine.fork()) for _ in range(options.parallel - 1)]
+            slots = [Slot(each) for each in (engine, *forks)]
+            for slot in slots:
+                opened.callback(slot.thread.shutdown)
+            self.pool = Pool(slots, options.queue, options.queue_timeout_s)
+            self.desk = Desk(name, engine, options)
+            self.description = _description(self.desk, options)
+            self._opened = opened.pop_all()
+
+    @staticmethod
+    def open(
+        model: ModelOnDemand,
+        options: ServerOptions,
+        report: Progress | None = None,
+        make_room: Callable[[Forecast | None], None] = lambda forecast: None,
+    ) -> OpenModel:
+        """make_room: called before the weights are read. Raises what the model's opening raises."""
+        forecast = None
+
+        def screen(placed: PlacedModels) -> None:
+            nonlocal forecast
+            forecast = forecast_here(placed.target, placed.drafts, placed.options)
+            make_room(forecast)
+
+        engine = model.open(report=report, screen=screen)
+        return OpenModel(model.name, engine, options, forecast, is_owned=True)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _restore(engine: Engine, drafter: str) -> None:
+    if engine.drafter != drafter:
+        engine.set_drafter(drafter)
+
+
+def _description(desk: Desk, options: ServerOptions) -> Description:
+    """Describe what runs, how the page has its conversations answered, and what requests get that
+    do not say."""
+    engine, asked, text = desk.engine, options.asked_sampling, desk.engine.parts.text
+    of_page = engine.chat_sampling(**asked)
+    info = {
+        "model": desk.model,
+        "runtime": engine.runtime,
+        "drafter": desk.drafter,
+        "drafters": ["auto", "none", *engine.drafters],
+        "context_length": engine.context_length,
+        "version": version("edge-spec"),
+    }
+    props = {
+        "default_generation_settings": {
+            "n_ctx": engine.context_length,
+            "params": _params(of_page, options),
+        },
+        "total_slots": options.parallel,
+        "model_alias": desk.model,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": text.chat_template or "",
+        "bos_token": "" if text.bos_id is None else text.tokenizer.token_text(text.bos_id),
+        "eos_token": text.tokenizer.token_text(text.eos_ids[0]) if text.eos_ids else "",
+        "build_info": f"edge-spec {version('edge-spec')}",
+        "edge_spec": {
+            "sampling": sampling_text(of_page),
+            "sampling_source": sampling_source(text.sampling, asked),
+            "request_params": _params(options.sampling, options),
+        },
+    }
+    return Description(info, props)
+
+
+def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float]:
+    """n_predict: -1 is to the end of the context."""
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "n_predict": -1 if options.max_tokens is None else options.max_tokens,
+    }
 
 
 class ServedModel:
@@ -40,9 +158,8 @@ class ServedModel:
         self.name = name
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
-        self.opening: asyncio.Future[ApiError | None] | None = None
+        self.opening: asyncio.Task[ApiError | None] | None = None
         self.description: Description | None = None
-        self.forecast: Forecast | None = None  # of what is open
         self.users = 0
         self.num_waiting = 0  # for it to be opened
         self.is_leaving = False
@@ -58,10 +175,21 @@ class ServedModel:
             return "loaded"
         return "unloaded" if self.opening is None else "loading"
 
-    def take(self, opened: OpenModel, forecast: Forecast | None) -> None:
+    @property
+    def num_in_queue(self) -> int:
+        return self.num_waiting + (self.opened.pool.num_waiting if self.opened else 0)
+
+    @property
+    def num_busy(self) -> int:
+        return self.opened.pool.num_busy if self.opened else 0
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.opened.pool.slots) if self.opened else 0
+
+    def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
-        self.opened, self.forecast = opened, forecast
-        self.description = opened.description
+        self.opened, self.description = opened, opened.description
 
 
 class Models:
@@ -79,9 +207,19 @@ class Models:
         self._uses = count(1)
         self._turn = asyncio.Lock()  # of those that are opened
         self._released = asyncio.Event()  # another one each time
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loading: Loading | None = None
+        self._loading: Future[OpenModel] | None = None
         self._has_ended = False
+
+    @staticmethod
+    def of(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Models:
+        """Open the first one. served: an engine, which is not closed, or models."""
+        if isinstance(served, Engine):
+            models = [ServedModel(served.name, None)]
+            models[0].take(OpenModel(served.name, served, options, is_owned=False))
+        else:
+            models = [ServedModel(each.name, each) for each in served]
+            models[0].take(OpenModel.open(served[0], options))
+        return Models(models, options)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -100,12 +238,8 @@ class Models:
         if name not in self._by_name:
             others = ", ".join(repr(each.name) for each in self._models)
             there = f"There {'is' if len(self) == 1 else 'are'} {others}."
-            raise ApiError(
-                404,
-                f"There is no model {name!r} here. {there}",
-                code="model_not_found",
-                param="model",
-            )
+            told = f"There is no model {name!r} here. {there}"
+            raise ApiError(404, told, code="model_not_found", param="model")
         return self._by_name[name]
 
     @asynccontextmanager
@@ -137,8 +271,8 @@ class Models:
         """Nothing is opened any more; those that wait for that are sent away."""
         self._has_ended = True
         for model in self._models:
-            if model.opening is not None and not model.opening.done():
-                model.opening.set_result(shutting_down())
+            if model.opening is not None:
+                model.opening.cancel()
         self._tell_released()
 
     def end(self) -> None:
@@ -152,7 +286,9 @@ class Models:
         """Closes all that is open. To be called when the event loop has ended."""
         self._has_ended = True
         if self._loading is not None:
-            self._loading.discard(_CLOSING_S)
+            with suppress(TimeoutError):  # its thread closes it then
+                if self._loading.exception(_CLOSING_S) is None:
+                    self._loading.result().close()
         for model in self._models:
             if model.opened is not None:
                 model.opened.close()
@@ -181,48 +317,41 @@ class Models:
         while model.opened is None:
             if self._has_ended:
                 raise shutting_down()
-            if model.opening is None:
-                model.opening = asyncio.get_running_loop().create_future()
-                task = asyncio.create_task(self._open_in_turn(model, model.opening))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            error = await asyncio.shield(model.opening)
-            if error is not None:
+            opening = model.opening or asyncio.create_task(self._open_in_turn(model))
+            model.opening = opening
+            await asyncio.wait((opening,))  # who leaves does not end it
+            if not opening.cancelled() and (error := opening.result()):
                 raise error
 
-    async def _open_in_turn(
-        self, model: ServedModel, opening: asyncio.Future[ApiError | None]
-    ) -> None:
-        async with self._turn:
-            error = None
-            if model.users and not self._has_ended:
-                error = await self._load(model)
+    async def _open_in_turn(self, model: ServedModel) -> ApiError | None:
+        try:
+            async with self._turn:
+                wanted = model.users and not self._has_ended
+                return await self._load(model) if wanted else None
+        finally:
             model.opening = None
-            if not opening.done():
-                opening.set_result(error)
 
     async def _load(self, model: ServedModel) -> ApiError | None:
         _log.info("opening %s", model.name)
         on_demand = model.on_demand
         assert on_demand is not None  # else it is open
         loop = asyncio.get_running_loop()
-        forecasts: list[Forecast | None] = []
 
-        def screen(placed: PlacedModels) -> None:
-            found = forecast_here(placed.target, placed.drafts, placed.options)
+        def make_room(forecast: Forecast | None) -> None:
             self._report("", 0.0)  # there may be no event loop any more
-            asyncio.run_coroutine_threadsafe(self._make_room(model, found), loop).result()
-            forecasts.append(found)
+            asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            engine = on_demand.open(report=self._report, screen=screen)
-            return OpenModel(model.name, engine, self._options, is_owned=True)
+            opened = OpenModel.open(on_demand, self._options, self._report, make_room)
+            if self._has_ended:
+                opened.close()
+                raise _UnwantedError
+            return opened
 
-        loading = self._loading = Loading(open_model)
+        self._loading = _in_thread(open_model)
         try:
-            opened = await loading.result()
+            model.take(await asyncio.wrap_future(self._loading))
             self._loading = None
-            model.take(opened, forecasts[0] if forecasts else None)
             return None
         except _UnwantedError:
             return None
@@ -245,7 +374,9 @@ class Models:
         Raises _UnwantedError where nobody waits for the model any more.
         """
         try:
-            while (must := not self._has_room(forecast)) or not _fits_free_memory(forecast):
+            while (must := not self._has_room(forecast)) or not (
+                forecast is None or fits_free_memory(forecast)
+            ):
                 opened = [each for each in self._models if each.opened is not None]
                 opened.sort(key=lambda each: each.last_use)
                 idle = next((each for each in opened if not each.users), None)
@@ -270,12 +401,12 @@ class Models:
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:
             return False
-        forecasts = [each.forecast for each in opened] + [forecast]
+        forecasts = [each.opened.forecast for each in opened if each.opened] + [forecast]
         return fit_together([each for each in forecasts if each is not None])
 
     async def _close(self, model: ServedModel) -> None:
         _log.info("closing %s", model.name)
-        opened, model.opened, model.forecast = model.opened, None, None
+        opened, model.opened = model.opened, None
         assert opened is not None
         try:
             await asyncio.to_thread(opened.close)
@@ -291,5 +422,16 @@ class _UnwantedError(Exception):
     """Nobody waits any more for the model that is being opened."""
 
 
-def _fits_free_memory(forecast: Forecast | None) -> bool:
-    return forecast is None or fits_free_memory(forecast)
+def _in_thread(open: Callable[[], OpenModel]) -> Future[OpenModel]:
+    """Open a model in a thread of its own, which ends with the process at the latest."""
+    result: Future[OpenModel] = Future()
+    result.set_running_or_notify_cancel()  # whoever waits may end, the thread goes on
+
+    def run() -> None:
+        try:
+            result.set_result(open())
+        except BaseException as error:  # told to whoever waits, whatever it is
+            result.set_exception(error)
+
+    Thread(target=run, name="opening", daemon=True).start()
+    return result

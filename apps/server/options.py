@@ -1,20 +1,65 @@
-"""The options of whoever starts a server."""
+"""The options of whoever starts a server, and the hosts and origins that they let ask."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, get_type_hints
 
 from edge_spec import SamplingParams
-from edge_spec.apps.server.addresses import host_name, origin_pattern
 from edge_spec.errors import UsageError
 from edge_spec.models.option_values import require_type
 from edge_spec.text.parts.answer_length import TEXT_TOKENS, THOUGHT_TOKENS
 from edge_spec.text.thoughts import Reasoning, thought_budget
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_HOST = re.compile(r"(?:\[(?P<address>[^]]*)\]|(?P<name>[^][:]*))(?::[0-9]{0,5})?")
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|\*|((?![/?#@*:\[\]])[!-~])*)"
+    r"(?::(?P<port>[0-9]+|\*))?",
+    re.IGNORECASE,
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+def origin_pattern(origin: str) -> str:
+    """Return the regular expression of an Origin header that is meant. Raises UsageError.
+
+    The host may be * where it changes with each installation, which it does for extensions and the
+    views of editors: no page of the web has such a scheme. The port may be *, too. Apps that load
+    their pages from files say file:// and nothing more. Any site can make a page of the origin
+    null.
+    """
+    found = _ORIGIN.fullmatch(origin)
+    scheme, host, port = found.group("scheme", "host", "port") if found else ("file", "*", None)
+    scheme = scheme.lower()
+    if bool(host) == (scheme == "file") or (host == "*" and scheme in _DEFAULT_PORTS):
+        raise UsageError(
+            f"{origin!r} is no origin",
+            remedy="Write it as https://example.com, http://localhost:*, app://obsidian.md or "
+            "moz-extension://*.",
+        )
+    named = "[^/:?#]+" if host == "*" else re.escape(host)
+    if port == "*":
+        ending = "(:[0-9]+)?"
+    else:  # browsers leave the usual one out
+        ending = "" if port in (None, _DEFAULT_PORTS.get(scheme)) else f":{port}"
+    return f"(?i:{re.escape(scheme)}://{named}{ending})"
+
+
+_RANGES: Sequence[tuple[str, Callable[[float], bool], str]] = (
+    ("port", lambda value: 0 <= value <= 65535, "0 (a free one) to 65535"),
+    ("parallel max_models max_body_bytes max_tokens", lambda value: value >= 1, "1 or more"),
+    ("queue grace_s thought_tokens", lambda value: value >= 0, "0 or more"),
+    (
+        "queue_timeout_s load_timeout_s request_timeout_s client_timeout_s",
+        lambda value: value > 0,
+        "above 0",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +67,7 @@ class ServerOptions:
     """Raises UsageError for an address that others reach without a key, and for values out of
     their range.
 
-    cors_origins: sites whose pages may ask, as `addresses.origin_pattern` reads them.
+    cors_origins: sites whose pages may ask, as `origin_pattern` reads them.
     allowed_hosts: further names of this machine, by which its own containers and tunnels ask.
     parallel: answers of a model at once, each with a cache of its own. queue: requests that may
     wait for one. max_models: that are open at the same time; None: as many as memory holds.
@@ -58,24 +103,11 @@ class ServerOptions:
         for name, taken in get_type_hints(ServerOptions).items():
             if name not in ("api_key", "reasoning"):  # no message shows a key
                 require_type(name, getattr(self, name), taken)
-        for name, valid, expected in (
-            ("port", 0 <= self.port <= 65535, "0 (a free one) to 65535"),
-            ("parallel", self.parallel >= 1, "1 or more"),
-            ("queue", self.queue >= 0, "0 (nobody waits) or more"),
-            ("queue_timeout_s", self.queue_timeout_s > 0, "above 0"),
-            ("max_models", self.max_models is None or self.max_models >= 1, "1 or more"),
-            ("load_timeout_s", self.load_timeout_s > 0, "above 0"),
-            ("request_timeout_s", self.request_timeout_s > 0, "above 0"),
-            ("client_timeout_s", self.client_timeout_s > 0, "above 0"),
-            ("grace_s", self.grace_s >= 0, "0 or more"),
-            ("max_body_bytes", self.max_body_bytes >= 1, "1 or more"),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
-            ("thought_tokens", self.thought_tokens >= 0, "0 or more"),
-        ):
-            if not valid:
-                raise UsageError(
-                    f"{name} is {getattr(self, name)}", remedy=f"It has to be {expected}."
-                )
+        for names, is_valid, expected in _RANGES:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not is_valid(value):
+                    raise UsageError(f"{name} is {value}", remedy=f"It has to be {expected}.")
         thought_budget(self.reasoning)
         if not self.is_loopback and not self.api_key:
             raise UsageError(
@@ -90,8 +122,14 @@ class ServerOptions:
             )
         for origin in self.cors_origins:
             origin_pattern(origin)
-        names = tuple(host_name(name) for name in self.allowed_hosts)
-        object.__setattr__(self, "allowed_hosts", names)
+        hosts = tuple(host.lower().removesuffix(".") for host in self.allowed_hosts)
+        for host in hosts:
+            if not _NAME.fullmatch(host):
+                raise UsageError(
+                    f"{host!r} is no name of a host",
+                    remedy="Write it without scheme, port and path, as host.docker.internal.",
+                )
+        object.__setattr__(self, "allowed_hosts", hosts)
 
     @property
     def is_loopback(self) -> bool:
@@ -102,3 +140,21 @@ class ServerOptions:
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def allows_host(self, header: str) -> bool:
+        """Tell whether a request that only this machine can send may call it so.
+
+        A page of another site can have its own name lead here (DNS rebinding), and its requests
+        carry that name. An address in figures belongs to no name, and no name server answers for
+        localhost and what ends with .localhost.
+        """
+        found = _HOST.fullmatch(header.strip().lower())
+        if found is None:
+            return False
+        name = (found["address"] or found["name"] or "").removesuffix(".")
+        try:
+            ip_address(name)
+            return True
+        except ValueError:
+            is_known = name == "localhost" or name.endswith(".localhost")
+            return not found["address"] and (is_known or name in self.allowed_hosts)

@@ -15,8 +15,7 @@ from starlette.types import Receive, Scope, Send
 from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.open_model import OpenModel
+from edge_spec.apps.server.models import Models, OpenModel, ServedModel
 from edge_spec.apps.server.reply import Reply
 from edge_spec.apps.server.schema import AnswerRequest
 from edge_spec.apps.server.work import Desk

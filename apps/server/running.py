@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -19,17 +19,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from edge_spec import Engine
-from edge_spec.apps.server.app import PATHS, build_app
+from edge_spec.apps.server.app import build_app
 from edge_spec.apps.server.metrics import Metrics
-from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.open_model import OpenModel
+from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.response import Running
 from edge_spec.errors import DeviceError
-from edge_spec.fitting.fit import forecast_here
-from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader.on_demand import ModelOnDemand
-from edge_spec.loader.place import PlacedModels
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _BOTH_FAMILIES = ("127.0.0.1", "localhost")  # which many clients reach by ::1, or try it first
@@ -94,8 +90,8 @@ class LimitedConnection(H11Protocol):
         self._limit("head")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for name in list(self._timers):
-            self._lift(name)
+        for timer in self._timers.values():
+            timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -133,15 +129,42 @@ class LimitedConnection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends by a signal: running answers may end within the time of grace, then they are cut."""
+    """Ends by a signal: running answers may end within the time of grace, then they are cut.
 
-    def __init__(self, config: uvicorn.Config, running: Running, grace_s: float) -> None:
+    model: the name of the first one. interrupted: by SIGINT.
+    """
+
+    def __init__(
+        self, models: Models, options: ServerOptions, sockets: list[socket.socket]
+    ) -> None:
+        """sockets: accept connections; the first one has the port."""
+        self._running = Running(models, Metrics(models), options.request_timeout_s)
+        cut_after = partial(LimitedConnection, client_timeout_s=options.client_timeout_s)
+        config = uvicorn.Config(
+            build_app(self._running, options),
+            http=cut_after,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEPT_S,
+            timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
+        )
         super().__init__(config)
-        self._running = running
-        self._grace_s = grace_s
-        self._loop: asyncio.AbstractEventLoop | None = None
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.port: int = sockets[0].getsockname()[1]
+        self.url = f"http://{host}:{self.port}"
+        self.model = models.first.name
         self.interrupted = False
+        self._sockets = sockets
+        self._grace_s = options.grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: Sequence[int] = ()
+
+    def answer(self) -> None:
+        """Answer requests until it is told to end."""
+        self.run(sockets=self._sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends it, a second one at once; after that they do what the system has
@@ -191,6 +214,19 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
+@contextmanager
+def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Iterator[_Server]:
+    """A server of these models, the first of which is opened now; connections are accepted, and
+    wait until it answers. All that was opened is closed at the end."""
+    with ExitStack() as opened:
+        models = Models.of(served, options)
+        opened.callback(models.close)
+        sockets = listen(options.host, options.port)
+        for each in sockets:
+            opened.enter_context(each)
+        yield _Server(models, options, sockets)
+
+
 def serve(
     engine: Engine,
     options: ServerOptions,
@@ -202,7 +238,7 @@ def serve(
     announce: called with the model's name, the address and the port, which accepts connections.
     Raises DeviceError where the address cannot be used.
     """
-    _serve(_Site(engine, options), announce)
+    _serve(engine, options, announce)
 
 
 def run(
@@ -213,15 +249,19 @@ def run(
 
     announce: called with the first model's name, the address and the port.
     """
-    _serve(_Site(models, ServerOptions(**settings)), announce)
+    _serve(models, ServerOptions(**settings), announce)
 
 
-def _serve(site: _Site, announce: Callable[[str, str, int], None]) -> None:
-    with site:
-        with site.server.capture_signals():  # who was told that it serves may end it
-            announce(site.model, site.url, site.port)
-            site.run()
-        if site.server.interrupted:
+def _serve(
+    served: Engine | Sequence[ModelOnDemand],
+    options: ServerOptions,
+    announce: Callable[[str, str, int], None],
+) -> None:
+    with _opened(served, options) as server:
+        with server.capture_signals():  # who was told that it serves may end it
+            announce(server.model, server.url, server.port)
+            server.answer()
+        if server.interrupted:
             raise KeyboardInterrupt
 
 
@@ -230,96 +270,16 @@ class RunningServer:
 
     def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
         """served: an engine, which is not closed, or models, of which the first is opened now."""
-        self._site = _Site(served, options)
-        self._thread = threading.Thread(target=self._site.run, name="server")
-
-    @property
-    def port(self) -> int:
-        return self._site.port
-
-    @property
-    def url(self) -> str:
-        return self._site.url
+        self._opened = _opened(served, options)
 
     def __enter__(self) -> RunningServer:
-        self._site.__enter__()
+        self._server = self._opened.__enter__()
+        self.url, self.port = self._server.url, self._server.port
+        self._thread = threading.Thread(target=self._server.answer, name="server")
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._site.server.should_exit = True
+    def __exit__(self, *error: Any) -> None:
+        self._server.should_exit = True
         self._thread.join()
-        self._site.__exit__(kind, error, traceback)
-
-
-class _Site:
-    """Sockets that accept connections, and what answers them."""
-
-    def __init__(self, served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> None:
-        self._served = served
-        self._options = options
-
-    def __enter__(self) -> _Site:
-        options = self._options
-        with ExitStack() as opened:  # closes what is open already where the rest fails
-            models = self._open_models()
-            opened.callback(models.close)
-            self._sockets = listen(options.host, options.port)
-            for listening in self._sockets:
-                opened.callback(listening.close)
-            self.port: int = self._sockets[0].getsockname()[1]
-            host = f"[{options.host}]" if ":" in options.host else options.host
-            self.url = f"http://{host}:{self.port}"
-            self.model = models.first.name
-            running = Running(models, Metrics(models, PATHS), options.request_timeout_s)
-            config = self._config(build_app(running, options))
-            self.server = _Server(config, running, options.grace_s)
-            self._opened = opened.pop_all()
-        return self
-
-    def _open_models(self) -> Models:
-        """Opens the first one."""
-        if isinstance(self._served, Engine):
-            alone = ServedModel(self._served.name, None)
-            alone.take(OpenModel(alone.name, self._served, self._options, is_owned=False), None)
-            return Models([alone], self._options)
-        models = [ServedModel(each.name, each) for each in self._served]
-        forecasts: list[Forecast | None] = []
-
-        def screen(placed: PlacedModels) -> None:
-            forecasts.append(forecast_here(placed.target, placed.drafts, placed.options))
-
-        engine = self._served[0].open(report=None, screen=screen)
-        opened = OpenModel(models[0].name, engine, self._options, is_owned=True)
-        models[0].take(opened, forecasts[0] if forecasts else None)
-        return Models(models, self._options)
-
-    def _config(self, app: Any) -> uvicorn.Config:
-        options = self._options
-        return uvicorn.Config(
-            app,
-            http=partial(LimitedConnection, client_timeout_s=options.client_timeout_s),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEPT_S,
-            timeout_graceful_shutdown=int(options.grace_s + _LAST_S),
-        )
-
-    def run(self) -> None:
-        self.server.run(sockets=self._sockets)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._opened.close()
+        self._opened.__exit__(*error)

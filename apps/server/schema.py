@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Json,
+    Tag,
+    model_validator,
+)
 
 from edge_spec import Grammar
 from edge_spec.apps.server.fields import (
@@ -24,12 +32,9 @@ from edge_spec.apps.server.fields import (
     refusal,
     whole,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
-from edge_spec.apps.validation import by_kind, chosen_by
+from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.thought_forms import SWITCHES
-
-_WRITTEN = '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
 
 
 @dataclass(frozen=True)
@@ -40,26 +45,8 @@ class AskedForm:
     grammar: Grammar
     is_json: bool = False
 
-    @staticmethod
-    def json(
-        field: str, schema: Mapping[str, Any] | None, *, is_strict: bool | None = True
-    ) -> AskedForm:
-        """Any object where the schema says nothing."""
-        grammar = Grammar.json_schema(schema or None, strict=is_strict is not False)
-        return AskedForm(field, grammar, is_json=True)
 
-
-def _from_text(schema: Any) -> Any:
-    """Reads a schema that is JSON in a text, as vLLM and SGLang take it."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        return json.loads(schema)
-    except (ValueError, RecursionError):
-        raise ValueError("this is no JSON Schema; send an object") from None
-
-
-Schema = Annotated[JsonObject, BeforeValidator(_from_text, json_schema_input_type=JsonObject | str)]
+Schema = JsonObject | Json[JsonObject]  # or a text, as vLLM and SGLang take it
 Pattern = Annotated[str, Field(min_length=1)]
 Choices = Annotated[list[Pattern], Field(min_length=1)]
 
@@ -82,13 +69,6 @@ class JsonSchema(Body):
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_schema(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("schema") is None:
-            raise refusal("schema", f"is missing; send {_WRITTEN}")
-        return given
-
 
 class SchemaFormat(Body):
     """A schema that stands beside the type is the one that is meant."""
@@ -99,72 +79,25 @@ class SchemaFormat(Body):
     @model_validator(mode="before")
     @classmethod
     def _is_wrapped(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "schema" in given and given.get("json_schema") is None:
-            others = {name: value for name, value in given.items() if name != "json_schema"}
-            names = ("schema", "name", "description", "strict")
-            wrapped = {name: others.pop(name) for name in names if name in others}
-            return {**others, "json_schema": wrapped}
-        if isinstance(given, dict) and given.get("json_schema") is None:
-            raise refusal("json_schema", f"is missing; send {_WRITTEN}")
-        return given
+        if not isinstance(given, dict) or "schema" not in given or given.get("json_schema"):
+            return given
+        wrapped = {name: given[name] for name in given if name != "type"}
+        return {"type": given.get("type"), "json_schema": wrapped}
 
 
-ResponseFormat = Annotated[
-    Annotated[TextFormat, Tag("<text>")]
-    | Annotated[ObjectFormat, Tag("<json_object>")]
-    | Annotated[SchemaFormat, Tag("<json_schema>")],
-    by_kind(
-        f'{{"type": "text"}}, {{"type": "json_object"}} or {_WRITTEN}; '
-        "regex and grammar are fields of their own",
-        {},
-        {"text": "<text>", "json_object": "<json_object>", "json_schema": "<json_schema>"},
-    ),
-]
-
-
-class FormRequest(Body):
-    """The fields of a request that say it."""
-
-    response_format: ResponseFormat | None = None
-    json_schema: Schema | None = None
-    regex: str | None = None
-    guided_choice: Choices | None = None
-    grammar: str | None = None
-
-    @cached_property
-    def form(self) -> AskedForm | None:
-        return next(self._forms(), None)
-
-    @model_validator(mode="after")
-    def _has_one_form(self) -> FormRequest:
-        fields = [form.field for form in self._forms()]
-        if len(fields) > 1:
-            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        return self
-
-    def _forms(self) -> Iterator[AskedForm]:
-        yield from asked_format("response_format", self.response_format)
-        if self.json_schema is not None:
-            yield AskedForm.json("json_schema", self.json_schema)
-        if self.regex:
-            yield AskedForm("regex", Grammar.regex(self.regex))
-        if self.guided_choice:
-            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
-            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
-        if self.grammar:
-            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
     if isinstance(format, SchemaFormat):
         asked = format.json_schema
-        yield AskedForm.json(field, asked.given, is_strict=asked.strict)
+        grammar = Grammar.json_schema(asked.given or None, strict=asked.strict is not False)
+        yield AskedForm(field, grammar, is_json=True)
     elif isinstance(format, ObjectFormat):
-        yield AskedForm.json(field, format.given)
+        yield AskedForm(field, Grammar.json_schema(format.given or None), is_json=True)
 
 
-_NAMES = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
-_IN_TEXT = ("none", "raw")  # formats that leave thoughts where the model wrote them
+_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
 
 
 def _thinks(value: Any) -> Any:
@@ -187,87 +120,14 @@ class Reasoning(Body):
     exclude: bool | None = None
 
 
-class ReasoningRequest(Body):
-    chat_template_kwargs: JsonObject | None = None
-    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
-    reasoning_effort: Effort | None = None
-    reasoning: Reasoning | None = None
-    reasoning_budget: Budget | None = None
-    reasoning_format: (
-        Literal["auto", "deepseek", "deepseek-legacy", "parsed", "hidden", "none", "raw"] | None
-    ) = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-
-    @property
-    def thinking(self) -> Literal["auto", "off"] | int | None:
-        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
-        the request says nothing of it."""
-        reasoning, switches = self.reasoning or Reasoning(), self.template_kwargs
-        budget = reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget
-        effort = self.reasoning_effort or reasoning.effort
-        on = [switches.get(name) for name in SWITCHES]
-        if effort == "none" or budget == 0 or any(each is False for each in on):
-            return "off"
-        if budget not in (None, -1):
-            return budget
-        return None if budget is None and effort is None and on == [None, None] else "auto"
-
-    @property
-    def tells_thoughts(self) -> bool:
-        """Says whether the answer has its thoughts beside the text."""
-        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
-        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
-
-    @property
-    def has_thoughts_in_text(self) -> bool:
-        return self.reasoning_format in _IN_TEXT or self.separate_reasoning is False
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        reasoning = self.reasoning or Reasoning()
-        effort = self.reasoning_effort or reasoning.effort
-        thinks = reasoning.enabled if self.enable_thinking is None else self.enable_thinking
-        named: JsonObject = {"enable_thinking": thinks}
-        if effort == "none":
-            named["enable_thinking"] = False
-        else:
-            named["reasoning_effort"] = effort
-        given = {name: value for name, value in named.items() if value is not None}
-        # Some templates know the switch by another name, and some think when they are asked alone.
-        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
-        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
-        return {**on, **(self.chat_template_kwargs or {}), **given}
-
-    @property
-    def required_kwargs(self) -> set[str]:
-        """Returns the names of those that a template has to read: what is said of thoughts is of
-        none where the model has none."""
-        given = self.template_kwargs.items()
-        return {name for name, value in given if value and name not in _NAMES}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_budget(cls, given: Any) -> Any:
-        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
-        asked = given.get("thinking") if isinstance(given, dict) else None
-        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
-            budget = asked["budget_tokens"]
-            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
-        return given
-
-
 MAX_CHOICES = 16
 MAX_STOPS = 256
 NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the two apart
 _SEEDS = 2**64
 
 
-def limit(value: int) -> int:
-    if value in (-1, -2):
-        return NO_LIMIT
-    if not 1 <= value <= MAX_INT:
+def _is_limit(value: int) -> int:
+    if not value:
         raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
     return value
 
@@ -283,27 +143,10 @@ def _all_whole(value: Any) -> Any:
     return value if is_plain else [whole(each) for each in value]
 
 
-def _prompt_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<text>"
-    first = value[0] if isinstance(value, list) and value else None
-    return {str: "<texts>", list: "<lists>", int: "<tokens>", float: "<tokens>"}.get(type(first))
-
-
-Limit = Annotated[
-    Whole,
-    AfterValidator(limit),
-    WithJsonSchema(
-        {"anyOf": [{"enum": [-1, -2]}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
-    ),
-]
+Limit = Annotated[Whole, Field(ge=-2, le=MAX_INT), AfterValidator(_is_limit)]
 Alternatives = Annotated[Whole, Field(ge=0, le=20)]
 Stop = Annotated[str, Field(max_length=1000)]
-Stops = Annotated[
-    Annotated[Stop, Tag("<text>")]
-    | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("<list>")],
-    by_kind("a text, or a list of texts", {str: "<text>", list: "<list>"}),
-]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
@@ -311,12 +154,25 @@ Biases = dict[Biased, Bias]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
 ]
+
+
+def _prompt_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
+
+
 Prompt = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("<texts>")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("<lists>")],
-    chosen_by(_prompt_tag, "a text, token ids, or a list of one of them"),
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
+    Discriminator(
+        _prompt_tag,
+        custom_error_type="no_prompt",
+        custom_error_message="Input should be a text, token ids, or a list of one of them",
+    ),
 ]
 
 
@@ -338,18 +194,14 @@ class Prediction(Body):
     type: Literal["content"]
     content: Content
 
-    @property
-    def text(self) -> str:
-        return joined(self.content)
 
-
-class AnswerRequest(FormRequest):
+class AnswerRequest(Body):
     """The fields of every request for an answer. Other servers' names of them are understood,
     members that change no answer are taken, and any other is refused by name."""
 
     also = ALSO
     harmless = HARMLESS
-    off = OFF
+    off = frozenset(OFF)
     has_origins: ClassVar[bool] = True  # of tokens, in answers of its API
     model: str | None = None
     stream: bool | None = False
@@ -374,6 +226,28 @@ class AnswerRequest(FormRequest):
     session_id: Annotated[str, Field(max_length=256)] | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: Schema | None = None
+    regex: str | None = None
+    guided_choice: Choices | None = None
+    grammar: str | None = None
+
+    @cached_property
+    def form(self) -> AskedForm | None:
+        return next(self._forms(), None)
+
+    def _forms(self) -> Iterator[AskedForm]:
+        yield from asked_format("response_format", self.response_format)
+        if self.json_schema is not None:
+            grammar = Grammar.json_schema(self.json_schema or None)
+            yield AskedForm("json_schema", grammar, is_json=True)
+        if self.regex:
+            yield AskedForm("regex", Grammar.regex(self.regex))
+        if self.guided_choice:
+            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
+            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
+        if self.grammar:
+            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
 
     @property
     def num_choices(self) -> int:
@@ -387,7 +261,8 @@ class AnswerRequest(FormRequest):
     @property
     def limit(self) -> int | None:
         """Returns None where the request does not say, NO_LIMIT where it wants none."""
-        return self.max_completion_tokens or self.max_tokens
+        given = self.max_completion_tokens or self.max_tokens
+        return given if given is None else max(given, NO_LIMIT)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -401,10 +276,12 @@ class AnswerRequest(FormRequest):
 
     @model_validator(mode="after")
     def _asks_what_has_a_place(self) -> AnswerRequest:
+        fields = [form.field for form in self._forms()]
+        if len(fields) > 1:
+            raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
         if self.asks_origins and not self.has_origins:
-            raise refusal(
-                "speculative", f"asks for what has no place in a message of this API: {LEAVE_OUT}"
-            )
+            told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
+            raise refusal("speculative", told)
         return self
 
     def given(self, kind: type[Body]) -> dict[str, Any]:
@@ -418,7 +295,7 @@ class AnswerRequest(FormRequest):
         return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
 
 
-class ChatRequest(AnswerRequest, ReasoningRequest):
+class ChatRequest(AnswerRequest):
     """Asks for the assistant's next message."""
 
     shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
@@ -432,12 +309,16 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        named = super().template_kwargs
-        return {**named, "documents": list(self.documents)} if self.documents else named
+    chat_template_kwargs: JsonObject | None = None
+    enable_thinking: Annotated[bool, BeforeValidator(_thinks)] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    reasoning_budget: Budget | None = None
+    reasoning_format: (
+        Literal["auto", "deepseek", "deepseek-legacy", "parsed", "hidden", "none", "raw"] | None
+    ) = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @property
     def goes_on(self) -> bool | None:
@@ -449,24 +330,82 @@ class ChatRequest(AnswerRequest, ReasoningRequest):
         num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
         return num_asked if self.logprobs or num_asked else None
 
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort or (self.reasoning or Reasoning()).effort
+
+    @property
+    def thinking(self) -> Literal["auto", "off"] | int | None:
+        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
+        the request says nothing of it."""
+        budget, switches = self.reasoning_budget, self.template_kwargs
+        if budget is None and self.reasoning is not None:
+            budget = self.reasoning.max_tokens
+        on = [switches.get(name) for name in SWITCHES]
+        if self.effort == "none" or budget == 0 or any(each is False for each in on):
+            return "off"
+        if budget not in (None, -1):
+            return budget
+        return None if budget is None and self.effort is None and on == [None, None] else "auto"
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Says whether the answer has its thoughts beside the text."""
+        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
+        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
+
+    @property
+    def has_thoughts_in_text(self) -> bool:
+        return self.reasoning_format in ("none", "raw") or self.separate_reasoning is False
+
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """Returns what the chat template is given by name."""
+        effort, thinks = self.effort, self.enable_thinking
+        if thinks is None and self.reasoning is not None:
+            thinks = self.reasoning.enabled
+        # Some templates know the switch by another name, and some think when they are asked alone.
+        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
+        named: JsonObject = {
+            "enable_thinking": False if effort == "none" else thinks,
+            "reasoning_effort": None if effort == "none" else effort,
+            "documents": list(self.documents or ()) or None,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        return {**on, **(self.chat_template_kwargs or {}), **given}
+
+    @property
+    def required_kwargs(self) -> set[str]:
+        """Returns the names of those that a template has to read: what is said of thoughts is of
+        none where the model has none."""
+        given = self.template_kwargs.items()
+        return {name for name, value in given if value and name not in _OF_THOUGHTS}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_budget(cls, given: Any) -> Any:
+        """Reads a budget that stands beside the switch, as Anthropic's API has it."""
+        asked = given.get("thinking") if isinstance(given, dict) else None
+        if isinstance(asked, dict) and list(asked) == ["type", "budget_tokens"]:
+            budget = asked["budget_tokens"]
+            return {**given, "thinking": {"type": asked["type"]}, "reasoning_budget": budget}
+        return given
+
     @model_validator(mode="after")
     def _fits(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
-            raise refusal(
-                "continue_final_message",
-                "goes on with a message, add_generation_prompt begins one: send one of them",
-            )
-        kwargs = self.chat_template_kwargs or {}
-        for name in ("messages", "tools"):
-            if name in kwargs:
+            told = "goes on with a message, add_generation_prompt begins one: send one of them"
+            raise refusal("continue_final_message", told)
+        kwargs, given = self.chat_template_kwargs or {}, self.template_kwargs
+        for name, value in kwargs.items():
+            if name in ("messages", "tools"):
                 raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
-        for name, value in self.template_kwargs.items():
-            if kwargs.get(name, value) != value:
-                raise refusal(
-                    "chat_template_kwargs", f"has another {name} than the request: send one of them"
-                )
+            if given[name] != value:
+                told = f"has another {name} than the request: send one of them"
+                raise refusal("chat_template_kwargs", told)
         return self
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -44,10 +43,11 @@ class Pool:
 
     def __init__(self, slots: Sequence[Slot], queue: int, queue_timeout_s: float) -> None:
         self.slots = slots
+        self.num_waiting = 0
         self._free = list(slots)
+        self._turns = asyncio.Semaphore(len(slots))  # in the order of arrival
         self._queue = queue
         self._queue_timeout_s = queue_timeout_s
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._uses = count(1)
         self._closed = False
 
@@ -55,56 +55,36 @@ class Pool:
     def num_busy(self) -> int:
         return len(self.slots) - len(self._free)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     async def take(self, prompt: Sequence[int], session_id: str | None) -> Slot:
         """A slot to be given back by `release`. Raises ApiError where too many wait already, it
         takes too long, or the server ends."""
+        if self.num_waiting >= self._queue and self._turns.locked() and not self._closed:
+            raise overloaded("Too many requests are waiting.")
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise overloaded("The request has waited too long.") from None
+        finally:
+            self.num_waiting -= 1
         if self._closed:
+            self._turns.release()  # so that whoever waits hears of it, too
             raise shutting_down()
-        if self._free:
-            slot = self._best(prompt, session_id)
-            self._free.remove(slot)
-        else:
-            slot = await self._wait()
+        slot = self._best(prompt, session_id)
+        self._free.remove(slot)
         slot.session_id = session_id
         slot.last_use = next(self._uses)
         return slot
 
     def release(self, slot: Slot) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(slot)
-                return
         self._free.append(slot)
+        self._turns.release()
 
     def close(self) -> None:
         """Nobody gets a slot any more, those that wait included."""
         self._closed = True
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_exception(shutting_down())
-        self._waiting.clear()
-
-    async def _wait(self) -> Slot:
-        if self.num_waiting >= self._queue:
-            raise overloaded("Too many requests are waiting.")
-        place: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                return await place
-        except BaseException as error:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif place.done() and not place.cancelled() and place.exception() is None:
-                self.release(place.result())  # it came at the moment that the wait ended
-            if isinstance(error, TimeoutError):
-                raise overloaded("The request has waited too long.") from None
-            raise
+        self._turns.release()
 
     def _best(self, prompt: Sequence[int], session_id: str | None) -> Slot:
         """The session's own slot; else the one with most to share, unless that would drop more of

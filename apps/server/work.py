@@ -11,7 +11,13 @@ from typing import Any
 from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Tool, for_template
+from edge_spec.apps.server.messages import (
+    Choice,
+    NamedTool,
+    Tool,
+    for_template,
+    joined,
+)
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -27,6 +33,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_NOT_SHOWN: Any = {"function": {"strict"}}  # to the model
 
 
 class Desk:
@@ -41,23 +48,29 @@ class Desk:
 
     def chat(self, request: ChatRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-        tools = [] if request.tool_choice == "none" else request.tools or []
-        prompt = self._prompt(request, tools)
-        form = self.engine.parts.text.tool_form() if tools else None
-        if form is None:
-            _refuse_calls(request.tool_choice)
-            grammar = _grammar(request)
-        else:
-            text = _json_grammar(request)
-            with _naming("tools"):
-                grammar = form.grammar(
-                    _callable(request.tool_choice, tools),
-                    required=_is_required(request.tool_choice),
-                    several=self._takes_several(request),
-                    text=text,
-                )
-        parts = self._answer_form(request, prompt, tools)
-        return self._work(request, [prompt], grammar, parts)
+        text, tools = self.engine.parts.text, request.tools or []
+        if request.tool_choice == "none":
+            tools = []
+        shown = [each.model_dump(exclude_none=True, exclude=_NOT_SHOWN) for each in tools]
+        self._require_read(request)
+        named = {
+            "template_kwargs": request.template_kwargs or None,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.goes_on,
+            "reasoning": request.thinking or self._options.reasoning,
+        }
+        options = {name: value for name, value in named.items() if value is not None}
+        try:
+            messages = [for_template(message) for message in request.messages]
+            prompt = self.engine.chat_prompt(messages, shown, **options)
+        except UnsupportedModelError as error:
+            field = request.shown_as.get("messages", "messages")
+            told = f"Change {field}, or continue a text with POST /v1/completions."
+            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
+        form = text.answer_form(prompt, shown, **options)
+        if form is not None and request.has_thoughts_in_text:
+            form = replace(form, tells_thought=False)
+        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
 
     def completion(self, request: CompletionRequest) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
@@ -85,50 +98,37 @@ class Desk:
     def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
         return list(map(self.engine.parts.text.tokenizer.decode, prompts))
 
-    def _prompt(self, request: ChatRequest, tools: Sequence[Tool]) -> Sequence[int]:
-        messages = [for_template(message) for message in request.messages]
-        self._require_read(request)
-        try:
-            return self.engine.chat_prompt(
-                messages,
-                [_shown(tool) for tool in tools],
-                **self._template_options(request),
+    def _chat_grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
+        """Return what the answer is held to. Raises ApiError."""
+        choice, form = request.tool_choice, request.form
+        calls = self.engine.parts.text.tool_form() if tools else None
+        if calls is None:
+            if choice not in (None, "none", "auto"):
+                told = "tool_choice asks for a call: send tools, too."
+                raise ApiError(400, told, param="tool_choice")
+            return _grammar(request)
+        if form is not None and not form.is_json:
+            told = f"{form.field} does not go with tools: send a JSON Schema, or no tools."
+            raise ApiError(400, told, param=form.field.partition(".")[0])
+        several = request.parallel_tool_calls
+        if several is None:  # who was not trained to call tools repeats the first one
+            several = self.engine.parts.text.knows_tools
+        required = choice in ("required", "any") or isinstance(choice, NamedTool)
+        text = _grammar(request)
+        with _naming("tools"):
+            return calls.grammar(
+                _callable(choice, tools),
+                required=required,
+                several=several and not isinstance(choice, NamedTool),
+                text=text,
             )
-        except UnsupportedModelError as error:
-            field = request.shown_as.get("messages", "messages")
-            raise ApiError(
-                400,
-                f"{error.shown}. Change {field}, or continue a text with POST /v1/completions.",
-                param=field,
-            ) from error
-
-    def _answer_form(
-        self, request: ChatRequest, prompt: Sequence[int], tools: Sequence[Tool]
-    ) -> AnswerForm | None:
-        form = self.engine.parts.text.answer_form(
-            prompt, [_shown(tool) for tool in tools], **self._template_options(request)
-        )
-        if form is None or not request.has_thoughts_in_text:
-            return form
-        return replace(form, tells_thought=False)
-
-    def _template_options(self, request: ChatRequest) -> dict[str, Any]:
-        named = {
-            "template_kwargs": request.template_kwargs or None,
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.goes_on,
-            "reasoning": request.thinking or self._options.reasoning,
-        }
-        return {name: value for name, value in named.items() if value is not None}
 
     def _require_read(self, request: ChatRequest) -> None:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
         for something."""
         asked = request.required_kwargs
-        unread = sorted(asked - self.engine.parts.text.template_variables) if asked else ()
-        for name in unread:
+        for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
             field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
-            field = request.shown_as.get(field, field)
             raise ApiError(
                 400,
                 f"{field} gives this model's chat template {name}, which it does not read: leave "
@@ -136,28 +136,11 @@ class Desk:
                 param=field,
             )
 
-    def _takes_several(self, request: ChatRequest) -> bool:
-        """Tells whether an answer may have several calls. Models that were not trained to call
-        tools repeat the first one: they have to be asked for several."""
-        if isinstance(request.tool_choice, NamedTool):
-            return False
-        if request.parallel_tool_calls is None:
-            return self.engine.parts.text.knows_tools
-        return request.parallel_tool_calls
-
     def _prompts(self, prompt: Any) -> list[Sequence[int]]:
         encode = self.engine.encode
-        if isinstance(prompt, str):
-            return [encode(prompt)]
-        if isinstance(prompt[0], int):
-            return [prompt]
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            prompt = [prompt]
         return [encode(each) if isinstance(each, str) else each for each in prompt]
-
-    def _usual_limit(self, form: AnswerForm | None) -> int | None:
-        options = self._options
-        if options.max_tokens is None:
-            return None
-        return answer_tokens(form, options.max_tokens, options.thought_tokens)
 
     def _work(
         self,
@@ -172,12 +155,14 @@ class Desk:
                 "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
                 param="ignore_eos",
             )
-        limit = request.limit or self._usual_limit(form)
+        limit, options = request.limit, self._options
+        if limit is None and options.max_tokens is not None:
+            limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
         asked: dict[str, Any] = {
             "max_tokens": None if limit == NO_LIMIT else limit,
             "stop": request.stops,
             "stop_token_ids": request.stop_token_ids,
-            "prediction": request.prediction and request.prediction.text,
+            "prediction": request.prediction and joined(request.prediction.content),
             "logprobs": request.num_logprobs,
             "grammar": grammar,
             "form": form,
@@ -196,73 +181,32 @@ class Desk:
         )
 
     def _sampling(self, request: AnswerRequest, choice: int) -> SamplingParams:
-        given = {
-            name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None
-        }
-        if given.get("top_k") == -1:
-            given["top_k"] = 0
-        seed = request.seed_of(choice)
-        if seed is not None:
-            given["seed"] = seed
+        """Raises ApiError for penalties that are to look at the last tokens alone."""
+        asked: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING}
+        asked["seed"] = request.seed_of(choice)
+        if asked["top_k"] == -1:
+            asked["top_k"] = 0
         biases = {int(id): bias for id, bias in (request.logit_bias or {}).items()}
         if request.ignore_eos:
             biases |= dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
-        if biases:
-            given["logit_bias"] = biases
-        params = SamplingParams(**{**vars(self._options.sampling), **given})
-        self._require_whole_history(request, params)
+        asked["logit_bias"] = biases or None
+        given = {name: value for name, value in asked.items() if value is not None}
+        params, last = replace(self._options.sampling, **given), request.repeat_last_n
+        if params.penalized and last not in (None, -1) and last < self.engine.context_length:
+            told = "but penalties are of all tokens: leave it out or send -1."
+            raise ApiError(400, f"repeat_last_n is {last}, {told}", param="repeat_last_n")
         return params
-
-    def _require_whole_history(self, request: AnswerRequest, params: SamplingParams) -> None:
-        """Raises ApiError for penalties that are to look at the last tokens alone."""
-        last = request.repeat_last_n
-        if not params.penalized or last in (None, -1) or last >= self.engine.context_length:
-            return
-        raise ApiError(
-            400,
-            f"repeat_last_n is {last}, but penalties are of all tokens: leave it out or send -1.",
-            param="repeat_last_n",
-        )
-
-
-def _refuse_calls(choice: Choice | None) -> None:
-    """Raises ApiError for calls that are asked for where there are no tools."""
-    if choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice asks for a call: send tools, too.", param="tool_choice")
-
-
-def _is_required(choice: Choice | None) -> bool:
-    if isinstance(choice, AllowedChoice):
-        return choice.allowed_tools.mode == "required"
-    return choice in ("required", "any") or isinstance(choice, NamedTool)
 
 
 def _callable(choice: Choice | None, tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The tools that an answer may call. Raises ApiError for one that is not there."""
-    names = {tool.function.name for tool in tools}
-    chosen = names
     if isinstance(choice, NamedTool):
-        chosen = {choice.function.name}
-    elif isinstance(choice, AllowedChoice):
-        chosen = {tool.function.name for tool in choice.allowed_tools.tools}
-    if missing := ", ".join(sorted(chosen - names)):
-        raise ApiError(
-            400, f"tool_choice names {missing}, which tools do not have.", param="tool_choice"
-        )
-    return [_dump(tool) for tool in tools if tool.function.name in chosen]
-
-
-def _json_grammar(request: ChatRequest) -> Grammar | None:
-    """Returns what an answer without calls is held to where there are tools. Raises ApiError for
-    what is no JSON."""
-    form = request.form
-    if form is not None and not form.is_json:
-        raise ApiError(
-            400,
-            f"{form.field} does not go with tools: send a JSON Schema, or no tools.",
-            param=form.field.partition(".")[0],
-        )
-    return _grammar(request)
+        name = choice.function.name
+        tools = [tool for tool in tools if tool.function.name == name]
+        if not tools:
+            told = f"tool_choice names {name}, which tools do not have."
+            raise ApiError(400, told, param="tool_choice")
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _grammar(request: AnswerRequest) -> Grammar | None:
@@ -284,12 +228,3 @@ def _naming(field: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise ApiError(400, f"{field}: {error}", param=field.partition(".")[0]) from error
-
-
-def _shown(tool: Tool) -> dict[str, Any]:
-    """The tool as the model reads of it."""
-    return tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
-
-
-def _dump(tool: Tool) -> dict[str, Any]:
-    return tool.model_dump(exclude_none=True)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
-from edge_spec.apps.validation import by_kind, fault_of, joined, place_of
+from edge_spec.apps.validation import told
 
 PROTOCOL: Final = 1
 Id = int | str
@@ -82,23 +82,8 @@ class RpcRequest:
         try:
             return kind.model_validate(self.params)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = joined(place_of(first, first["loc"], self.params))
-            raise RpcError(Code.INVALID_PARAMS, f"{where}{fault_of(first)}") from None
-
-
-Texts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")],
-    by_kind("a text, or a list of texts", {str: "<text>", list: "<list>"}),
-]
-Messages = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[dict[str, Any]], Tag("<list>")],
-    by_kind("a text, or a list of messages", {str: "<text>", list: "<list>"}),
-]
-Prompt = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[int], Tag("<list>")],
-    by_kind("a text, or a list of token ids", {str: "<text>", list: "<list>"}),
-]
+            _, line = told(error.errors(include_url=False), self.params)
+            raise RpcError(Code.INVALID_PARAMS, line) from None
 
 
 class Params(BaseModel):
@@ -121,7 +106,7 @@ class Options(Params):
     """Those of `Engine.chat`, by the same names."""
 
     max_tokens: int | None = None
-    stop: Texts = []
+    stop: str | list[str] = []
     stop_token_ids: list[int] = []
     temperature: float = 0.0
     top_k: int = 0
@@ -165,13 +150,13 @@ class Options(Params):
 
 
 class ToChat(OfConversation):
-    messages: Messages
+    messages: str | list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     options: Options = Options()
 
 
 class ToGenerate(OfConversation):
-    prompt: Prompt
+    prompt: str | list[int]
     options: Options = Options()
 
 

@@ -155,7 +155,7 @@ def test_a_server_that_ends_tells_whoever_waits_for_a_first_token(
             url = f"{running.url}/v1/completions"
             asked = thread.submit(httpx.post, url, json=body, timeout=30)
             assert held.is_read.wait(30)
-            running._site.server.should_exit = True
+            running._server.should_exit = True
             while held.answers[-1]._stopped is None:
                 pass
             held.let()

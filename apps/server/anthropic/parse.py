@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from edge_spec.apps.server.fields import (
     HARMLESS,
@@ -16,14 +16,12 @@ from edge_spec.apps.server.fields import (
     JsonObject,
     OpenBody,
     converted,
-    readable,
     refusal,
     words,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined, only
+from edge_spec.apps.server.messages import MAX_TOOLS, Content, TextPart, ToolName, joined
 from edge_spec.apps.server.reply import unsealed
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, Schema
-from edge_spec.apps.validation import by_kind
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
 # model, and other in each request, so that nothing that comes after it would be read once only.
@@ -36,10 +34,6 @@ class Thinking(OpenBody):
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
-
-    @property
-    def thought(self) -> str:
-        return self.thinking or unsealed(self.signature)
 
 
 class RedactedThinking(OpenBody):
@@ -62,24 +56,12 @@ class ToolReference(OpenBody):
     tool_name: str
 
 
-_RESULT_BLOCKS: dict[str | None, str] = {"text": "<text>", "tool_reference": "<reference>"}
-ResultBlock = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _RESULT_BLOCKS),
-    only(_RESULT_BLOCKS, "blocks of type text"),
-]
-
-
 class ToolResult(OpenBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[list[ResultBlock], Tag("<blocks>")],
-            by_kind("a text, or a list of blocks", {str: "<text>", list: "<blocks>"}),
-        ]
-        | None
-    ) = None
+    content: str | list[Annotated[TextPart | ToolReference, Field(discriminator="type")]] | None = (
+        None
+    )
     is_error: bool | None = None
 
     @property
@@ -92,22 +74,8 @@ class ToolResult(OpenBody):
         return f"Error: {content}" if self.is_error else content
 
 
-_BLOCKS: dict[str | None, str] = {
-    name: f"<{name}>" for name in ("text", "thinking", "redacted_thinking", "tool_use")
-}
-_BLOCKS["tool_result"] = "<tool_result>"
 Block = Annotated[
-    Annotated[TextPart, Tag("<text>")]
-    | Annotated[Thinking, Tag("<thinking>")]
-    | Annotated[RedactedThinking, Tag("<redacted_thinking>")]
-    | Annotated[ToolUse, Tag("<tool_use>")]
-    | Annotated[ToolResult, Tag("<tool_result>")],
-    by_kind('{"type": "text", "text": "..."}', {}, _BLOCKS),
-    only(_BLOCKS, "blocks of type text, thinking, tool_use or tool_result"),
-]
-Blocks = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Block], Tag("<blocks>")],
-    by_kind("a text, or a list of blocks", {str: "<text>", list: "<blocks>"}),
+    TextPart | Thinking | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
 ]
 _ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistant"}
 _ROLES[ToolUse] = "assistant"
@@ -115,7 +83,7 @@ _ROLES[ToolUse] = "assistant"
 
 class Message(OpenBody):
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: str | list[Block]
 
     @model_validator(mode="after")
     def _has_its_own_blocks(self) -> Message:
@@ -135,78 +103,53 @@ class Message(OpenBody):
 def conversation(system: Content | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Returns the messages as `messages.Message` has them: results of tools are messages of their
     own, which go before what the user says."""
-    told = _system(system)
+    texts = [system] if isinstance(system, str) else [joined([part]) for part in system or ()]
+    brief = "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
+    spoken: list[dict[str, Any]] = [{"role": "system", "content": brief}] if brief else []
     names: dict[str, str] = {}  # of tools, by the ids of their calls
-    spoken = [each for message in messages for each in _spoken(message, names)]
-    return [{"role": "system", "content": told}, *spoken] if told else spoken
+    for message in messages:
+        told = [block.text for block in message.blocks if isinstance(block, TextPart)]
+        if message.role == "assistant":
+            spoken.append(_answer(told, message.blocks))
+            names |= {each.id: each.name for each in message.blocks if isinstance(each, ToolUse)}
+            continue
+        results = [block for block in message.blocks if isinstance(block, ToolResult)]
+        for result in results:
+            id = result.tool_use_id
+            called = {"role": "tool", "tool_call_id": id, "name": names.get(id)}
+            spoken.append({**called, "content": result.text})
+        if told or not results:
+            spoken.append({"role": message.role, "content": "\n".join(told)})
+    return spoken
 
 
-def _system(content: Content | None) -> str:
-    texts = [content] if isinstance(content, str) else [joined([part]) for part in content or ()]
-    return "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
-
-
-def _spoken(message: Message, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    texts = [block.text for block in message.blocks if isinstance(block, TextPart)]
-    if message.role == "assistant":
-        calls = [block for block in message.blocks if isinstance(block, ToolUse)]
-        names |= {call.id: call.name for call in calls}
-        thoughts = [each.thought for each in message.blocks if isinstance(each, Thinking)]
-        yield {
-            "role": "assistant",
-            "content": "".join(texts) if texts or not calls else None,
-            "reasoning_content": "\n\n".join(filter(None, thoughts)) or None,
-            "tool_calls": [_call(call) for call in calls] or None,
-        }
-        return
-    results = [block for block in message.blocks if isinstance(block, ToolResult)]
-    for result in results:
-        yield {
-            "role": "tool",
-            "tool_call_id": result.tool_use_id,
-            "name": names.get(result.tool_use_id),
-            "content": result.text,
-        }
-    if texts or not results:
-        yield {"role": message.role, "content": "\n".join(texts)}
-
-
-def _call(call: ToolUse) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.input}
-    return {"id": call.id, "type": "function", "function": function}
+def _answer(texts: Sequence[str], blocks: Sequence[Block]) -> dict[str, Any]:
+    used = [block for block in blocks if isinstance(block, ToolUse)]
+    functions = [(each.id, {"name": each.name, "arguments": each.input}) for each in used]
+    calls = [{"id": id, "type": "function", "function": function} for id, function in functions]
+    thinking = [block for block in blocks if isinstance(block, Thinking)]
+    thoughts = [each.thinking or unsealed(each.signature) for each in thinking]
+    return {
+        "role": "assistant",
+        "content": "".join(texts) if texts or not calls else None,
+        "reasoning_content": "\n\n".join(filter(None, thoughts)) or None,
+        "tool_calls": calls or None,
+    }
 
 
 _EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
 
 
 class Tool(OpenBody):
+    type: Literal["custom"] | None = None  # the others are of Anthropic's servers and models
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_the_client(cls, given: Any) -> Any:
-        kind = given.get("type") if isinstance(given, dict) else None
-        if kind not in (None, "custom"):
-            raise refusal(
-                "type",
-                f"is {readable(str(kind)[:40])}, which Anthropic's servers or models know: send a "
-                "tool with a name, a description and an input_schema",
-            )
-        return given
-
     def for_chat(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.input_schema,
-                "strict": self.strict,
-            },
-        }
+        function = self.model_dump(include={"name", "description", "strict"})
+        return {"type": "function", "function": {**function, "parameters": self.input_schema}}
 
 
 class ToolChoice(Body):
@@ -312,11 +255,8 @@ class CountRequest(AnswerRequest):
                 raise refusal(name, f"asks for what has no place in a message: {LEAVE_OUT}")
         last = self.messages[-1]
         if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
-            raise refusal(
-                "messages",
-                f"ends with {last.blocks[-1].type}: an answer goes on with a text, or comes after "
-                "a message of the user",
-            )
+            told = "an answer goes on with a text, or comes after a message of the user"
+            raise refusal("messages", f"ends with {last.blocks[-1].type}: {told}")
         if last.role == "assistant" and len(self.messages) == 1 and not last.blocks:
             raise refusal("messages", "says nothing: send a message of the user")
         return self

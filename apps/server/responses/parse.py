@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, readable, refusal
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Arguments,
@@ -34,7 +27,6 @@ from edge_spec.apps.server.schema import (
     ResponseFormat,
     asked_format,
 )
-from edge_spec.apps.validation import by_kind, chosen_by
 
 # Agents offer these beside their own tools without being asked to.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
@@ -55,38 +47,24 @@ class HostedTool(OpenBody):
     type: Literal["web_search", "web_search_preview", "image_generation"]
 
 
-def _tag(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind == "namespace":
-        return "<namespace>"
-    return "<hosted>" if kind in LEFT_OUT else "<function>"
+def _with_type(usual: str) -> BeforeValidator:
+    """Read an object without a type as one of the usual type."""
+
+    def read(given: Any) -> Any:
+        has_none = isinstance(given, dict) and given.get("type") is None
+        return {**given, "type": usual} if has_none else given
+
+    return BeforeValidator(read)
 
 
 Offered = Annotated[
-    Annotated[Tool, Tag("<function>")]
-    | Annotated[Namespace, Tag("<namespace>")]
-    | Annotated[HostedTool, Tag("<hosted>")],
-    chosen_by(_tag, '{"type": "function", "name": "...", "parameters": {...}}'),
+    Annotated[Tool | Namespace | HostedTool, Field(discriminator="type")], _with_type("function")
 ]
 
 
 def qualified(namespace: str | None, name: str) -> str:
     """Returns the name that the model knows a function by."""
     return f"{namespace}__{name}" if namespace else name
-
-
-def functions_of(
-    offered: Sequence[Tool | Namespace | HostedTool],
-) -> Iterator[tuple[str | None, str, Tool]]:
-    """Returns the functions that the model may call, each with its namespace and its own name."""
-    for tool in offered:
-        if isinstance(tool, Tool):
-            yield None, tool.function.name, tool
-        elif isinstance(tool, Namespace):
-            for each in tool.tools:
-                function = each.function
-                known = function.model_copy(update={"name": qualified(tool.name, function.name)})
-                yield tool.name, function.name, Tool(function=known)
 
 
 class MessageItem(OpenBody):
@@ -126,49 +104,15 @@ class ThoughtItem(OpenBody):
     def text(self) -> str:
         """Returns what is known of it; "" of a thought that another server sealed."""
         told = "".join(part.text for part in self.content or ())
-        return (
-            told
-            or unsealed(self.encrypted_content)
-            or "\n\n".join(part.text for part in self.summary or ())
-        )
-
-
-_TAGS: dict[str | None, str] = {
-    None: "<message>",
-    "message": "<message>",
-    "function_call": "<function_call>",
-    "function_call_output": "<function_call_output>",
-    "reasoning": "<reasoning>",
-}
-
-
-def _is_known(item: Any) -> Any:
-    kind = item.get("type") if isinstance(item, dict) else None
-    if kind == "item_reference":
-        raise ValueError("nothing is stored here: send the item itself, not an item_reference")
-    if isinstance(kind, str) and kind not in _TAGS:
-        raise ValueError(
-            f"items of type {readable(kind[:40])} are not read here: send those of type message, "
-            "reasoning, function_call and function_call_output"
-        )
-    return item
+        summary = "\n\n".join(part.text for part in self.summary or ())
+        return told or unsealed(self.encrypted_content) or summary
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[CallOutputItem, Tag("<function_call_output>")]
-    | Annotated[ThoughtItem, Tag("<reasoning>")],
-    by_kind('{"role": "user", "content": "..."}', {}, _TAGS),
-    BeforeValidator(_is_known),
+    Annotated[MessageItem | CallItem | CallOutputItem | ThoughtItem, Field(discriminator="type")],
+    _with_type("message"),
 ]
-Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[Item], Field(min_length=1), Tag("<items>")],
-    by_kind(
-        'a text, or a list of items such as {"role": "user", "content": "..."}',
-        {str: "<text>", list: "<items>"},
-    ),
-]
+Input = str | Annotated[list[Item], Field(min_length=1)]
 
 
 def messages_of(instructions: str | None, given: Input) -> list[Message]:
@@ -177,26 +121,19 @@ def messages_of(instructions: str | None, given: Input) -> list[Message]:
     messages = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(given, str):
         return [*messages, Message(role="user", content=given)]
-    return [*messages, *_joined(given)]
-
-
-def _joined(items: Iterable[Item]) -> list[Message]:
-    messages: list[Message] = []
     answer: Message | None = None  # the last message, while items of the same answer may follow
-    for item in items:
+    for item in given:
         if isinstance(item, CallOutputItem):
-            answer = None
-            text = joined(item.output)
+            answer, text = None, joined(item.output)
             messages.append(Message(role="tool", tool_call_id=item.call_id, content=text))
-            continue
-        if isinstance(item, MessageItem) and item.role != "assistant":
+        elif isinstance(item, MessageItem) and item.role != "assistant":
             answer = None
             messages.append(Message(role=item.role, content=joined(item.content)))
-            continue
-        if answer is None or not _goes_on(answer, item):
-            answer = Message(role="assistant")
-            messages.append(answer)
-        _add(item, answer)
+        else:
+            if answer is None or not _goes_on(answer, item):
+                answer = Message(role="assistant")
+                messages.append(answer)
+            _add(item, answer)
     return messages
 
 
@@ -276,16 +213,19 @@ class ResponsesRequest(ChatRequest):
         return request
 
     def _take_functions(self) -> None:
-        if self.tools is None:
-            return
-        functions = list(functions_of(self.tools))
+        """Have the model know all functions, each by a name that tells its namespace."""
+        functions: list[Tool] = []
+        for offered in self.tools or ():
+            space = offered.name if isinstance(offered, Namespace) else None
+            tools = offered.tools if isinstance(offered, Namespace) else [offered]
+            for function in (tool.function for tool in tools if isinstance(tool, Tool)):
+                name = qualified(space, function.name)
+                self._names[name] = (space, function.name)
+                functions.append(Tool(function=function.model_copy(update={"name": name})))
         if self.tools and not functions:
-            raise refusal(
-                "tools",
-                "has no function: this server runs no tools of its own, and leaves these out",
-            )
-        self._names = {tool.function.name: (space, name) for space, name, tool in functions}
-        self.tools = [tool for _, _, tool in functions]
+            told = "has no function: this server runs no tools of its own, and leaves these out"
+            raise refusal("tools", told)
+        self.tools = self.tools and functions
 
     def called(self, name: str) -> tuple[str | None, str]:
         """Returns the namespace and the own name of a function that the model calls."""

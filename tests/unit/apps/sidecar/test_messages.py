@@ -67,7 +67,7 @@ def test_what_is_no_request_is_told_apart(line: bytes, code: Code, id: object) -
     ("params", "told"),
     [
         ({}, "messages is missing"),
-        ({"messages": 7}, "messages: 7 is not what it takes; send a text, or a list of messages"),
+        ({"messages": 7}, "messages: 7 should be a valid string or a valid list"),
         ({"messages": [{}, "a"]}, r'messages\[1\]: "a" should be an object'),
         ({"messages": "Hi", "max_tokens": 4}, "max_tokens is no field"),  # belongs into options
         ({"messages": "Hi", "options": {"max_tokens": "4"}}, 'options.max_tokens: "4" should'),
