@@ -15,7 +15,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
-from fixtures.axes import each_first
+from fixtures.axes import each
 
 
 def converted(model: Path, runtime: str) -> list[str]:
@@ -50,7 +50,7 @@ def test_nothing_is_converted_for_a_device_that_is_not_there(
 
 
 @pytest.mark.parametrize(
-    ("damage", "runtime"), each_first(["a bit", "the end", "all of it"], ["llamacpp", "ort"])
+    ("damage", "runtime"), each(["a bit", "the end", "all of it"], ["llamacpp", "ort"])
 )
 def test_a_damaged_conversion_is_made_anew(
     runtime: str,

@@ -26,7 +26,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel, ReferenceSession
 from fixtures import t5_models
 from fixtures import text_distribution as text
-from fixtures.axes import each_first
+from fixtures.axes import each
 
 SOURCE = "translating the cat"
 LENGTH = 24  # tokens of an answer
@@ -114,7 +114,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "runtime"), each_first(list(KINDS), ["ort", "reference"]))
+@pytest.mark.parametrize(("kind", "runtime"), each(list(KINDS), ["ort", "reference"]))
 def test_drafts_read_the_same_source_and_change_no_text(
     kind: str, runtime: str, tmp_path: Path, cached: None, fixed_policy: None
 ) -> None:

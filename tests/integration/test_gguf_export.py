@@ -24,7 +24,7 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tiny_models
-from fixtures.axes import each_first
+from fixtures.axes import each
 
 VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
@@ -70,7 +70,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(("variant", "quantization"), each_first(VARIANTS, ["F32", "F16", "Q8_0"]))
+@pytest.mark.parametrize(("variant", "quantization"), each(VARIANTS, ["F32", "F16", "Q8_0"]))
 def test_llama_cpp_scores_as_the_reference(
     variant: str,
     quantization: str,

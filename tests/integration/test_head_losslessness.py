@@ -261,18 +261,13 @@ def _drafter(
 @pytest.mark.parametrize(
     ("kind", "bits", "branches"),
     [
-        # Each has its own way from scores to the probabilities that drafts are drawn by; each count
-        # of bits, chains and trees stand at least twice. (What scores are is another file's.)
+        # Each has its own way from scores to the probabilities that drafts are drawn by. (What
+        # scores are, with which heads and bits, is another file's.)
         ("eagle", None, True),
         ("eagle", 4, False),
         ("medusa", 8, True),
-        ("shared medusa", 4, True),
-        ("eagle-1", 8, True),
-        ("mtp", 8, False),
         ("dflash", None, False),
-        ("dflash", 8, False),
         ("dspark", None, True),
-        ("dspark", 8, False),
         ("p-eagle", 8, True),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from fixtures.axes import each_first
+from fixtures.axes import each
 
 Both = Any  # as in fixtures/side_by_side.py, with its Setup
 Setup = Any
@@ -70,7 +70,7 @@ def test_a_committed_branch_leaves_what_its_path_alone_leaves(
 
 @pytest.mark.parametrize(
     ("uncommitted", "after"),
-    each_first(
+    each(
         ["chain", "tree", "chain tree", "tree chain", "tree tree"],
         ["tree", "prefill", "growth", "rollback", "chain"],
     ),

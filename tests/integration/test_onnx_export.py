@@ -23,7 +23,7 @@ from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
-from fixtures.axes import each_first
+from fixtures.axes import each
 
 VARIANTS = (
     *("llama", "llama-tied", "llama-linear", "llama-llama3", "llama-bias"),
@@ -130,7 +130,7 @@ def test_fp32_scores_as_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("variant", "integers"), each_first(["llama", "llama-bias", "qwen2", "qwen3"], INTEGERS)
+    ("variant", "integers"), each(["llama", "llama-bias", "qwen2", "qwen3"], INTEGERS)
 )
 def test_integers_score_as_the_reference_on_the_weights_they_stand_for(
     variant: str,

@@ -28,7 +28,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
-from fixtures.axes import pairwise_first
+from fixtures.axes import pairwise
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -131,7 +131,7 @@ def test_conversations_at_once_write_what_each_writes_alone(open_engine: Open) -
 
 @pytest.mark.parametrize(
     ("patient", "draft", "drafter"),
-    pairwise_first([False, True], ["llama", "qwen3"], ["draft-model", "cascade"]),
+    pairwise([False, True], ["llama", "qwen3"], ["draft-model", "cascade"]),
 )
 def test_drafting_meanwhile_changes_no_text(
     patient: bool,

@@ -20,7 +20,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.reference.session import ReferenceSession
 from edge_spec.storage.atomic import CACHE_VARIABLE
-from fixtures.axes import each_first
+from fixtures.axes import each
 from fixtures.long_prompts import DOCUMENT, MODULES, RUNTIMES, answer, bits, tokens
 
 Open = Callable[..., Engine]
@@ -76,7 +76,7 @@ def together(
 
 
 @pytest.mark.parametrize(  # tokens after what they share
-    ("num_own", "sampled"), each_first([40, 300], [False, True])
+    ("num_own", "sampled"), each([40, 300], [False, True])
 )
 def test_answers_are_those_of_conversations_alone(
     opened: Open, num_own: int, sampled: bool
