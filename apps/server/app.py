@@ -34,7 +34,7 @@ from edge_spec.apps.server.ollama import OLLAMA_PATHS, add_ollama
 from edge_spec.apps.server.open_model import Description
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions
 from edge_spec.apps.server.replies import ChatReply, CompletionReply
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 from edge_spec.apps.web import INDEX, load_assets

@@ -17,10 +17,8 @@ from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.figures import chat_logprobs, timings
-from edge_spec.apps.server.replies import ChatReply
-from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
 from edge_spec.apps.server.schema import (
     AnswerRequest,
     ChatRequest,

@@ -15,13 +15,11 @@ from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
-from edge_spec.apps.server.figures import chat_logprobs
 from edge_spec.apps.server.messages import Message
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
-from edge_spec.apps.server.replies import reason_of
-from edge_spec.apps.server.reply import Reply, arguments_of
-from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.replies import chat_logprobs, reason_of
+from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
 
 _OF_ITS_RUNNER = words(

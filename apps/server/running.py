@@ -24,7 +24,7 @@ from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.response import Running
+from edge_spec.apps.server.reply import Running
 from edge_spec.errors import DeviceError
 from edge_spec.fitting.fit import forecast_here
 from edge_spec.fitting.forecast import Forecast

@@ -18,8 +18,15 @@ from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.reply import Reply, arguments_of, sealed, server_event
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    arguments_of,
+    sealed,
+    server_event,
+)
 from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import CallHead, PartKind
 
@@ -78,6 +85,8 @@ def models_page(models: Models, since: datetime) -> dict[str, Any]:
 class MessageReply(Reply):
     """The assistant's next message: blocks, in the order in which the model wrote them."""
 
+    is_folded = True
+
     def __init__(self, model: str, prompt_n: int, max_tokens: int, *, tells_thoughts: bool) -> None:
         """prompt_n: tokens of the prompt. tells_thoughts: whether thoughts stand in the message;
         else their signatures alone do."""
@@ -106,9 +115,6 @@ class MessageReply(Reply):
             events = self._close() + self._begin(chunk.kind, chunk.call)
         return events + self._add(chunk.text)
 
-    def collect(self, round_: Round) -> None:
-        self.piece(round_)
-
     def end(self, ended: Ended) -> str:
         told = self._close()
         reason, stop = self._reason(ended.result)
@@ -122,7 +128,6 @@ class MessageReply(Reply):
         return server_event(json.dumps(error_document(error)), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        self._close()
         return self._message(*self._reason(results[0]), _usage_of(results[0]))
 
     def _message(self, reason: str | None, stop: str | None, usage: Any) -> dict[str, Any]:
@@ -165,13 +170,11 @@ class MessageReply(Reply):
         self._written += text
         if self._open is PartKind.CALL:
             return self._delta("input_json", partial_json=text)
-        if self._open is PartKind.TEXT:
-            self._content[-1]["text"] += text
-            return self._delta("text", text=text)
-        if not self._tells_thoughts:
+        kind = "text" if self._open is PartKind.TEXT else "thinking"
+        if kind == "thinking" and not self._tells_thoughts:
             return ""
-        self._content[-1]["thinking"] += text
-        return self._delta("thinking", thinking=text)
+        self._content[-1][kind] += text
+        return self._delta(kind, **{kind: text})
 
     def _close(self) -> str:
         if self._open is None:
