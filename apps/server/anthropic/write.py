@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
-from edge_spec import FinishReason, GenerationResult
+from edge_spec import FinishReason, GenerationResult, PartKind, Stats
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
@@ -28,7 +28,7 @@ from edge_spec.apps.server.reply import (
     server_event,
 )
 from edge_spec.apps.server.work import Desk
-from edge_spec.text.parts.part import CallHead, PartKind
+from edge_spec.text.parts.part import CallHead
 
 _TYPES = {
     401: "authentication_error",
@@ -90,18 +90,24 @@ class MessageReply(Reply):
     def __init__(self, model: str, prompt_n: int, max_tokens: int, *, tells_thoughts: bool) -> None:
         """prompt_n: tokens of the prompt. tells_thoughts: whether thoughts stand in the message;
         else their signatures alone do."""
-        self._id = f"msg_{secrets.token_hex(12)}"
-        self._model = model
-        self._prompt_n = prompt_n
         self._max_tokens = max_tokens
         self._tells_thoughts = tells_thoughts
         self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
         self._open: PartKind | None = None  # the kind of the last block, while it goes on
         self._written = ""  # in it: a thought, or the arguments of a call
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Stats(prompt_n=prompt_n)),
+        }
 
     def opening(self) -> str:
-        message = self._message(None, None, _usage(self._prompt_n))
-        return _event("message_start", message=message) + _event("ping")
+        return _event("message_start", message=self._message) + _event("ping")
 
     def waiting(self) -> str:
         return _event("ping")
@@ -116,10 +122,12 @@ class MessageReply(Reply):
         return events + self._add(chunk.text)
 
     def end(self, ended: Ended) -> str:
-        told = self._close()
-        reason, stop = self._reason(ended.result)
+        told, result = self._close(), ended.result
+        reason, stop = self._reason(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        return told + _event("message_delta", delta=delta, usage=_usage_of(ended.result))
+        usage = _usage(result.stats, result.reasoning_n)
+        self._message |= {**delta, "usage": usage}
+        return told + _event("message_delta", delta=delta, usage=usage)
 
     def closing(self) -> str:
         return _event("message_stop")
@@ -128,19 +136,7 @@ class MessageReply(Reply):
         return server_event(json.dumps(error_document(error)), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        return self._message(*self._reason(results[0]), _usage_of(results[0]))
-
-    def _message(self, reason: str | None, stop: str | None, usage: Any) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": self._content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage,
-        }
+        return self._message
 
     def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
         """Returns why the message has ended, and the stop string that ended it."""
@@ -202,19 +198,12 @@ class MessageReply(Reply):
         return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
 
 
-def _usage_of(result: GenerationResult) -> dict[str, Any]:
-    stats = result.stats
-    return _usage(stats.prompt_n, stats.cached_n, stats.predicted_n, result.reasoning_n)
-
-
-def _usage(
-    prompt_n: int, cached_n: int = 0, predicted_n: int = 0, reasoning_n: int = 0
-) -> dict[str, Any]:
+def _usage(stats: Stats, reasoning_n: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": prompt_n - cached_n,
+        "input_tokens": stats.prompt_n - stats.cached_n,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached_n,
-        "output_tokens": predicted_n,
+        "cache_read_input_tokens": stats.cached_n,
+        "output_tokens": stats.predicted_n,
         "output_tokens_details": {"thinking_tokens": reasoning_n},
     }
 
