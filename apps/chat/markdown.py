@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge_spec import PartKind
-from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.apps.chat.thoughts import dim
+from edge_spec.apps.chat.paint import dim, harmless, paint
 
 if TYPE_CHECKING:
     from edge_spec.text.parts.part import CallHead

@@ -24,6 +24,10 @@ def harmless(text: str) -> str:
     return _COMMANDING.sub(_visible, text.replace("\r\n", "\n"))
 
 
+def dim(text: str) -> Text:
+    return Text(harmless(text), "dim")
+
+
 def _visible(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < ord(" "):

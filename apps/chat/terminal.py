@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.renderer import print_formatted_text
 from prompt_toolkit.styles import Style
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from edge_spec import EdgeSpecError
-from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, Runs, find, run_command
+from edge_spec import EdgeSpecError, PartKind
+from edge_spec.apps.chat.commands import (
+    COMMANDS,
+    CommandAnswer,
+    Door,
+    Leave,
+    Runs,
+    find,
+    run_command,
+)
 from edge_spec.apps.chat.conversation import ChatConversation
-from edge_spec.apps.chat.footer import Meter, footer
-from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
 from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
 from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.engine.thought_line import cut_thought, thought_line
+from edge_spec.engine.thought_line import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
+from edge_spec.fitting.memory import format_bytes, resident_bytes
+from edge_spec.storage.atomic import atomic_file, cache_directory
+from edge_spec.storage.locks import locked
 
 if TYPE_CHECKING:
-    from edge_spec import Chunk
+    from edge_spec import Chunk, GenerationResult
 
 Result = TypeVar("Result")
 
@@ -42,12 +58,140 @@ Result = TypeVar("Result")
 _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
+_WINDOW_S = 1.0  # that the rate of an answer is taken over
+_MOST_COUNTS = 4096  # more than come in that time
+_SEPARATOR = " | "  # in the footer
+_MAX_HISTORY_BYTES = 1_000_000
+_LOCK_S = 1.0
 _MENU_ROWS = 4
 _THOUGHT_ROWS = 10  # at most, that one line will take the place of
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
 _STYLE = Style([("bottom-toolbar", "noreverse")])
 _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
+
+
+class Meter:
+    """Tokens a second of the last second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)  # when, and of how many
+        self._began = clock()
+
+    def restart(self) -> None:
+        self._counts.clear()
+        self._began = self._clock()
+
+    def observe(self, num_tokens: int) -> None:
+        if not self._counts:  # the time before the first tokens was the prompt's
+            self._began = self._clock()
+            num_tokens = 0
+        self._counts.append((self._clock(), num_tokens))
+
+    @property
+    def per_second(self) -> float | None:
+        """Returns None until tokens came over some time."""
+        now = self._clock()
+        recent = [(when, count) for when, count in tuple(self._counts) if now - when < _WINDOW_S]
+        span_s = min(now - self._began, _WINDOW_S)
+        tokens = sum(count for _, count in recent)
+        return tokens / span_s if tokens and span_s else None
+
+
+def is_thinking(running: GenerationResult) -> bool:
+    """Says whether the latest token of an answer is one of a thought."""
+    return bool(running.tokens) and running.tokens[-1].kind is PartKind.REASONING
+
+
+def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
+    """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
+    answer that is being written, or of the last one. note: what else there is to say."""
+    parts = [note] if note else []
+    running = conversation.running
+    result = running or conversation.last
+    if result is not None:
+        stats = result.stats
+        rate = meter.per_second if running is not None else stats.predicted_per_second
+        if running is not None and is_thinking(running):
+            parts.append(f"thinking {told_time(running.reasoning_ms / 1e3)}")
+        if rate is not None:
+            parts.append(f"{rate:.0f} tokens/s")
+        elif not result.tokens:
+            parts.append(f"reading {conversation.reading}".rstrip())
+        speedup = stats.speedup
+        if running is not None:
+            plain = conversation.plain_per_second
+            speedup = rate / plain if rate is not None and plain is not None else None
+        parts += [f"{speedup:.2f}x"] if speedup is not None else []
+        if stats.acceptance_rate is not None:
+            parts.append(f"{stats.acceptance_rate:.0%} accepted")
+    parts.append(f"draft {conversation.engine.drafter}")
+    memory = resident_bytes()
+    parts += [format_bytes(memory)] if memory is not None else []
+    parts += ["exact"] if conversation.exact else []
+    parts += [conversation.engine.name] if running is None else ["Ctrl-C stops"]
+    while len(parts) > 1 and cell_len(_SEPARATOR.join(parts)) > width:
+        parts.pop()
+    return _SEPARATOR.join(parts)
+
+
+class CommandCompleter(Completer):
+    """Commands, their choices (of several joined by commas the last one) and paths."""
+
+    def __init__(self, conversation: ChatConversation) -> None:
+        self._conversation = conversation
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        typed = document.text_before_cursor
+        if not typed.startswith("/"):
+            return
+        name, space, argument = typed.partition(" ")
+        command = find(name)
+        if not space:
+            for each in COMMANDS:
+                if each.name.startswith(name):
+                    yield Completion(each.name, -len(name), display_meta=each.help)
+        elif command is not None:
+            word = argument.rpartition(",")[2]
+            for choice in command.choices(self._conversation):
+                if choice.startswith(word):
+                    yield Completion(choice, -len(word))
+            if command.takes_path:
+                yield from self._paths.get_completions(Document(argument), event)
+
+
+class OwnHistory(FileHistory):
+    """A file that nobody else reads; where it cannot be written, typing goes on without."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+
+
+def open_history() -> History:
+    """Opens the history of all conversations, beside converted models; in memory where there can be
+    no file."""
+    path = cache_directory() / "chat-history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _shorten(path)
+    except OSError:
+        return InMemoryHistory()
+    return OwnHistory(path)
+
+
+def _shorten(path: Path) -> None:
+    """Drops the older half of a long history, at the beginning of an entry."""
+    if path.stat().st_size <= _MAX_HISTORY_BYTES:
+        return
+    with locked(path, _LOCK_S):
+        content = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
+        entry = content.find(b"\n\n# ")  # its time, before its lines
+        with atomic_file(path, 0o600) as work:
+            work.write_bytes(content[entry + 1 :])
 
 
 class Terminal:
