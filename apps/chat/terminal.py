@@ -49,7 +49,7 @@ from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import locked
 
 if TYPE_CHECKING:
-    from edge_spec import Chunk, GenerationResult
+    from edge_spec import Chunk
 
 Result = TypeVar("Result")
 
@@ -74,34 +74,23 @@ _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
 class Meter:
     """Tokens a second of the last second."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)  # when, and of how many
-        self._began = clock()
 
     def restart(self) -> None:
         self._counts.clear()
-        self._began = self._clock()
 
     def observe(self, num_tokens: int) -> None:
-        if not self._counts:  # the time before the first tokens was the prompt's
-            self._began = self._clock()
-            num_tokens = 0
-        self._counts.append((self._clock(), num_tokens))
+        """The time before the first tokens was the prompt's, so they do not count."""
+        self._counts.append((time.monotonic(), num_tokens if self._counts else 0))
 
     @property
     def per_second(self) -> float | None:
         """Returns None until tokens came over some time."""
-        now = self._clock()
-        recent = [(when, count) for when, count in tuple(self._counts) if now - when < _WINDOW_S]
-        span_s = min(now - self._began, _WINDOW_S)
-        tokens = sum(count for _, count in recent)
+        now, counts = time.monotonic(), tuple(self._counts)
+        tokens = sum(count for when, count in counts if now - when < _WINDOW_S)
+        span_s = min(now - counts[0][0], _WINDOW_S) if counts else 0.0
         return tokens / span_s if tokens and span_s else None
-
-
-def is_thinking(running: GenerationResult) -> bool:
-    """Says whether the latest token of an answer is one of a thought."""
-    return bool(running.tokens) and running.tokens[-1].kind is PartKind.REASONING
 
 
 def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
@@ -113,8 +102,9 @@ def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) 
     if result is not None:
         stats = result.stats
         rate = meter.per_second if running is not None else stats.predicted_per_second
-        if running is not None and is_thinking(running):
-            parts.append(f"thinking {told_time(running.reasoning_ms / 1e3)}")
+        latest = running.tokens[-1].kind if running is not None and running.tokens else None
+        if latest is PartKind.REASONING:
+            parts.append(f"thinking {told_time(result.reasoning_ms / 1e3)}")
         if rate is not None:
             parts.append(f"{rate:.0f} tokens/s")
         elif not result.tokens:
@@ -252,18 +242,19 @@ class Terminal:
     async def _take(self, text: str) -> None:
         """Does what the line asks for, or begins it. Called where `_has_to_wait` is false."""
         self._note = ""
-        command = find(text.partition(" ")[0])
         if text.startswith("/"):
+            command = find(text.partition(" ")[0])
             if command is not None and command.runs is Runs.LONG:
-                self._begin(self._long(text))
+                self._begin(self._command(text, is_long=True))
             else:
-                await self._at_once(text)
+                await self._command(text, is_long=False)
         elif text:
             self._begin(self._answer(CommandAnswer(text)))
 
-    async def _at_once(self, line: str) -> None:
+    async def _command(self, line: str, *, is_long: bool) -> None:
+        run = partial(run_command, self._conversation, line, self._door())
         try:
-            outcome = run_command(self._conversation, line, self._door())
+            outcome = await self._following(run) if is_long else run()
         except (EdgeSpecError, OSError) as error:
             outcome = _complaint(error)
         if isinstance(outcome, Leave):
@@ -290,12 +281,6 @@ class Terminal:
             self._session.app.invalidate()
             if self._is_held and not self._leaving:
                 self._session.default_buffer.validate_and_handle()
-
-    async def _long(self, line: str) -> None:
-        door = self._door()
-        outcome = await self._following(lambda: run_command(self._conversation, line, door))
-        assert not isinstance(outcome, CommandAnswer | Leave)
-        await self._show(outcome)
 
     async def _answer(self, message: CommandAnswer) -> None:
         room = partial(self._conversation.make_room, message.text, again=message.again)

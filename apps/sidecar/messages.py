@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
 
-from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
+from edge_spec import Chunk, EdgeSpecError, Engine, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import by_kind, fault_of, joined, place_of
 
 PROTOCOL: Final = 1
+MAX_LINE_BYTES = 4 * 1024 * 1024
+_FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Grammar`
+_TOLD = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
 Id = int | str
 Asked = TypeVar("Asked", bound="Params")
+Act = Callable[[Engine], Any]
 
 
 class Code(IntEnum):
@@ -56,6 +61,9 @@ class RpcRequest:
     @staticmethod
     def parse(line: bytes) -> RpcRequest:
         """Raises UnreadableError."""
+        if len(line) > MAX_LINE_BYTES:
+            told = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise UnreadableError(Code.INVALID_REQUEST, told)
         try:
             found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -116,6 +124,11 @@ class Initialize(Params):
 class OfConversation(Params):
     conversation: str = Field("main", min_length=1, max_length=200)
 
+    def act(self) -> Act:
+        """Returns what gives the result, or the answer to stream. Raises RpcError, EdgeSpecError
+        for options that no engine takes."""
+        raise NotImplementedError
+
 
 class Options(Params):
     """Those of `Engine.chat`, by the same names."""
@@ -141,27 +154,15 @@ class Options(Params):
     def answer_options(self) -> dict[str, Any]:
         """Raises UsageError for a value out of its range."""
         drawn = self.model_dump(include={each.name for each in fields(SamplingParams)})
+        forms = [name for name in _FORMS if getattr(self, name) is not None]
+        if len(forms) > 1:
+            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
+        grammars = [getattr(Grammar, name)(getattr(self, name)) for name in forms]
         return {
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            "stop_token_ids": self.stop_token_ids,
-            "logprobs": self.logprobs,
-            "prediction": self.prediction,
-            "grammar": self._grammar(),
+            **{name: getattr(self, name) for name in _TOLD},
+            "grammar": next(iter(grammars), None),
             "sampling": SamplingParams(**drawn),
         }
-
-    def _grammar(self) -> Grammar | None:
-        makers: dict[str, Callable[[Any], Grammar]] = {
-            "json_schema": Grammar.json_schema,
-            "regex": Grammar.regex,
-            "lark": Grammar.lark,
-            "gbnf": Grammar.gbnf,
-        }
-        given = [name for name in makers if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(given)}: give one of them")
-        return makers[given[0]](getattr(self, given[0])) if given else None
 
 
 class ToChat(OfConversation):
@@ -169,27 +170,59 @@ class ToChat(OfConversation):
     tools: list[dict[str, Any]] = []
     options: Options = Options()
 
+    def act(self) -> Act:
+        options = self.options.answer_options() | ({"tools": self.tools} if self.tools else {})
+        return lambda engine: engine.chat(self.messages, stream=True, **options)
+
 
 class ToGenerate(OfConversation):
     prompt: Prompt
     options: Options = Options()
 
-
-class ToCancel(Params):
-    id: Id
+    def act(self) -> Act:
+        options = self.options.answer_options()
+        return lambda engine: engine.generate(self.prompt, stream=True, **options)
 
 
 class ToSetDrafter(OfConversation):
     drafter: str
+
+    def act(self) -> Act:
+        def choose(engine: Engine) -> dict[str, str]:
+            engine.set_drafter(self.drafter)
+            return {"drafter": engine.drafter}
+
+        return choose
 
 
 class ToSnapshot(OfConversation):
     path: str
     note: dict[str, Any] | None = None
 
+    def act(self) -> Act:
+        return lambda engine: engine.snapshot(self.path, self.note)
+
 
 class ToRestore(OfConversation):
     path: str
+
+    def act(self) -> Act:
+        return lambda engine: {"note": engine.restore(self.path)}
+
+
+class ToCancel(Params):
+    id: Id
+
+
+ASKED: Mapping[str, type[OfConversation]] = MappingProxyType(  # of a conversation, by method
+    {
+        "chat": ToChat,
+        "generate": ToGenerate,
+        "set_drafter": ToSetDrafter,
+        "snapshot": ToSnapshot,
+        "restore": ToRestore,
+    }
+)
 
 
 def result(id: Id, value: Any) -> dict[str, Any]:
@@ -201,13 +234,13 @@ def failure(
 ) -> dict[str, Any]:
     """Returns the error response for whatever was raised. produced: the result of an answer that
     had begun."""
-    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": f"{type(error).__name__}"}
+    kind = type(error).__name__
+    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
     if isinstance(error, RpcError):
         told = {"code": int(error.code), "message": str(error)}
     elif isinstance(error, EdgeSpecError):
-        data: dict[str, Any] = {"type": type(error).__name__, "remedy": error.remedy}
-        if produced is not None:
-            data["result"] = produced
+        written = {} if produced is None else {"result": produced}
+        data = {"type": kind, "remedy": error.remedy, **written}
         told = {"code": int(Code.EDGE_SPEC), "message": error.shown, "data": data}
     return {"jsonrpc": "2.0", "id": id, "error": told}
 

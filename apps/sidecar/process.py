@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import FileIO
 from queue import Empty, Full, Queue
 from threading import Lock, Thread
@@ -18,17 +18,12 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from edge_spec import Engine
-from edge_spec.apps.sidecar.messages import Code, UnreadableError, failure
+from edge_spec.apps.sidecar.messages import MAX_LINE_BYTES
 from edge_spec.apps.sidecar.sidecar import Sidecar
 from edge_spec.core.callbacks import comes_later
 
 MAX_WAITING = 16  # lines read ahead
 _LOOK_S = 1.0  # between two looks whether there is an end to all waiting
-MAX_LINE_BYTES = 4 * 1024 * 1024
-
-
-class LineTooLongError(Exception):
-    """The line was read to its end and dropped."""
 
 
 class Wire:
@@ -51,19 +46,14 @@ class Wire:
             os.dup2(nothing.fileno(), 0)
 
     def read(self) -> bytes | None:
-        """The next line without its end; None at the end of input, which cuts a line short.
-
-        Raises LineTooLongError for one of more than MAX_LINE_BYTES.
-        """
+        """The next line without its end, of one that is too long the beginning; None at the end of
+        input, which cuts a line short."""
         with suppress(OSError):  # a terminal that went away
-            line = self._source.readline(MAX_LINE_BYTES + 1)
-            if line.endswith(b"\n"):
-                return line[:-1]
-            too_long = len(line) > MAX_LINE_BYTES
-            while line and not line.endswith(b"\n"):
-                line = self._source.readline(MAX_LINE_BYTES)
-            if too_long and line:
-                raise LineTooLongError
+            line = end = self._source.readline(MAX_LINE_BYTES + 1)
+            while end and not end.endswith(b"\n"):
+                end = self._source.readline(MAX_LINE_BYTES)
+            if end:
+                return line.removesuffix(b"\n")
         return None
 
     @property
@@ -97,24 +87,16 @@ def run(open_engine: Callable[[], Engine]) -> None:
     standard output; then cancels everything and returns, for the process to end. It ends like this
     while the model is opened, too. Raises what `open_engine` raises."""
     signal.signal(signal.SIGTERM, _raise_ended)
-    with suppress(_Ended):
-        try:
-            _serve(open_engine)
-        finally:
-            _ignore_the_end()
-
-
-def _serve(open_engine: Callable[[], Engine]) -> None:
-    wire = Wire(on_lost=_end)
-    lines: Queue[bytes | None] = Queue(MAX_WAITING)
-    Thread(target=_read, args=(wire, lines), daemon=True).start()
-    sidecar = Sidecar(open_engine(), wire.send)
-    try:
+    with suppress(_Ended), ExitStack() as ending:
+        ending.callback(_ignore_the_end)
+        wire = Wire(on_lost=_end)
+        lines: Queue[bytes | None] = Queue(MAX_WAITING)
+        Thread(target=_read, args=(wire, lines), daemon=True).start()
+        sidecar = Sidecar(open_engine(), wire.send)
+        ending.callback(sidecar.close)
+        ending.callback(_ignore_the_end)  # before it
         while (line := _next(lines)) is not None and sidecar.handle(line):
             pass
-    finally:
-        _ignore_the_end()
-        sidecar.close()
 
 
 def _next(lines: Queue[bytes | None]) -> bytes | None:
@@ -127,13 +109,7 @@ def _next(lines: Queue[bytes | None]) -> bytes | None:
 
 def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
     while True:
-        try:
-            line = wire.read()
-        except LineTooLongError:
-            text = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            wire.send(failure(None, UnreadableError(Code.INVALID_REQUEST, text)))
-            continue
-        if line is None:
+        if (line := wire.read()) is None:
             with suppress(Full):
                 lines.put_nowait(None)
             _keep_ending()
