@@ -40,7 +40,7 @@ from edge_spec.apps.chat.commands import (
     run_command,
 )
 from edge_spec.apps.chat.conversation import ChatConversation
-from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
+from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
 from edge_spec.engine.thought_line import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
@@ -197,7 +197,6 @@ class Terminal:
         self._leaving = False
         self._unfold_hint = "; /thoughts shows it"  # the first time
         self._error: BaseException | None = None  # that ends the session
-        self._tail = Tail()
         self._worker = ThreadPoolExecutor(1)
         self._session: PromptSession[str] = PromptSession(
             self._above_and_prompt,
@@ -351,8 +350,7 @@ class Terminal:
         rows = max(self._session.output.get_size().rows - _ROWS_BELOW, 1)
         if view.is_thinking:
             rows = min(rows, _THOUGHT_ROWS)
-        room = Room(self._width, rows, self._conversation.is_plain, view.is_thinking)
-        return [*self._tail.fragments(view.rest, room), ("", f"\n{_PROMPT}")]
+        return [*view.fragments(self._width, rows), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
         return harmless(footer(self._conversation, self._meter, self._note, self._width))
