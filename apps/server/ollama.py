@@ -162,8 +162,8 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
     calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
     told = []
     for index, call in enumerate(calls):
-        name, arguments = call["function"]["name"], arguments_of(call["function"]["arguments"])
-        function = {"index": index, "name": name, "arguments": arguments}
+        function = {"index": index, **call["function"]}
+        function["arguments"] = arguments_of(function["arguments"])
         told.append({"id": call["id"], "function": function})
     return {"tool_calls": told} if told else {}
 
@@ -194,14 +194,14 @@ class ShowRequest(Body):
 
 
 def add_ollama(app: FastAPI, running: Running) -> None:
-    _add_models(app, running.models)
+    models, since = running.models, datetime.now(UTC).isoformat()
 
     async def answer(request: OllamaChatRequest) -> Response:
-        model = running.models.find(_plain_name(running.models, request.model) or None)
+        model = models.find(_plain_name(models, request.model) or None)
         reply = OllamaReply(request, model.name)
         continued = request.continued()
         if not request.messages and continued is None:
-            async with running.models.using(model):
+            async with models.using(model):
                 return JSONResponse(reply.opened())
         request.model, request.stream = model.name, request.stream is not False
         return AnswerResponse(
@@ -220,10 +220,6 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     async def generate(request: OllamaGenerateRequest) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(request)
-
-
-def _add_models(app: FastAPI, models: Models) -> None:
-    since = datetime.now(UTC).isoformat()
 
     def entry(model: ServedModel) -> dict[str, Any]:
         named = {"name": model.name, "model": model.name}

@@ -176,7 +176,15 @@ class _ChoicesReply(Reply):
     piece_member: ClassVar[str]
     nothing: ClassVar[Any]  # what is written in the last event of a choice
 
-    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        work: Work,
+        model: str,
+        opening: Sequence[Any],
+    ) -> None:
+        """opening: what each choice begins with."""
+        self._opening = opening
         self._common = {"created": int(time.time()), "model": model}
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._num_choices = len(work.prompts)
@@ -192,8 +200,8 @@ class _ChoicesReply(Reply):
         self._tail = ', "usage": null}\n\n' if self._tells_usage else "}\n\n"
 
     def opening(self) -> str:
-        said = self._first()
-        choices = [_choice(index, self.piece_member, each) for index, each in enumerate(said)]
+        begun = enumerate(self._opening)
+        choices = [_choice(index, self.piece_member, said) for index, said in begun]
         return self._event(json.dumps(choices)) if choices else ""
 
     def piece(self, round_: Round) -> str:
@@ -263,10 +271,6 @@ class _ChoicesReply(Reply):
         return reason_of(result)
 
     @abstractmethod
-    def _first(self) -> Sequence[Any]:
-        """Returns what each choice begins with."""
-
-    @abstractmethod
     def _said(self, choice: int, chunk: Chunk) -> Any:
         """Returns what a chunk adds to a choice."""
 
@@ -292,12 +296,10 @@ class ChatReply(_ChoicesReply):
     nothing: ClassVar = {}
 
     def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
-        super().__init__(request, work, model)
+        opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
+        super().__init__(request, work, model, opening)
         self._tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
-        self._num_calls = [0] * self._num_choices
-
-    def _first(self) -> Sequence[Any]:
-        return [{"role": "assistant", "content": ""}] * self._num_choices
+        self._num_calls = [0] * len(opening)
 
     def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
         """Of a call, index, id and name come first, then the arguments as they come."""
@@ -348,18 +350,14 @@ class CompletionReply(_ChoicesReply):
         self, request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
     ) -> None:
         """echoes: the prompts, one a choice, where they are shown before what continues them."""
-        super().__init__(request, work, model)
-        self._echoes = echoes
-        self._offsets = [0] * self._num_choices  # of the next token in the choice's text
-
-    def _first(self) -> Sequence[Any]:
-        return self._echoes
+        super().__init__(request, work, model, echoes)
+        self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
     def _said(self, choice: int, chunk: Chunk) -> str:
         return chunk.text
 
     def _all_said(self, choice: int, result: GenerationResult) -> str:
-        return self._echoes[choice] + result.text if self._echoes else result.text
+        return self._opening[choice] + result.text if self._opening else result.text
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
         offset = self._offsets[choice]

@@ -17,10 +17,10 @@ from edge_spec.apps.chat.commands import (
     CommandAnswer,
     Door,
     Leave,
+    compare,
     help_text,
     run_command,
 )
-from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.repl import talk_in_lines
