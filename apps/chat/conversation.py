@@ -132,6 +132,8 @@ class ChatConversation:
         self.is_plain = False  # Markdown is shown as it was written
         self.stop = Stop()
         self.files: set[Path] = set()  # that hold it, which may be written again
+        # Whether answers begin with a thought, or how long it may be.
+        self.reasoning: Reasoning = answering.get("reasoning") or "auto"
         self._opener = opener
         self._answering = answering
         self._asked_sampling = asked_sampling
@@ -148,16 +150,8 @@ class ChatConversation:
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
             limit = answer_tokens(form)
-        return {**self._answering, "max_tokens": limit, "sampling": self._sampling}
-
-    @property
-    def reasoning(self) -> Reasoning:
-        """Whether answers begin with a thought, or how long it may be."""
-        return self._answering.get("reasoning") or "auto"
-
-    @reasoning.setter
-    def reasoning(self, reasoning: Reasoning) -> None:
-        self._answering = {**self._answering, "reasoning": reasoning}
+        own: ChatOptions = {"max_tokens": limit, "sampling": self._sampling}
+        return {**self._answering, **own, "reasoning": self.reasoning}
 
     @property
     def messages(self) -> list[Message]:
@@ -288,10 +282,10 @@ class ChatConversation:
     def _last_asked(self) -> int:
         """Returns the place in `said` of the last message of the user. Raises UsageError if there
         is none."""
-        for index in range(len(self.said) - 1, -1, -1):
-            if self.said[index]["role"] == "user":
-                return index
-        raise UsageError("nothing was asked yet", remedy="Type a message first.")
+        asked = [index for index, message in enumerate(self.said) if message["role"] == "user"]
+        if not asked:
+            raise UsageError("nothing was asked yet", remedy="Type a message first.")
+        return asked[-1]
 
 
 def save(conversation: ChatConversation, path: Path) -> str:
@@ -309,8 +303,7 @@ def save(conversation: ChatConversation, path: Path) -> str:
             work.write_text(json.dumps(note, ensure_ascii=False, indent=1), encoding="utf-8")
     else:
         conversation.engine.snapshot(path, note)
-    conversation.files.add(path.resolve())
-    return f"{_count(conversation)} saved in {path}."
+    return _told(conversation, "saved in", path)
 
 
 def load(conversation: ChatConversation, path: Path) -> str:
@@ -323,8 +316,7 @@ def load(conversation: ChatConversation, path: Path) -> str:
     else:
         note = conversation.engine.restore(path)
     conversation.take_over(_read_messages(note, path))
-    conversation.files.add(path.resolve())
-    return f"{_count(conversation)} loaded from {path}."
+    return _told(conversation, "loaded from", path)
 
 
 def _read_messages(note: Any, path: Path) -> list[Message]:
@@ -346,6 +338,7 @@ def _no_conversation(path: Path, reason: str) -> UsageError:
     return UsageError(f"{path} holds no conversation: {reason}", remedy=remedy)
 
 
-def _count(conversation: ChatConversation) -> str:
+def _told(conversation: ChatConversation, done: str, path: Path) -> str:
+    conversation.files.add(path.resolve())
     count = len(conversation.said)
-    return "1 message" if count == 1 else f"{count} messages"
+    return f"{count} {'message' if count == 1 else 'messages'} {done} {path}."
