@@ -38,14 +38,14 @@ def _visible(match: re.Match[str]) -> str:
 def paint(shown: RenderableType, width: int) -> str:
     """`shown` in lines of at most `width` cells, with escape sequences for its styles and for
     nothing else; with NO_COLOR they have no colours."""
-    return _painted(shown, _console(width, styled=True))
+    return _painted(shown, width, styled=True)
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
     """`shown` without escape sequences; a str is not wrapped."""
     if isinstance(shown, str):
         return harmless(shown) + "\n"
-    return _painted(shown, _console(width, styled=False))
+    return _painted(shown, width, styled=False)
 
 
 def bar_character() -> str:
@@ -54,8 +54,8 @@ def bar_character() -> str:
     return "\u2588" if encoding.lower().startswith("utf") else "#"
 
 
-def _console(width: int, *, styled: bool) -> Console:
-    return Console(
+def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
+    console = Console(
         file=io.StringIO(),
         width=max(width, _LEAST_WIDTH),
         force_terminal=styled,
@@ -65,9 +65,6 @@ def _console(width: int, *, styled: bool) -> Console:
         markup=False,
         emoji=False,
     )
-
-
-def _painted(shown: RenderableType, console: Console) -> str:
     rendered = console.render(Text(shown) if isinstance(shown, str) else shown)
     # Whatever `shown` is made of, its text passes here. A link would be a sequence of its own.
     safe = [

@@ -37,6 +37,7 @@ from edge_spec.apps.server.replies import ChatReply, CompletionReply
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
 
 PATHS = (
@@ -101,24 +102,12 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request),
-            lambda desk, work: ChatReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, Desk.chat, ChatReply)
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.completion(request),
-            lambda desk, work: CompletionReply(
-                request, work, desk.model, desk.texts(work.prompts) if request.echo else ()
-            ),
-        )
+        return AnswerResponse(running, request, Desk.completion, CompletionReply)
 
 
 def _add_list(app: FastAPI, models: Models) -> None:

@@ -380,22 +380,12 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
     async def infill(request: InfillRequest) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: infill_work(desk, request),
-            lambda desk, work: InfillReply(request, work, desk),
-        )
+        return AnswerResponse(running, request, infill_work, InfillReply)
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
     async def fim(request: CompletionRequest) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: fim_work(desk, request),
-            lambda desk, work: ChatReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, fim_work, ChatReply)
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:

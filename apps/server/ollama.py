@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
 from edge_spec.apps.server.messages import Message
@@ -21,6 +21,7 @@ from edge_spec.apps.server.open_model import OpenModel
 from edge_spec.apps.server.replies import chat_logprobs, reason_of
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -204,12 +205,11 @@ def add_ollama(app: FastAPI, running: Running) -> None:
             async with models.using(model):
                 return JSONResponse(reply.opened())
         request.model, request.stream = model.name, request.stream is not False
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request) if continued is None else desk.completion(continued),
-            lambda desk, work: reply,
-        )
+
+        def ask(desk: Desk, request: OllamaChatRequest) -> Work:
+            return desk.chat(request) if continued is None else desk.completion(continued)
+
+        return AnswerResponse(running, request, ask, lambda *_: reply)
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(request: OllamaChatRequest) -> Response:

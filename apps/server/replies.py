@@ -23,6 +23,7 @@ from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
 from edge_spec.engine.results import Alternative
 
 _DONE = server_event("[DONE]")
@@ -180,12 +181,12 @@ class _ChoicesReply(Reply):
         self,
         request: ChatRequest | CompletionRequest,
         work: Work,
-        model: str,
+        desk: Desk,
         opening: Sequence[Any],
     ) -> None:
         """opening: what each choice begins with."""
         self._opening = opening
-        self._common = {"created": int(time.time()), "model": model}
+        self._common = {"created": int(time.time()), "model": desk.model}
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._num_choices = len(work.prompts)
         self._choices_a_prompt = request.num_choices
@@ -295,9 +296,9 @@ class ChatReply(_ChoicesReply):
     member, piece_member = "message", "delta"
     nothing: ClassVar = {}
 
-    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
+    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, desk: Desk) -> None:
         opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
-        super().__init__(request, work, model, opening)
+        super().__init__(request, work, desk, opening)
         self._tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
         self._num_calls = [0] * len(opening)
 
@@ -346,11 +347,8 @@ class CompletionReply(_ChoicesReply):
     member = piece_member = "text"
     nothing = ""
 
-    def __init__(
-        self, request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
-    ) -> None:
-        """echoes: the prompts, one a choice, where they are shown before what continues them."""
-        super().__init__(request, work, model, echoes)
+    def __init__(self, request: CompletionRequest, work: Work, desk: Desk) -> None:
+        super().__init__(request, work, desk, desk.texts(work.prompts) if request.echo else ())
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
     def _said(self, choice: int, chunk: Chunk) -> str:

@@ -25,6 +25,7 @@ from edge_spec.apps.server.schema import AnswerRequest
 from edge_spec.apps.server.work import Desk
 
 T = TypeVar("T")
+Asked = TypeVar("Asked", bound=AnswerRequest)
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
 _STREAM_HEADERS = [
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
@@ -158,20 +159,20 @@ class AnswerResponse(Response):
     def __init__(
         self,
         running: Running,
-        request: AnswerRequest,
-        ask: Callable[[Desk], Work],
-        reply: Callable[[Desk, Work], Reply],
+        request: Asked,
+        ask: Callable[[Desk, Asked], Work],
+        reply: Callable[[Asked, Work, Desk], Reply],
     ) -> None:
         super().__init__()
         self._running = running
         self._model = running.models.find(request.model or None)
-        self._ask = ask
-        self._reply = reply
         self._is_streamed = request.stream
 
-    def _read(self, desk: Desk) -> tuple[Work, Reply]:
-        work = self._ask(desk)
-        return work, self._reply(desk, work)
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = ask(desk, request)
+            return work, reply(request, work, desk)
+
+        self._read = read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""

@@ -83,15 +83,14 @@ def models_page(models: Models, since: datetime) -> dict[str, Any]:
 
 
 class MessageReply(Reply):
-    """The assistant's next message: blocks, in the order in which the model wrote them."""
+    """The assistant's next message: blocks, in the order in which the model wrote them. Where
+    thoughts are not asked for, their signatures alone stand in it."""
 
     is_folded = True
 
-    def __init__(self, model: str, prompt_n: int, max_tokens: int, *, tells_thoughts: bool) -> None:
-        """prompt_n: tokens of the prompt. tells_thoughts: whether thoughts stand in the message;
-        else their signatures alone do."""
-        self._max_tokens = max_tokens
-        self._tells_thoughts = tells_thoughts
+    def __init__(self, request: MessagesRequest, work: Work, desk: Desk) -> None:
+        self._max_tokens = request.max_tokens
+        self._tells_thoughts = request.tells_thoughts
         self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
         self._open: PartKind | None = None  # the kind of the last block, while it goes on
         self._written = ""  # in it: a thought, or the arguments of a call
@@ -99,11 +98,11 @@ class MessageReply(Reply):
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": model,
+            "model": desk.model,
             "content": self._content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(Stats(prompt_n=prompt_n)),
+            "usage": _usage(Stats(prompt_n=len(work.prompts[0]))),
         }
 
     def opening(self) -> str:
@@ -221,17 +220,7 @@ def add_messages(app: FastAPI, running: Running) -> None:
     @app.post(MESSAGES, response_model=None, responses=EVENTS)
     async def messages(request: MessagesRequest) -> Response:
         """The assistant's next message, in Anthropic's form."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: _work(desk, request),
-            lambda desk, work: MessageReply(
-                desk.model,
-                len(work.prompts[0]),
-                request.max_tokens,
-                tells_thoughts=request.tells_thoughts,
-            ),
-        )
+        return AnswerResponse(running, request, _work, MessageReply)
 
     @app.post(COUNT)
     async def count(request: CountRequest) -> dict[str, int]:

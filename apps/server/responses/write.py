@@ -24,6 +24,7 @@ from edge_spec.apps.server.reply import (
     server_event,
 )
 from edge_spec.apps.server.responses.parse import ResponsesRequest
+from edge_spec.apps.server.work import Desk
 
 Fields = dict[str, Any]
 
@@ -76,7 +77,7 @@ class ResponsesReply(Reply):
 
     is_folded = True
 
-    def __init__(self, request: ResponsesRequest, work: Work, model: str) -> None:
+    def __init__(self, request: ResponsesRequest, work: Work, desk: Desk) -> None:
         self._request = request
         self._has_scores = request.num_logprobs is not None
         self._num_events = 0
@@ -100,7 +101,7 @@ class ResponsesReply(Reply):
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
-            "model": model,
+            "model": desk.model,
             "output": [],
             "usage": None,
             **{name: request.as_sent(name, value) for name, value in _REPEATED.items()},
@@ -273,12 +274,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(request: ResponsesRequest) -> Response:
         """The next items of a conversation."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request),
-            lambda desk, work: ResponsesReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, Desk.chat, ResponsesReply)
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:
