@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, model_validator
 
-from edge_spec import Chunk, EdgeSpecError, Engine, Grammar, PartKind, SamplingParams
+from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import by_kind, fault_of, joined, place_of
 
 PROTOCOL: Final = 1
@@ -20,7 +18,6 @@ _FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Gra
 _TOLD = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
 Id = int | str
 Asked = TypeVar("Asked", bound="Params")
-Act = Callable[[Engine], Any]
 
 
 class Code(IntEnum):
@@ -124,11 +121,6 @@ class Initialize(Params):
 class OfConversation(Params):
     conversation: str = Field("main", min_length=1, max_length=200)
 
-    def act(self) -> Act:
-        """Returns what gives the result, or the answer to stream. Raises RpcError, EdgeSpecError
-        for options that no engine takes."""
-        raise NotImplementedError
-
 
 class Options(Params):
     """Those of `Engine.chat`, by the same names."""
@@ -151,8 +143,13 @@ class Options(Params):
     lark: str | None = None
     gbnf: str | None = None
 
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Options:
+        self.answer_options()
+        return self
+
     def answer_options(self) -> dict[str, Any]:
-        """Raises UsageError for a value out of its range."""
+        """Raises UsageError for a value out of its range, RpcError for two forms."""
         drawn = self.model_dump(include={each.name for each in fields(SamplingParams)})
         forms = [name for name in _FORMS if getattr(self, name) is not None]
         if len(forms) > 1:
@@ -170,59 +167,27 @@ class ToChat(OfConversation):
     tools: list[dict[str, Any]] = []
     options: Options = Options()
 
-    def act(self) -> Act:
-        options = self.options.answer_options() | ({"tools": self.tools} if self.tools else {})
-        return lambda engine: engine.chat(self.messages, stream=True, **options)
-
 
 class ToGenerate(OfConversation):
     prompt: Prompt
     options: Options = Options()
 
-    def act(self) -> Act:
-        options = self.options.answer_options()
-        return lambda engine: engine.generate(self.prompt, stream=True, **options)
-
 
 class ToSetDrafter(OfConversation):
     drafter: str
-
-    def act(self) -> Act:
-        def choose(engine: Engine) -> dict[str, str]:
-            engine.set_drafter(self.drafter)
-            return {"drafter": engine.drafter}
-
-        return choose
 
 
 class ToSnapshot(OfConversation):
     path: str
     note: dict[str, Any] | None = None
 
-    def act(self) -> Act:
-        return lambda engine: engine.snapshot(self.path, self.note)
-
 
 class ToRestore(OfConversation):
     path: str
 
-    def act(self) -> Act:
-        return lambda engine: {"note": engine.restore(self.path)}
-
 
 class ToCancel(Params):
     id: Id
-
-
-ASKED: Mapping[str, type[OfConversation]] = MappingProxyType(  # of a conversation, by method
-    {
-        "chat": ToChat,
-        "generate": ToGenerate,
-        "set_drafter": ToSetDrafter,
-        "snapshot": ToSnapshot,
-        "restore": ToRestore,
-    }
-)
 
 
 def result(id: Id, value: Any) -> dict[str, Any]:

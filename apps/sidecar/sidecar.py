@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from queue import Full, Queue
 from threading import Lock, Thread
@@ -38,7 +39,7 @@ class Job:
     `cancel` may be called at any time, from any thread.
     """
 
-    def __init__(self, id: Id, do: messages.Act) -> None:
+    def __init__(self, id: Id, do: Callable[[Engine], Any]) -> None:
         self.id = id
         self.do = do
         self.cancelled = False
@@ -144,6 +145,33 @@ def _log(error: Exception) -> None:
         traceback.print_exc()
 
 
+def _set_drafter(asked: messages.ToSetDrafter, engine: Engine) -> dict[str, str]:
+    engine.set_drafter(asked.drafter)
+    return {"drafter": engine.drafter}
+
+
+def _chat(asked: messages.ToChat, engine: Engine) -> Generation:
+    tools: dict[str, Any] = {"tools": asked.tools} if asked.tools else {}
+    return engine.chat(asked.messages, stream=True, **asked.options.answer_options(), **tools)
+
+
+def _generate(asked: messages.ToGenerate, engine: Engine) -> Generation:
+    return engine.generate(asked.prompt, stream=True, **asked.options.answer_options())
+
+
+# Methods of a conversation: what is asked, and what gives the result or the answer to stream.
+_OF_ENGINE: dict[str, tuple[type[OfConversation], Callable[[Any, Engine], Any]]] = {
+    "chat": (messages.ToChat, _chat),
+    "generate": (messages.ToGenerate, _generate),
+    "set_drafter": (messages.ToSetDrafter, _set_drafter),
+    "snapshot": (
+        messages.ToSnapshot,
+        lambda it, engine: engine.snapshot(it.path, it.note),
+    ),
+    "restore": (messages.ToRestore, lambda it, engine: {"note": engine.restore(it.path)}),
+}
+
+
 class Sidecar:
     """Answers requests on an engine, which it closes. Call it from one thread.
 
@@ -160,7 +188,7 @@ class Sidecar:
         self._shut = False
         self._methods: dict[str, tuple[type[messages.Params], Callable[[Any, Any], Any]]] = {
             "initialize": (messages.Initialize, self._initialize),
-            **{name: (kind, self._ask) for name, kind in messages.ASKED.items()},
+            **{name: (kind, partial(self._ask, act)) for name, (kind, act) in _OF_ENGINE.items()},
             "cancel": (messages.ToCancel, self._cancel),
             "stats": (messages.Nothing, self._stats),
             "shutdown": (messages.Nothing, lambda asked, id: self.close()),
@@ -240,19 +268,18 @@ class Sidecar:
             }
         }
 
-    def _ask(self, asked: OfConversation, id: Id | None) -> Any:
+    def _ask(self, act: Callable[[Any, Engine], Any], asked: OfConversation, id: Id | None) -> Any:
         """Returns the job that answers, or the result. A drafter is changed at once, even within an
         answer, but where the conversation is new."""
-        act = asked.act()
         if isinstance(asked, messages.ToSetDrafter):
             engine = self._named(asked.conversation).engine
             if engine is not None:
-                return act(engine)
+                return act(asked, engine)
         if id is None:
             raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
         if id in self._jobs:
             raise RpcError(Code.INVALID_REQUEST, f"request {id!r} is not answered yet")
-        conversation, job = self._named(asked.conversation), Job(id, act)
+        conversation, job = self._named(asked.conversation), Job(id, partial(act, asked))
         self._jobs[id] = conversation, job
         try:
             conversation.submit(job)
