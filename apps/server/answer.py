@@ -119,9 +119,7 @@ class ServerAnswer:
         ended the answer early."""
         while True:
             ended = self.ended.is_set()  # before the events are taken: none comes after the end
-            events = []
-            while self._events:
-                events.append(self._events.popleft())
+            events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 yield events
                 pause = self._loop.call_later(_PACE_S, self._news.set)
