@@ -167,6 +167,12 @@ def reason_of(result: GenerationResult) -> str:
     return "stop" if result.finish_reason is FinishReason.STOP else "length"
 
 
+def _reason(result: GenerationResult) -> str:
+    """An answer that ends within a call is cut, as one that ends within a text is."""
+    called = result.tool_calls and not result.is_cut
+    return "tool_calls" if called else reason_of(result)
+
+
 class _ChoicesReply(Reply):
     """A reply whose documents have choices, and whose stream ends with [DONE]."""
 
@@ -220,8 +226,7 @@ class _ChoicesReply(Reply):
 
     def end(self, ended: Ended) -> str:
         self._results.append(ended.result)
-        reason = self._reason(ended.result)
-        last = _choice(ended.choice, self.piece_member, self.nothing, reason=reason)
+        last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
         figures = f', "timings": {json.dumps(timings([ended.result]))}'
         event = self._event(json.dumps([last]), figures + self._beside(ended))
         if not self._tells_usage or len(self._results) < self._num_choices:
@@ -241,7 +246,7 @@ class _ChoicesReply(Reply):
         for index, result in enumerate(results):
             logprobs = self._logprobs(index, result.tokens) if self._has_logprobs else None
             said = self._all_said(index, result)
-            choices.append(_choice(index, self.member, said, logprobs, self._reason(result)))
+            choices.append(_choice(index, self.member, said, logprobs, _reason(result)))
         return {
             "id": self._id,
             "object": self.kind,
@@ -267,9 +272,6 @@ class _ChoicesReply(Reply):
             "plain_per_second": of.plain_per_second,
         }
         return f', "edge_spec": {json.dumps(live)}'
-
-    def _reason(self, result: GenerationResult) -> str:
-        return reason_of(result)
 
     @abstractmethod
     def _said(self, choice: int, chunk: Chunk) -> Any:
@@ -329,11 +331,6 @@ class ChatReply(_ChoicesReply):
             message["content"] = result.text or None
             message["tool_calls"] = result.tool_calls
         return message
-
-    def _reason(self, result: GenerationResult) -> str:
-        """An answer that ends within a call is cut, as one that ends within a text is."""
-        called = result.tool_calls and not result.is_cut
-        return "tool_calls" if called else reason_of(result)
 
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
         return chat_logprobs(tokens)
