@@ -176,18 +176,15 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
-        task = asyncio.current_task()
-        assert task is not None
+        answering = asyncio.ensure_future(self._respond(scope["path"], send))
         left = asyncio.ensure_future(_disconnected(receive))
-        left.add_done_callback(cancel := lambda _: task.cancel())
+        left.add_done_callback(lambda _: answering.cancel())
         try:
-            await self._respond(scope["path"], send)
+            await answering
         except asyncio.CancelledError:
             if not left.done():
                 raise
-            task.uncancel()
         finally:
-            left.remove_done_callback(cancel)
             left.cancel()
 
     async def _respond(self, path: str, send: Send) -> None:
