@@ -1,26 +1,48 @@
-"""Lines that begin with a slash: one table, of which help, completion and docs are made."""
+"""Lines that begin with a slash: one table, of which help, completion and docs are made, and what
+the commands show of answers."""
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
 
-from edge_spec.apps.chat import keeping
-from edge_spec.apps.chat.command_texts import comparison_text, has_colours, stats_text, tokens_text
-from edge_spec.apps.chat.comparison import compare
-from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report
-from edge_spec.apps.chat.thoughts import unfolded
+from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
+from edge_spec.apps.chat.paint import bar_character, dim
+from edge_spec.engine.thought_line import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 from edge_spec.text.thoughts import read_reasoning
 
+if TYPE_CHECKING:
+    from edge_spec import ChatOptions, GenerationResult, Stats
+
 KEYS = """\
 Ctrl-C stops an answer and keeps what came; twice at an empty line leaves.
 Alt-Enter begins a new line, Tab completes, Ctrl-R searches what you typed before."""
+_NO_ANSWER = "No answer yet."
+_BAR_WIDTH = 24
+MOST_TOKENS = 128  # of each answer that is compared
+_REMEMBERING = "answers"  # the drafter that knows answers of before
+_LEAST_COLUMN = 36  # two texts stand side by side where each gets as much
+
+# Of tokens: style, what stands around one where there are no colours, and what it means.
+_ORIGINS = {
+    "plain": ("", "", "", "written without a draft token"),
+    "accepted": ("green", "[", "]", "drafted, and right"),
+    "recovered": ("yellow", "{", "}", "the model's own after a wrong draft token"),
+    "bonus": ("cyan", "<", ">", "the model's own after right draft tokens"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,24 +78,18 @@ class Runs(Enum):
     LONG = "between answers, and may take its time"
 
 
-Act = Callable[[ChatConversation, str, Door], Outcome]
-
-
 @dataclass(frozen=True)
 class Command:
-    name: str
-    argument: str  # as help shows it
+    usage: str  # as help shows it: the name, then the argument
     help: str
-    act: Act
+    act: Callable[[ChatConversation, str, Door], Outcome]
     runs: Runs = Runs.AT_ONCE
-    choices: Callable[[ChatConversation], Sequence[str]] = (
-        lambda conversation: ()
-    )  # of its argument
+    choices: Callable[[ChatConversation], Sequence[str]] = lambda talk: ()  # of its argument
     takes_path: bool = False
 
     @property
-    def usage(self) -> str:
-        return f"{self.name} {self.argument}".rstrip()
+    def name(self) -> str:
+        return self.usage.partition(" ")[0]
 
 
 def run_command(conversation: ChatConversation, line: str, door: Door) -> Outcome:
@@ -96,74 +112,83 @@ def help_text() -> str:
     return "\n".join([*lines, KEYS])
 
 
-def _help(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return help_text()
-
-
-def _draft(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+def _draft(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        conversation.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
-    names = conversation.engine.drafter
+        talk.engine.set_drafter({"off": "none", "on": "auto"}.get(argument, argument))
+    names = talk.engine.drafter
     return f"Speculation: {'off' if names == 'none' else names}."
 
 
-def _compare(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+def _compare(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     def say(what: str) -> None:
         if door.report is not None:
             door.report(f"Comparing, {what}", 0.0)
 
-    compared = compare(conversation, argument or None, door.on_chunk, say)
+    compared = compare(talk, argument or None, door.on_chunk, say)
     return "Stopped." if compared is None else comparison_text(compared, door.width)
 
 
-def _tokens(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    if conversation.last is None:
-        return "No answer yet."
-    return tokens_text(conversation.last, has_colours(door.is_terminal))
+def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    """Shows the answer with each token marked by its origin, and below it a legend with counts.
+    NO_COLOR: https://no-color.org."""
+    if talk.last is None:
+        return _NO_ANSWER
+    has_colours = door.is_terminal and not os.environ.get("NO_COLOR")
+
+    def append(piece: str, origin: str) -> None:
+        style, opening, closing, _ = _ORIGINS[origin]
+        if has_colours:
+            text.append(piece, style)
+        elif piece:
+            text.append(f"{opening}{piece}{closing}")
+
+    text, tokens = Text(), talk.last.tokens
+    for token in tokens:
+        append(token.text, token.origin.value)
+    counts = Counter(token.origin.value for token in tokens)
+    text.append("\n")
+    for origin, (*_, meaning) in _ORIGINS.items():
+        text.append("\n")
+        append(origin, origin)
+        text.append(f" {counts[origin]}: {meaning}")
+    drafted = Counter(token.drafter for token in tokens if token.drafter)
+    if drafted:
+        by_drafter = ", ".join(f"{name} {count}" for name, count in drafted.most_common())
+        text.append(f"\nright draft tokens of: {by_drafter}")
+    return text
 
 
-def _stats(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    if conversation.last is None:
-        return "No answer yet."
-    return stats_text(conversation.last, conversation.last_sampling)
+def _stats(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    return _NO_ANSWER if talk.last is None else stats_text(talk.last, talk.last_sampling)
 
 
-def _thoughts(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return unfolded(conversation.running or conversation.last)
+def _thoughts(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    result = talk.running or talk.last
+    if result is None:
+        return _NO_ANSWER
+    thought = result.reasoning.strip()
+    return (
+        dim(f"{thought}\n\n{thought_line(result)}")
+        if thought
+        else "The last answer has no thought."
+    )
 
 
-def _reasoning(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+def _reasoning(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        conversation.reasoning = read_reasoning(argument)
-    return f"Reasoning: {conversation.reasoning}."
+        talk.reasoning = read_reasoning(argument)
+    return f"Reasoning: {talk.reasoning}."
 
 
-def _undo(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    text = conversation.take_back()
-    return f"Taken back, with its answer: {text}"
-
-
-def _retry(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return CommandAnswer(conversation.last_prompt(), again=True)
-
-
-def _reset(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    conversation.forget()
+def _reset(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    talk.forget()
     return "The conversation is forgotten."
 
 
-def _system(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+def _system(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        conversation.system = None if argument == "none" else argument
-    return f"System message: {conversation.system or 'none'}"
-
-
-def _save(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return keeping.save(conversation, _path(argument))
-
-
-def _load(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return keeping.load(conversation, _path(argument))
+        talk.system = None if argument == "none" else argument
+    return f"System message: {talk.system or 'none'}"
 
 
 def _path(argument: str) -> Path:
@@ -172,22 +197,22 @@ def _path(argument: str) -> Path:
     return expanded(Path(argument))
 
 
-def _model(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
+def _model(talk: ChatConversation, argument: str, door: Door) -> Outcome:
     if argument:
-        conversation.open(argument, door.report)
-    return f"{conversation.engine.name} on {conversation.engine.runtime}."
+        talk.open(argument, talk.exact, door.report)
+    return f"{talk.engine.name} on {talk.engine.runtime}."
 
 
-def _exact(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    wanted = _switched(argument, conversation.exact)
-    if wanted != conversation.exact:
-        conversation.set_exact(wanted, door.report)
+def _exact(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    wanted = _switched(argument, talk.exact)
+    if wanted != talk.exact:
+        talk.open(talk.model, wanted, door.report)
     return f"Exact mode: {'on' if wanted else 'off'}."
 
 
-def _plain(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    conversation.is_plain = _switched(argument, conversation.is_plain)
-    return f"Markdown is shown {'as text' if conversation.is_plain else 'formatted'}."
+def _plain(talk: ChatConversation, argument: str, door: Door) -> Outcome:
+    talk.is_plain = _switched(argument, talk.is_plain)
+    return f"Markdown is shown {'as text' if talk.is_plain else 'formatted'}."
 
 
 def _switched(argument: str, now: bool) -> bool:
@@ -196,67 +221,240 @@ def _switched(argument: str, now: bool) -> bool:
     return argument == "on" if argument else now
 
 
-def _quit(conversation: ChatConversation, argument: str, door: Door) -> Outcome:
-    return Leave()
-
-
-def _drafters(conversation: ChatConversation) -> list[str]:
-    return ["auto", "none", *conversation.engine.drafters]
-
-
-def _on_off(conversation: ChatConversation) -> list[str]:
-    return ["on", "off"]
+def _on_off(talk: ChatConversation) -> Sequence[str]:
+    return ("on", "off")
 
 
 COMMANDS = (
     Command(
-        "/draft",
-        "auto|none|NAME",
+        "/draft auto|none|NAME",
         "who drafts, from the next round on",
         _draft,
         Runs.ANY_TIME,
-        _drafters,
+        lambda talk: ("auto", "none", *talk.engine.drafters),
     ),
     Command(
-        "/compare",
-        "[TEXT]",
+        "/compare [TEXT]",
         "answer TEXT, or the last message, with and without speculation",
         _compare,
         Runs.LONG,
     ),
-    Command("/tokens", "", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
-    Command("/stats", "", "figures of the last answer", _stats, Runs.ANY_TIME),
-    Command("/thoughts", "", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
+    Command("/tokens", "the last answer, each token by its origin", _tokens, Runs.ANY_TIME),
+    Command("/stats", "figures of the last answer", _stats, Runs.ANY_TIME),
+    Command("/thoughts", "what was thought before the last answer", _thoughts, Runs.ANY_TIME),
     Command(
-        "/reasoning",
-        "auto|off|N",
+        "/reasoning auto|off|N",
         "whether answers begin with a thought, of N tokens at most",
         _reasoning,
-        choices=lambda conversation: ("auto", "off"),
+        choices=lambda talk: ("auto", "off"),
     ),
-    Command("/retry", "", "answer the last message again", _retry),
-    Command("/undo", "", "take the last message back, with its answer", _undo),
-    Command("/reset", "", "forget the conversation", _reset),
-    Command("/system", "[TEXT|none]", "the system message from now on", _system),
     Command(
-        "/save",
-        "FILE",
+        "/retry",
+        "answer the last message again",
+        lambda talk, *_: CommandAnswer(talk.last_prompt(), again=True),
+    ),
+    Command(
+        "/undo",
+        "take the last message back, with its answer",
+        lambda talk, *_: f"Taken back, with its answer: {talk.take_back()}",
+    ),
+    Command("/reset", "forget the conversation", _reset),
+    Command("/system [TEXT|none]", "the system message from now on", _system),
+    Command(
+        "/save FILE",
         "keep it in a file; .json: its messages alone",
-        _save,
+        lambda talk, argument, _: save(talk, _path(argument)),
         Runs.LONG,
         takes_path=True,
     ),
-    Command("/load", "FILE", "go on with a saved conversation", _load, Runs.LONG, takes_path=True),
-    Command("/model", "NAME", "go on with another model", _model, Runs.LONG, takes_path=True),
     Command(
-        "/exact",
-        "on|off",
+        "/load FILE",
+        "go on with a saved conversation",
+        lambda talk, argument, _: load(talk, _path(argument)),
+        Runs.LONG,
+        takes_path=True,
+    ),
+    Command("/model NAME", "go on with another model", _model, Runs.LONG, takes_path=True),
+    Command(
+        "/exact on|off",
         "bit-identical to plain decoding; opens the model again",
         _exact,
         Runs.LONG,
         _on_off,
     ),
-    Command("/plain", "on|off", "show Markdown as text, or formatted", _plain, choices=_on_off),
-    Command("/help", "", "this list", _help, Runs.ANY_TIME),
-    Command("/quit", "", "leave (also Ctrl-D)", _quit, Runs.ANY_TIME),
+    Command("/plain on|off", "show Markdown as text, or formatted", _plain, choices=_on_off),
+    Command("/help", "this list", lambda *_: help_text(), Runs.ANY_TIME),
+    Command("/quit", "leave (also Ctrl-D)", lambda *_: Leave(), Runs.ANY_TIME),
 )
+
+
+def stats_text(result: GenerationResult, sampling: str) -> str:
+    """sampling: how the answer was drawn, in words."""
+    stats = result.stats
+    lines = [f"{stats.predicted_per_second:.1f} tokens/s over {stats.predicted_n} tokens"]
+    if stats.speedup is not None:
+        lines[0] += f", {stats.speedup:.2f}x the plain rounds of this session"
+    if stats.acceptance_rate is not None:
+        lines.append(
+            f"accepted {stats.draft_n_accepted} of {stats.draft_n} draft tokens "
+            f"({stats.acceptance_rate:.0%}), {stats.mean_accepted_length:.2f} tokens a round"
+        )
+    if stats.draft_characters:
+        share = stats.draft_characters_accepted / stats.draft_characters
+        lines[-1] += f"; {share:.0%} of their characters"
+    if len(stats.drafters) > 1:
+        lines += [
+            f"  {name}: {counts.draft_n_accepted} of {counts.draft_n}"
+            for name, counts in stats.drafters.items()
+        ]
+    if result.reasoning_n:
+        lines.append(thought_line(result))
+    reasons = ", ".join(f"{name} {count}" for name, count in stats.plain_reasons.items())
+    if reasons:
+        lines.append(f"{stats.plain_rounds} of {stats.rounds} rounds were plain: {reasons}")
+    lines += _histogram(stats.acceptance_histogram)
+    if stats.policy:
+        lines.append(f"policy: {stats.policy}")
+    lines.append(_promise(stats))
+    if stats.kernels is not None:
+        lines.append(stats.kernels)
+    lines.append(f"sampling: {sampling}")
+    lines.append(
+        f"first token after {stats.ttft_ms:.0f} ms; prompt of {stats.prompt_n} tokens, "
+        f"{stats.cached_n} of them from the cache"
+    )
+    return "\n".join(lines)
+
+
+def _promise(stats: Stats) -> str:
+    """Says what holds for greedy texts, and what that costs."""
+    line = f"with and without drafting: {stats.lossless}"
+    if stats.plain_width > 1:
+        line += (
+            f"; plain steps have {stats.plain_width} rows, at {stats.plain_cost:.2f} times the "
+            "time of the fastest"
+        )
+        if stats.speedup_over_fastest_plain is not None:
+            line += f" ({stats.speedup_over_fastest_plain:.2f}x those)"
+    return line
+
+
+def _histogram(rounds: Counter[int]) -> list[str]:
+    """rounds: speculative ones by number of accepted draft tokens."""
+    if not rounds:
+        return []
+    most = max(rounds.values())
+    lines = ["speculative rounds by accepted draft tokens:"]
+    for accepted, count in sorted(rounds.items()):
+        bar = bar_character() * max(round(count / most * _BAR_WIDTH), 1)
+        lines.append(f"  {accepted:2} {bar:{_BAR_WIDTH}} {count}")
+    return lines
+
+
+@dataclass(frozen=True)
+class DrafterComparison:
+    """Three answers to one prompt: plain, with drafting, plain again, so that a machine that gets
+    slower or faster all the while favours neither side.
+
+    Rates are tokens a second of the rounds, the prompt's time left out.
+    """
+
+    drafter: str
+    plain: tuple[GenerationResult, GenerationResult]
+    drafted: GenerationResult
+
+    @property
+    def plain_per_second(self) -> float:
+        milliseconds = sum(result.stats.predicted_ms for result in self.plain)
+        tokens = sum(result.stats.predicted_n for result in self.plain)
+        return tokens / milliseconds * 1e3 if milliseconds else 0.0
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first token that differs; None where the texts are equal."""
+        ids = [[token.id for token in each.tokens] for each in (self.plain[0], self.drafted)]
+        if ids[0] == ids[1]:
+            return None
+        pairs = enumerate(zip(*ids, strict=False))
+        return next((i for i, (plain, drafted) in pairs if plain != drafted), min(map(len, ids)))
+
+
+def compare(
+    conversation: ChatConversation,
+    prompt: str | None,
+    on_chunk: OnChunk,
+    say: Callable[[str], None],
+) -> DrafterComparison | None:
+    """Answers the prompt, or the last one where it is None, after what was said before it; the
+    conversation stays as it is. None where it was stopped.
+
+    Raises UsageError where drafting is off or there is no prompt yet, EdgeSpecError.
+    """
+    engine = conversation.engine
+    if engine.drafter == "none":
+        raise UsageError("drafting is off", remedy="Turn it on first: /draft auto.")
+    again = prompt is None
+    text = conversation.last_prompt() if prompt is None else prompt
+    messages = conversation.messages_for(text, again=again)
+    options: ChatOptions = {**conversation.answering}
+    sampling = options["sampling"]
+    if sampling.seed is None:  # one for all three, since other random draws make other texts
+        sampling = replace(sampling, seed=secrets.randbits(32))
+    options["sampling"] = sampling
+    options["max_tokens"] = min(options.get("max_tokens") or MOST_TOKENS, MOST_TOKENS)
+    results: list[GenerationResult] = []
+    for number, drafting in enumerate((False, True, False), start=1):
+        say(f"{number} of 3, {engine.drafter if drafting else 'plain'}")
+        if drafting:
+            results.append(conversation.generate(messages, on_chunk, options))
+        else:
+            with engine.without_drafting():
+                results.append(conversation.generate(messages, on_chunk, options))
+        if conversation.stop.requested:
+            return None
+    first, drafted, second = results
+    return DrafterComparison(engine.drafter, (first, second), drafted)
+
+
+def comparison_text(compared: DrafterComparison, width: int) -> RenderableType:
+    """Both texts, side by side where there is room, then rates, their ratio and what differs."""
+    drafter, result = compared.drafter, compared.drafted
+    plain, drafted = compared.plain_per_second, result.stats.predicted_per_second
+    panels = [_panel("plain", plain, compared.plain[0]), _panel(drafter, drafted, result)]
+    speedup = f": {drafted / plain:.2f}x" if plain else ""
+    lines = [
+        f"{drafted:.1f} tokens/s with {drafter}, {plain:.1f} without{speedup}",
+        _equality(compared),
+        "Measured: three answers in turns, plain, drafting, plain; their rounds, without the "
+        "time for the prompt.",
+    ]
+    if _REMEMBERING in (*drafter.split(","), *result.stats.drafters):
+        lines.append("Its drafter remembers answers: one that was given before is drafted whole.")
+    side_by_side = width >= 2 * _LEAST_COLUMN
+    for panel in panels:
+        panel.width = width // 2 - 1 if side_by_side else None
+    texts = Columns(panels, padding=(0, 1)) if side_by_side else Group(*panels)
+    return Group(texts, Text("\n".join(lines)))
+
+
+def _panel(name: str, per_second: float, result: GenerationResult) -> Panel:
+    title = Text(f"{name}: {per_second:.1f} tokens/s")
+    thought, text = result.reasoning.strip(), result.text.strip()
+    shown = Text.assemble((thought, "dim"), "\n\n" if thought and text else "", text)
+    return Panel(shown, title=title, title_align="left")
+
+
+def _equality(compared: DrafterComparison) -> str:
+    index = compared.first_difference
+    count = len(compared.drafted.tokens)
+    if index is None:
+        return f"The texts are equal, token by token ({count})."
+    plain, drafted = (
+        repr(result.tokens[index].text) if index < len(result.tokens) else "the end"
+        for result in (compared.plain[0], compared.drafted)
+    )
+    line = f"The texts differ from token {index + 1} on: {plain} without, {drafted} with."
+    ties = compared.drafted.stats.near_ties
+    if ties:
+        line += f" {ties} choices were near ties; /exact on decides them alike."
+    return line

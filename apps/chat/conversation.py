@@ -1,7 +1,9 @@
-"""A conversation with one model: what was said, its engine, and how an answer is stopped."""
+"""A conversation with one model: what was said, its engine, how an answer is stopped, and files: a
+snapshot of everything, or the messages alone as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
+from edge_spec.storage.atomic import atomic_file
 from edge_spec.text.parts.answer_length import answer_tokens
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ Message = dict[str, str]
 Report = Callable[[str, float], None]  # what is being done, and how much of it is
 OnChunk = Callable[["Chunk"], None]
 CountTokens = Callable[[Sequence[Message]], int]
+_ROLES = ("system", "user", "assistant")
+_THOUGHT = "reasoning_content"
 
 
 def num_to_leave_out(
@@ -127,6 +132,8 @@ class ChatConversation:
         self.is_plain = False  # Markdown is shown as it was written
         self.stop = Stop()
         self.files: set[Path] = set()  # that hold it, which may be written again
+        # Whether answers begin with a thought, or how long it may be.
+        self.reasoning: Reasoning = answering.get("reasoning") or "auto"
         self._opener = opener
         self._answering = answering
         self._asked_sampling = asked_sampling
@@ -143,35 +150,26 @@ class ChatConversation:
         if limit is None:
             form = self.engine.parts.text.answer_form((), reasoning=self.reasoning)
             limit = answer_tokens(form)
-        return {**self._answering, "max_tokens": limit, "sampling": self._sampling}
-
-    @property
-    def reasoning(self) -> Reasoning:
-        """Whether answers begin with a thought, or how long it may be."""
-        return self._answering.get("reasoning") or "auto"
-
-    @reasoning.setter
-    def reasoning(self, reasoning: Reasoning) -> None:
-        self._answering = {**self._answering, "reasoning": reasoning}
+        own: ChatOptions = {"max_tokens": limit, "sampling": self._sampling}
+        return {**self._answering, **own, "reasoning": self.reasoning}
 
     @property
     def messages(self) -> list[Message]:
         """All of them."""
         return [*self._opening, *self.said]
 
-    @property
-    def asked_messages(self) -> list[Message]:
-        """Those that prompts do not leave out."""
-        return [*self._opening, *self.said[self.left_out :]]
+    def messages_for(self, text: str, *, again: bool = False) -> list[Message]:
+        """Returns what the model is given for a message: those before it that prompts do not leave
+        out, and it. Raises UsageError where there is no message to answer again."""
+        return [*self._opening, *self._until(text, again)[self.left_out :]]
 
     def make_room(self, text: str, *, again: bool = False) -> str | None:
         """Leaves the oldest turns out from now on, where the message that `answer` is to be called
         with would leave too little room for an answer; what to tell the user then. Raises
         EdgeSpecError."""
         engine = self.engine
-        said = self._until(text, again)
         more = num_to_leave_out(
-            [*self._opening, *said[self.left_out :]],
+            self.messages_for(text, again=again),
             lambda messages: len(engine.chat_prompt(messages, reasoning=self.reasoning)),
             engine.context_length,
             self.answering["max_tokens"] or engine.context_length,
@@ -191,51 +189,50 @@ class ChatConversation:
         is then as it was, but for an answer that had begun, of which what came stays.
         """
         said = self._until(text, again)
-        generation = self._start([*self._opening, *said[self.left_out :]], self.answering)
-        result = generation.result
-        try:
-            self._read(generation, on_chunk)
-        finally:
+
+        def keep(result: GenerationResult) -> None:
             failed = result.finish_reason == "error"
-            if result.finish_reason is not None and not (failed and not _has_content(result)):
-                self.said = [*said, _message(result)]
-                self.last, self.last_sampling = result, self._told_sampling()
-                self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
-        return result
+            has_content = result.text or result.reasoning
+            if result.finish_reason is None or (failed and not has_content):
+                return
+            thought = {_THOUGHT: result.reasoning} if result.reasoning else {}
+            self.said = [*said, {"role": "assistant", "content": result.text, **thought}]
+            source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
+            self.last = result
+            self.last_sampling = f"{sampling_text(self._sampling)} ({source})"
+            self.turns.append({"prompt": text, "left_out": self.left_out, **result.to_dict()})
+
+        messages = self.messages_for(text, again=again)
+        return self.generate(messages, on_chunk, self.answering, keep)
 
     def generate(
-        self, messages: list[Message], on_chunk: OnChunk, options: ChatOptions
+        self,
+        messages: list[Message],
+        on_chunk: OnChunk,
+        options: ChatOptions,
+        keep: Callable[[GenerationResult], None] = lambda result: None,
     ) -> GenerationResult:
-        """An answer that the conversation does not keep. Raises EdgeSpecError."""
-        generation = self._start(messages, options)
-        self._read(generation, on_chunk)
-        return generation.result
+        """keep: called with what was written, also where it fails. Raises EdgeSpecError."""
 
-    def _start(self, messages: list[Message], options: ChatOptions) -> Generation:
+        def note_reading(what: str, fraction: float) -> None:
+            self.reading = f"{fraction:.0%}"
+
         generation = self.engine.chat(messages, stream=True, **options)
-        self.reading, generation.progress = "", self._note_reading
+        self.reading, generation.progress = "", note_reading
         self.stop.watch(generation)
-        return generation
-
-    def _note_reading(self, what: str, fraction: float) -> None:
-        self.reading = f"{fraction:.0%}"
-
-    def _read(self, generation: Generation, on_chunk: OnChunk) -> None:
-        self.running = generation.result
+        result = self.running = generation.result
         try:
             for chunk in generation:
                 on_chunk(chunk)
         finally:
             self.running = None
-        self.plain_per_second = generation.result.stats.plain_per_second or self.plain_per_second
+            keep(result)
+        self.plain_per_second = result.stats.plain_per_second or self.plain_per_second
+        return result
 
     def last_prompt(self) -> str:
         """The last message of the user. Raises UsageError where there is none."""
         return self.said[self._last_asked()]["content"]
-
-    def before_last_prompt(self) -> list[Message]:
-        """The messages that the last answer was given after, without its own."""
-        return [*self._opening, *self.said[self.left_out : self._last_asked()]]
 
     def take_back(self) -> str:
         """Drops the last message of the user with what followed it; returns its text. Raises
@@ -257,33 +254,21 @@ class ChatConversation:
         self.said, self.left_out = list(messages), 0
         self.last = None
 
-    def open(self, model: str, report: Report | None) -> None:
-        """Goes on with another model. Raises EdgeSpecError and then keeps the present one."""
-        self._replace(self._opener(model, exact=self.exact, report=report))
-        self.model = model
-
-    def set_exact(self, exact: bool, report: Report | None) -> None:
-        """Opens the model again in the other mode, with the drafters of now. Raises as `open`."""
-        engine = self._opener(self.model, exact=exact, report=report)
+    def open(self, model: str, exact: bool, report: Report | None) -> None:
+        """Goes on with another model, or with this one in the other mode and the drafters of now.
+        Raises EdgeSpecError and then keeps the present one."""
+        engine = self._opener(model, exact=exact, report=report)
         try:
-            if engine.drafter != self.engine.drafter:
+            if exact != self.exact and engine.drafter != self.engine.drafter:
                 engine.set_drafter(self.engine.drafter)
         except BaseException:
             engine.close()
             raise
-        self._replace(engine)
-        self.exact = exact
-
-    def _replace(self, engine: Engine) -> None:
         self.engine.close()
-        self.engine = engine
+        self.engine, self.model, self.exact = engine, model, exact
         self._sampling = engine.chat_sampling(**self._asked_sampling)
         self.left_out = 0  # its context may hold more
         self.plain_per_second = None
-
-    def _told_sampling(self) -> str:
-        source = sampling_source(self.engine.parts.text.sampling, self._asked_sampling)
-        return f"{sampling_text(self._sampling)} ({source})"
 
     @property
     def _opening(self) -> list[Message]:
@@ -297,16 +282,63 @@ class ChatConversation:
     def _last_asked(self) -> int:
         """Returns the place in `said` of the last message of the user. Raises UsageError if there
         is none."""
-        for index in range(len(self.said) - 1, -1, -1):
-            if self.said[index]["role"] == "user":
-                return index
-        raise UsageError("nothing was asked yet", remedy="Type a message first.")
+        asked = [index for index, message in enumerate(self.said) if message["role"] == "user"]
+        if not asked:
+            raise UsageError("nothing was asked yet", remedy="Type a message first.")
+        return asked[-1]
 
 
-def _has_content(result: GenerationResult) -> bool:
-    return bool(result.text or result.reasoning)
+def save(conversation: ChatConversation, path: Path) -> str:
+    """Writes the conversation, and says what was written: the messages alone if the name ends in
+    .json, else a snapshot, which only this model can go on with, but at once. Raises EdgeSpecError,
+    OSError.
+
+    Replaces a file only where it holds a conversation that this one was saved to or loaded from.
+    """
+    if path.exists() and path.resolve() not in conversation.files:
+        raise UsageError(f"{path} exists", remedy="Choose another name, or delete it first.")
+    note = {"messages": conversation.messages}
+    if path.suffix == ".json":
+        with atomic_file(path, 0o600) as work:  # it is somebody's conversation
+            work.write_text(json.dumps(note, ensure_ascii=False, indent=1), encoding="utf-8")
+    else:
+        conversation.engine.snapshot(path, note)
+    return _told(conversation, "saved in", path)
 
 
-def _message(result: GenerationResult) -> Message:
-    thought = {"reasoning_content": result.reasoning} if result.reasoning else {}
-    return {"role": "assistant", "content": result.text, **thought}
+def load(conversation: ChatConversation, path: Path) -> str:
+    """Takes a saved conversation over. Raises EdgeSpecError, OSError, and then changes nothing."""
+    if path.suffix == ".json":
+        try:
+            note: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _no_conversation(path, str(error)) from error
+    else:
+        note = conversation.engine.restore(path)
+    conversation.take_over(_read_messages(note, path))
+    return _told(conversation, "loaded from", path)
+
+
+def _read_messages(note: Any, path: Path) -> list[Message]:
+    """Raises UsageError for what `save` does not write."""
+    messages = note.get("messages") if isinstance(note, dict) else None
+    if not isinstance(messages, list):
+        raise _no_conversation(path, 'it has no "messages"')
+    for index, message in enumerate(messages):
+        known = isinstance(message, dict) and message.keys() - {_THOUGHT} == {"role", "content"}
+        if not known or message["role"] not in _ROLES[index > 0 :]:
+            raise _no_conversation(path, f"message {index + 1} has no known role")
+        if not all(isinstance(text, str) for text in message.values()):
+            raise _no_conversation(path, f"message {index + 1} has no text")
+    return messages
+
+
+def _no_conversation(path: Path, reason: str) -> UsageError:
+    remedy = "Choose a file that /save wrote."
+    return UsageError(f"{path} holds no conversation: {reason}", remedy=remedy)
+
+
+def _told(conversation: ChatConversation, done: str, path: Path) -> str:
+    conversation.files.add(path.resolve())
+    count = len(conversation.said)
+    return f"{count} {'message' if count == 1 else 'messages'} {done} {path}."

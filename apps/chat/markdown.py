@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from markdown_it import MarkdownIt
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edge_spec import PartKind
-from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.apps.chat.thoughts import dim
+from edge_spec.apps.chat.paint import dim, harmless, paint
 
 if TYPE_CHECKING:
     from edge_spec.text.parts.part import CallHead
@@ -34,10 +33,11 @@ _FENCES = ("```", "~~~")
 
 
 class AnswerView:
-    """Text is pushed by one thread while another takes blocks and shows the rest.
+    """Text is pushed by one thread while another takes blocks and draws the rest.
 
     Blocks are those of Markdown (paragraphs, lists, code), or with `is_plain` lines. A thought is
-    one block, which appears once it has ended, folded to a line.
+    one block, which appears once it has ended, folded to a line; a call is one, too. The rest is
+    painted again only where it may, and shown as it was painted last until then.
     """
 
     def __init__(self, is_plain: bool = False, fold: Callable[[], str] = lambda: "thought") -> None:
@@ -46,58 +46,47 @@ class AnswerView:
         self._fold = fold
         self._lock = Lock()
         self._blocks: list[RenderableType] = []  # before the rest: finished, and not taken yet
-        self._rest = ""
-        self._call = ""  # the name of the call whose arguments the rest is
-        self._thought = ""  # what is written of it
-        self.is_thinking = False
+        self._kind = PartKind.TEXT  # of the rest
+        self._call = ""  # whose arguments the rest is
+        self.rest = ""
+        self._painted: tuple[str, int, int, PartKind] = "", 0, 0, PartKind.TEXT
+        self._fragments: StyleAndTextTuples = []
+        self._not_before = 0.0
 
     def push(self, text: str, kind: PartKind = PartKind.TEXT, call: CallHead | None = None) -> None:
         """call: with the first piece of each call."""
         with self._lock:
-            if kind is PartKind.REASONING:
-                self._end_text()
-                self.is_thinking = True
-                self._thought += text
-                return
-            self._end_thought()
-            if kind is PartKind.TEXT and self._call:
-                self._end_text()
-            if call is not None:
-                self._end_text()
-                self._call = call.name
-            self._rest += text
+            if kind is not self._kind or call is not None:
+                self._end()
+                self._kind, self._call = kind, call.name if call is not None else ""
+            self.rest += text
 
     def take(self) -> RenderableType | None:
         """The blocks that no further text can change; they are no longer part of the rest."""
         with self._lock:
-            length = 0 if self._call else self._finished()
-            block, self._rest = self._rest[:length], self._rest[length:]
-            if block:
-                self._blocks.append(shown_text(block.removesuffix("\n"), self._is_plain))
+            if self._kind is PartKind.TEXT:
+                last = self.rest.rfind("\n") + 1 if self._is_plain else finished_length(self.rest)
+                block, self.rest = self.rest[:last], self.rest[last:]
+                if block:
+                    self._blocks.append(shown_text(block.removesuffix("\n"), self._is_plain))
             return self._taken()
-
-    def _finished(self) -> int:
-        return self._rest.rfind("\n") + 1 if self._is_plain else finished_length(self._rest)
 
     def take_all(self) -> RenderableType | None:
         """All that is left; None where that is nothing but spaces."""
         with self._lock:
-            self._end_thought()
-            self._end_text()
+            self._end()
             return self._taken()
 
-    def _end_thought(self) -> None:
-        if self._thought.strip():
+    def _end(self) -> None:
+        """Makes a block of the rest."""
+        text, self.rest = self.rest, ""
+        if self._call:
+            self._blocks.append(shown_call(self._call, text))
+        elif text.strip() and self._kind is PartKind.REASONING:
             self._blocks.append(dim(self._fold()))
-        self._thought, self.is_thinking = "", False
-
-    def _end_text(self) -> None:
-        text, self._rest = self._rest, ""
-        name, self._call = self._call, ""
-        if name:
-            self._blocks.append(shown_call(name, text))
         elif text.strip():
             self._blocks.append(shown_text(text, self._is_plain))
+        self._kind, self._call = PartKind.TEXT, ""
 
     def _taken(self) -> RenderableType | None:
         blocks, self._blocks = self._blocks, []
@@ -107,9 +96,24 @@ class AnswerView:
         return Group(blocks[0], *(each for block in blocks[1:] for each in (*gap, block)))
 
     @property
-    def rest(self) -> str:
-        """Returns the text after the blocks, or the thought that is being written."""
-        return self._thought if self.is_thinking else self._rest
+    def is_thinking(self) -> bool:
+        return self._kind is PartKind.REASONING
+
+    def fragments(self, columns: int, rows: int) -> StyleAndTextTuples:
+        """Returns at most so many lines, the last of what the rest is painted as."""
+        begun, kind, text = time.perf_counter(), self._kind, self.rest
+        before, *place = self._painted
+        is_longer = place == [columns, rows, kind] and text.startswith(before)
+        if is_longer and (text == before or begun < self._not_before):
+            return self._fragments
+        end = _end_of(text, rows)
+        shown = dim(end) if kind is PartKind.REASONING else shown_text(end, self._is_plain)
+        lines = paint(shown, columns).rstrip("\n").split("\n")[-rows:]
+        self._fragments = to_formatted_text(ANSI("\n".join(lines)))
+        self._painted = text, columns, rows, kind
+        now = time.perf_counter()
+        self._not_before = now + (now - begun) / _SHARE
+        return self._fragments
 
 
 def shown_call(name: str, arguments: str) -> RenderableType:
@@ -168,40 +172,6 @@ class ShownMarkdown(Markdown):
             yield from list(super().__rich_console__(console, options))
         except Exception:  # text of a model may be of any form, and has to be shown
             yield Text(self.markup)
-
-
-class Room(NamedTuple):
-    columns: int
-    rows: int
-    is_plain: bool  # Markdown is shown as text
-    is_thought: bool = False
-
-
-class Tail:
-    """Paints again only where it may, and shows the last painting until then."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._text = ""
-        self._room: Room | None = None
-        self._fragments: StyleAndTextTuples = []
-        self._not_before = 0.0
-
-    def fragments(self, text: str, room: Room) -> StyleAndTextTuples:
-        """Returns at most `room.rows` lines, the last of what `text` is painted as."""
-        begun = self._clock()
-        is_longer = room == self._room and text.startswith(self._text)
-        if is_longer and (text == self._text or begun < self._not_before):
-            return self._fragments
-        end = _end_of(text, room.rows)
-        shown = dim(end) if room.is_thought else shown_text(end, room.is_plain)
-        lines = paint(shown, room.columns)
-        last = lines.rstrip("\n").split("\n")[-room.rows :]
-        self._fragments = to_formatted_text(ANSI("\n".join(last)))
-        self._text, self._room = text, room
-        now = self._clock()
-        self._not_before = now + (now - begun) / _SHARE
-        return self._fragments
 
 
 def _end_of(text: str, rows: int) -> str:

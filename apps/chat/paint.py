@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 
 from rich.console import Console, RenderableType
@@ -11,37 +10,37 @@ from rich.segment import Segment, Segments
 from rich.text import Text
 
 # Control characters, and those that turn the direction of the text after them (Boucher and
-# Anderson 2021, Trojan Source).
-_COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u202a-\u202e\u2066-\u2069]")
-_PICTURES = 0x2400  # U+2400 is the picture of U+0000, and so on
-_DELETE = 0x7F
+# Anderson 2021, Trojan Source). U+2400 is the picture of U+0000, and so on.
+_VISIBLE: dict[int, str] = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: "\u2421",
+    **dict.fromkeys((*range(0x80, 0xA0), 0x61C, *range(0x202A, 0x202F)), "\ufffd"),
+    **dict.fromkeys(range(0x2066, 0x206A), "\ufffd"),
+}
 _LEAST_WIDTH = 8
 
 
 def harmless(text: str) -> str:
     """`text` with visible characters for those that could command a terminal; newlines and tabs
     stay. Model output is not to be trusted, nor are names in files."""
-    return _COMMANDING.sub(_visible, text.replace("\r\n", "\n"))
+    return text.replace("\r\n", "\n").translate(_VISIBLE)
 
 
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < ord(" "):
-        return chr(_PICTURES + code)
-    return "\u2421" if code == _DELETE else "\ufffd"
+def dim(text: str) -> Text:
+    return Text(harmless(text), "dim")
 
 
 def paint(shown: RenderableType, width: int) -> str:
     """`shown` in lines of at most `width` cells, with escape sequences for its styles and for
     nothing else; with NO_COLOR they have no colours."""
-    return _painted(shown, _console(width, styled=True))
+    return _painted(shown, width, styled=True)
 
 
 def plain(shown: RenderableType, width: int = 80) -> str:
     """`shown` without escape sequences; a str is not wrapped."""
     if isinstance(shown, str):
         return harmless(shown) + "\n"
-    return _painted(shown, _console(width, styled=False))
+    return _painted(shown, width, styled=False)
 
 
 def bar_character() -> str:
@@ -50,8 +49,8 @@ def bar_character() -> str:
     return "\u2588" if encoding.lower().startswith("utf") else "#"
 
 
-def _console(width: int, *, styled: bool) -> Console:
-    return Console(
+def _painted(shown: RenderableType, width: int, *, styled: bool) -> str:
+    console = Console(
         file=io.StringIO(),
         width=max(width, _LEAST_WIDTH),
         force_terminal=styled,
@@ -61,9 +60,6 @@ def _console(width: int, *, styled: bool) -> Console:
         markup=False,
         emoji=False,
     )
-
-
-def _painted(shown: RenderableType, console: Console) -> str:
     rendered = console.render(Text(shown) if isinstance(shown, str) else shown)
     # Whatever `shown` is made of, its text passes here. A link would be a sequence of its own.
     safe = [

@@ -27,12 +27,12 @@ def talk_in_lines(conversation: ChatConversation, *, as_json: bool) -> None:
     as_json: one document at the end, and nothing else on standard output. Raises EdgeSpecError for
     a message that cannot be answered, unless a person is there to type another.
     """
-    for line in _typed():
+    for line in iter(_read_line, ""):
         text = line.strip()
         try:
             with _interrupt_stops(conversation.stop):
                 if text.startswith("/"):
-                    if isinstance(_command(conversation, text, as_json), Leave):
+                    if _command(conversation, text, as_json):
                         break
                 elif text:
                     _answer(conversation, CommandAnswer(text), as_json)
@@ -49,28 +49,24 @@ def _print_turns(conversation: ChatConversation, as_json: bool) -> None:
         print(json.dumps({"turns": conversation.turns}, ensure_ascii=False))
 
 
-def _typed() -> Iterator[str]:
-    while True:
-        if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        yield line
+def _read_line() -> str:
+    """Returns "" at the end of input."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()
 
 
-def _command(conversation: ChatConversation, line: str, as_json: bool) -> Leave | None:
+def _command(conversation: ChatConversation, line: str, as_json: bool) -> bool:
+    """Says whether the line ends the conversation."""
     try:
         outcome = run_command(conversation, line, Door())
     except (EdgeSpecError, OSError) as error:
         outcome = str(error)
-    if isinstance(outcome, Leave):
-        return outcome
     if isinstance(outcome, CommandAnswer):
         _answer(conversation, outcome, as_json)
-    else:
+    elif not isinstance(outcome, Leave):
         print(plain(outcome), end="", file=sys.stderr if as_json else sys.stdout)
-    return None
+    return isinstance(outcome, Leave)
 
 
 def _answer(conversation: ChatConversation, message: CommandAnswer, as_json: bool) -> None:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.renderer import print_formatted_text
 from prompt_toolkit.styles import Style
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from edge_spec import EdgeSpecError
-from edge_spec.apps.chat.commands import CommandAnswer, Door, Leave, Runs, find, run_command
+from edge_spec import EdgeSpecError, PartKind
+from edge_spec.apps.chat.commands import (
+    COMMANDS,
+    CommandAnswer,
+    Door,
+    Leave,
+    Runs,
+    find,
+    run_command,
+)
 from edge_spec.apps.chat.conversation import ChatConversation
-from edge_spec.apps.chat.footer import Meter, footer
-from edge_spec.apps.chat.keyboard import CommandCompleter, open_history
-from edge_spec.apps.chat.markdown import AnswerView, Room, Tail
+from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.engine.thought_line import cut_thought, thought_line
+from edge_spec.engine.thought_line import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
+from edge_spec.fitting.memory import format_bytes, resident_bytes
+from edge_spec.storage.atomic import atomic_file, cache_directory
+from edge_spec.storage.locks import locked
 
 if TYPE_CHECKING:
     from edge_spec import Chunk
@@ -42,12 +58,130 @@ Result = TypeVar("Result")
 _SHARE = 0.03
 _MIN_REDRAW_S, _MAX_REDRAW_S = 0.1, 0.5
 _PROMPT = "> "
+_WINDOW_S = 1.0  # that the rate of an answer is taken over
+_MOST_COUNTS = 4096  # more than come in that time
+_SEPARATOR = " | "  # in the footer
+_MAX_HISTORY_BYTES = 1_000_000
+_LOCK_S = 1.0
 _MENU_ROWS = 4
 _THOUGHT_ROWS = 10  # at most, that one line will take the place of
 _ROWS_BELOW = _MENU_ROWS + 2  # input, menu and footer, which the end of an answer leaves free
 _STYLE = Style([("bottom-toolbar", "noreverse")])
 _WAIT = "Goes when this has ended; Ctrl-C ends it."
 _LEAVE = "Ctrl-C again, or Ctrl-D, leaves."
+
+
+class Meter:
+    """Tokens a second of the last second."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_MOST_COUNTS)  # when, and of how many
+
+    def restart(self) -> None:
+        self._counts.clear()
+
+    def observe(self, num_tokens: int) -> None:
+        """The time before the first tokens was the prompt's, so they do not count."""
+        self._counts.append((time.monotonic(), num_tokens if self._counts else 0))
+
+    @property
+    def per_second(self) -> float | None:
+        """Returns None until tokens came over some time."""
+        now, counts = time.monotonic(), tuple(self._counts)
+        tokens = sum(count for when, count in counts if now - when < _WINDOW_S)
+        span_s = min(now - counts[0][0], _WINDOW_S) if counts else 0.0
+        return tokens / span_s if tokens and span_s else None
+
+
+def footer(conversation: ChatConversation, meter: Meter, note: str, width: int) -> str:
+    """Shows as many of the figures as fit into `width` cells, the most telling first: those of the
+    answer that is being written, or of the last one. note: what else there is to say."""
+    parts = [note] if note else []
+    running = conversation.running
+    result = running or conversation.last
+    if result is not None:
+        stats = result.stats
+        rate = meter.per_second if running is not None else stats.predicted_per_second
+        latest = running.tokens[-1].kind if running is not None and running.tokens else None
+        if latest is PartKind.REASONING:
+            parts.append(f"thinking {told_time(result.reasoning_ms / 1e3)}")
+        if rate is not None:
+            parts.append(f"{rate:.0f} tokens/s")
+        elif not result.tokens:
+            parts.append(f"reading {conversation.reading}".rstrip())
+        speedup = stats.speedup
+        if running is not None:
+            plain = conversation.plain_per_second
+            speedup = rate / plain if rate is not None and plain is not None else None
+        parts += [f"{speedup:.2f}x"] if speedup is not None else []
+        if stats.acceptance_rate is not None:
+            parts.append(f"{stats.acceptance_rate:.0%} accepted")
+    parts.append(f"draft {conversation.engine.drafter}")
+    memory = resident_bytes()
+    parts += [format_bytes(memory)] if memory is not None else []
+    parts += ["exact"] if conversation.exact else []
+    parts += [conversation.engine.name] if running is None else ["Ctrl-C stops"]
+    while len(parts) > 1 and cell_len(_SEPARATOR.join(parts)) > width:
+        parts.pop()
+    return _SEPARATOR.join(parts)
+
+
+class CommandCompleter(Completer):
+    """Commands, their choices (of several joined by commas the last one) and paths."""
+
+    def __init__(self, conversation: ChatConversation) -> None:
+        self._conversation = conversation
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        typed = document.text_before_cursor
+        if not typed.startswith("/"):
+            return
+        name, space, argument = typed.partition(" ")
+        command = find(name)
+        if not space:
+            for each in COMMANDS:
+                if each.name.startswith(name):
+                    yield Completion(each.name, -len(name), display_meta=each.help)
+        elif command is not None:
+            word = argument.rpartition(",")[2]
+            for choice in command.choices(self._conversation):
+                if choice.startswith(word):
+                    yield Completion(choice, -len(word))
+            if command.takes_path:
+                yield from self._paths.get_completions(Document(argument), event)
+
+
+class OwnHistory(FileHistory):
+    """A file that nobody else reads; where it cannot be written, typing goes on without."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+
+
+def open_history() -> History:
+    """Opens the history of all conversations, beside converted models; in memory where there can be
+    no file."""
+    path = cache_directory() / "chat-history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _shorten(path)
+    except OSError:
+        return InMemoryHistory()
+    return OwnHistory(path)
+
+
+def _shorten(path: Path) -> None:
+    """Drops the older half of a long history, at the beginning of an entry."""
+    if path.stat().st_size <= _MAX_HISTORY_BYTES:
+        return
+    with locked(path, _LOCK_S):
+        content = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
+        entry = content.find(b"\n\n# ")  # its time, before its lines
+        with atomic_file(path, 0o600) as work:
+            work.write_bytes(content[entry + 1 :])
 
 
 class Terminal:
@@ -63,7 +197,6 @@ class Terminal:
         self._leaving = False
         self._unfold_hint = "; /thoughts shows it"  # the first time
         self._error: BaseException | None = None  # that ends the session
-        self._tail = Tail()
         self._worker = ThreadPoolExecutor(1)
         self._session: PromptSession[str] = PromptSession(
             self._above_and_prompt,
@@ -108,18 +241,19 @@ class Terminal:
     async def _take(self, text: str) -> None:
         """Does what the line asks for, or begins it. Called where `_has_to_wait` is false."""
         self._note = ""
-        command = find(text.partition(" ")[0])
         if text.startswith("/"):
+            command = find(text.partition(" ")[0])
             if command is not None and command.runs is Runs.LONG:
-                self._begin(self._long(text))
+                self._begin(self._command(text, is_long=True))
             else:
-                await self._at_once(text)
+                await self._command(text, is_long=False)
         elif text:
             self._begin(self._answer(CommandAnswer(text)))
 
-    async def _at_once(self, line: str) -> None:
+    async def _command(self, line: str, *, is_long: bool) -> None:
+        run = partial(run_command, self._conversation, line, self._door())
         try:
-            outcome = run_command(self._conversation, line, self._door())
+            outcome = await self._following(run) if is_long else run()
         except (EdgeSpecError, OSError) as error:
             outcome = _complaint(error)
         if isinstance(outcome, Leave):
@@ -146,12 +280,6 @@ class Terminal:
             self._session.app.invalidate()
             if self._is_held and not self._leaving:
                 self._session.default_buffer.validate_and_handle()
-
-    async def _long(self, line: str) -> None:
-        door = self._door()
-        outcome = await self._following(lambda: run_command(self._conversation, line, door))
-        assert not isinstance(outcome, CommandAnswer | Leave)
-        await self._show(outcome)
 
     async def _answer(self, message: CommandAnswer) -> None:
         room = partial(self._conversation.make_room, message.text, again=message.again)
@@ -222,8 +350,7 @@ class Terminal:
         rows = max(self._session.output.get_size().rows - _ROWS_BELOW, 1)
         if view.is_thinking:
             rows = min(rows, _THOUGHT_ROWS)
-        room = Room(self._width, rows, self._conversation.is_plain, view.is_thinking)
-        return [*self._tail.fragments(view.rest, room), ("", f"\n{_PROMPT}")]
+        return [*view.fragments(self._width, rows), ("", f"\n{_PROMPT}")]
 
     def _footer(self) -> str:
         return harmless(footer(self._conversation, self._meter, self._note, self._width))

@@ -57,7 +57,10 @@ def run(
     )
     assert window is not None  # only a handler of its own could refuse it
 
-    def serve(closed: Event) -> None:
+    closed = Event()
+    errors: list[Exception] = []  # for this thread to raise
+
+    def serve() -> None:
         with open_engine() as engine:
             options = ServerOptions(port=0, api_key=key, grace_s=0.0, plan=plan(), **settings)
             if closed.is_set():
@@ -68,7 +71,16 @@ def run(
                 window.load_url(f"{server.url}/#key={key}")
                 closed.wait()
 
-    behind = _Behind(serve, window)
+    def serve_unless_closed() -> None:
+        try:
+            if not closed.is_set():
+                serve()
+        except Exception as error:
+            errors.append(error)
+            window.destroy()
+
+    # A model that is still being opened ends with the process.
+    behind = Thread(target=serve_unless_closed, name="edge-spec-window", daemon=True)
     with _closed_by_signals(window) as signals:
         try:
             # PySide ends the process where other threads import while it is being imported itself.
@@ -82,36 +94,13 @@ def run(
                 remedy=f'Run: pip install "edge-spec[desktop]". Or: {_BROWSER_INSTEAD}',
             ) from error
         finally:
-            behind.end()
-    if behind.error is not None:
-        raise behind.error
+            closed.set()
+            if behind.ident is not None:  # the window was opened
+                behind.join(_CLOSING_S)
+    if errors:
+        raise errors[0]
     if signal.SIGINT in signals:
         raise KeyboardInterrupt
-
-
-class _Behind(Thread):
-    """Serves what a window shows, in a thread; the window closes if that fails."""
-
-    def __init__(self, serve: Callable[[Event], None], window: webview.Window) -> None:
-        super().__init__(name="edge-spec-window", daemon=True)
-        self.error: Exception | None = None
-        self._serve = serve
-        self._window = window
-        self._closed = Event()
-
-    def run(self) -> None:
-        try:
-            if not self._closed.is_set():
-                self._serve(self._closed)
-        except Exception as error:  # for the main thread to raise
-            self.error = error
-            self._window.destroy()
-
-    def end(self) -> None:
-        """A model that is still being opened ends with the process."""
-        self._closed.set()
-        if self.ident is not None:  # the window was opened
-            self.join(_CLOSING_S)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ _LIVE_S = 1.0  # the time that a live rate looks back
 # Between two times that rounds are read: the loop and the client run on the cores that decode, and
 # nobody reads faster than this.
 _PACE_S = 0.02
+_NOTHING = Chunk("", ())
 QUIET_S = 15.0  # without news: clients and proxies take a connection that is silent longer for dead
 
 
@@ -48,17 +49,10 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The end of a choice."""
+class Ended(Round):
+    """The end of a choice; its chunk is empty."""
 
-    choice: int
     result: GenerationResult
-    predicted_n: int
-    live_per_second: float | None
-    plain_per_second: float | None
-
-
-Event = Round | Ended
 
 
 @dataclass
@@ -99,7 +93,7 @@ class ServerAnswer:
         self.results: list[GenerationResult] = []  # of the choices that have ended, by an error too
         self.first_token_s: float | None = None  # since the answer was made
         self._error: Exception | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Round] = deque()
         self._lock = Lock()  # of the two below
         self._stopped: ApiError | None = None  # why, once it is cancelled
         self._generation: Generation | None = None
@@ -120,14 +114,12 @@ class ServerAnswer:
         if not self._begun and self._error is not None:
             raise self._error
 
-    async def events(self) -> AsyncIterator[list[Event]]:
+    async def events(self) -> AsyncIterator[list[Round]]:
         """All that has happened since the last time; nothing where QUIET_S have passed. Raises what
         ended the answer early."""
         while True:
             ended = self.ended.is_set()  # before the events are taken: none comes after the end
-            events = []
-            while self._events:
-                events.append(self._events.popleft())
+            events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 yield events
                 pause = self._loop.call_later(_PACE_S, self._news.set)
@@ -205,7 +197,8 @@ class ServerAnswer:
             of = f" of answer {choice + 1} of {num_choices}" if num_choices > 1 else ""
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
             raise stopped_early(self._stopped, read)
-        self._tell(Ended(choice, result, len(result.tokens), rate, slot.plain_per_second))
+        num_tokens = len(result.tokens)
+        self._tell(Ended(choice, _NOTHING, num_tokens, rate, slot.plain_per_second, result))
 
     def _start(self, engine: Engine, prompt: Sequence[int], options: Any) -> Generation:
         generation = engine.generate(prompt, stream=True, **options)
@@ -216,7 +209,7 @@ class ServerAnswer:
         self._loop.call_soon_threadsafe(self._begin)
         return generation
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Round) -> None:
         self._events.append(event)
         if self._is_awaited or isinstance(event, Ended):
             self._is_awaited = False

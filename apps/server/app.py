@@ -31,9 +31,10 @@ from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
 from edge_spec.apps.server.replies import ChatReply, CompletionReply
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
 from edge_spec.apps.server.responses.write import add_responses
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
 from edge_spec.apps.web import INDEX, load_assets
 
 _GONE = {
@@ -82,24 +83,12 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
     async def chat(request: ChatRequest) -> Response:
         """The assistant's next message."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request),
-            lambda desk, work: ChatReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, Desk.chat, ChatReply)
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(request: CompletionRequest) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.completion(request),
-            lambda desk, work: CompletionReply(
-                request, work, desk.model, desk.texts(work.prompts) if request.echo else ()
-            ),
-        )
+        return AnswerResponse(running, request, Desk.completion, CompletionReply)
 
 
 def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:

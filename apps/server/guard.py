@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.response import send_error
+from edge_spec.apps.server.reply import send_error
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"

@@ -18,10 +18,8 @@ from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.figures import chat_logprobs, timings
-from edge_spec.apps.server.replies import ChatReply
-from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
 from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest, TokenId
 from edge_spec.apps.server.work import Desk
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
@@ -286,22 +284,12 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
     async def infill(request: InfillRequest) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: infill_work(desk, request),
-            lambda desk, work: InfillReply(request, work, desk),
-        )
+        return AnswerResponse(running, request, infill_work, InfillReply)
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
     async def fim(request: CompletionRequest) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: fim_work(desk, request),
-            lambda desk, work: ChatReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, fim_work, ChatReply)
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:

@@ -12,16 +12,15 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
-from edge_spec.apps.server.figures import chat_logprobs
 from edge_spec.apps.server.messages import Message
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.replies import reason_of
-from edge_spec.apps.server.reply import Reply, arguments_of
-from edge_spec.apps.server.response import AnswerResponse, Running
+from edge_spec.apps.server.replies import chat_logprobs, reason_of
+from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -163,8 +162,8 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
     calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
     told = []
     for index, call in enumerate(calls):
-        name, arguments = call["function"]["name"], arguments_of(call["function"]["arguments"])
-        function = {"index": index, "name": name, "arguments": arguments}
+        function = {"index": index, **call["function"]}
+        function["arguments"] = arguments_of(function["arguments"])
         told.append({"id": call["id"], "function": function})
     return {"tool_calls": told} if told else {}
 
@@ -195,22 +194,21 @@ class ShowRequest(Body):
 
 
 def add_ollama(app: FastAPI, running: Running) -> None:
-    _add_models(app, running.models)
+    models, since = running.models, datetime.now(UTC).isoformat()
 
     async def answer(request: OllamaChatRequest) -> Response:
-        model = running.models.find(_plain_name(running.models, request.model) or None)
+        model = models.find(_plain_name(models, request.model) or None)
         reply = OllamaReply(request, model.name)
         continued = request.continued()
         if not request.messages and continued is None:
-            async with running.models.using(model):
+            async with models.using(model):
                 return JSONResponse(reply.opened())
         request.model, request.stream = model.name, request.stream is not False
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request) if continued is None else desk.completion(continued),
-            lambda desk, work: reply,
-        )
+
+        def ask(desk: Desk, request: OllamaChatRequest) -> Work:
+            return desk.chat(request) if continued is None else desk.completion(continued)
+
+        return AnswerResponse(running, request, ask, lambda *_: reply)
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(request: OllamaChatRequest) -> Response:
@@ -221,10 +219,6 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     async def generate(request: OllamaGenerateRequest) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
         return await answer(request)
-
-
-def _add_models(app: FastAPI, models: Models) -> None:
-    since = datetime.now(UTC).isoformat()
 
     def entry(model: ServedModel) -> dict[str, Any]:
         named = {"name": model.name, "model": model.name}

@@ -1,4 +1,11 @@
-"""Answers as OpenAI's clients read them: one document, or events of a stream."""
+"""Answers as OpenAI's clients read them: one document, or events of a stream; their figures.
+
+Timings are named as llama.cpp's server names them, and ours; tokens and log probabilities are
+written as OpenAI's two endpoints do. The listed tokens are those of the text, so that a stream
+tells what the whole reply does: an end token is counted in `usage` and not listed. Special tokens
+have their names and no bytes. The token that was chosen is among its alternatives; one that a stop
+string cuts is listed up to there.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +13,146 @@ import json
 import secrets
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.figures import chat_logprobs, completion_logprobs, timings, usage
 from edge_spec.apps.server.reply import Reply, server_event
 from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.work import Desk
+from edge_spec.engine.results import Alternative
 
-DONE = server_event("[DONE]")
+_DONE = server_event("[DONE]")
+_NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write
+_SUMMED = (
+    *("prompt_n", "cached_n", "prompt_ms", "predicted_n", "stop_n", "predicted_ms"),
+    *("draft_n", "draft_n_accepted", "rounds", "plain_rounds"),
+)
+
+
+def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Returns the timings of one answer, or of all choices of a reply: sums, and rates over the
+    sums."""
+    every = [result.stats for result in results]
+    stats = replace(
+        every[0],
+        **{name: sum(getattr(each, name) for each in every) for name in _SUMMED},
+        acceptance_histogram=sum((each.acceptance_histogram for each in every), Counter()),
+        plain_reasons=sum((each.plain_reasons for each in every), Counter()),
+        plain_per_second=next(filter(None, (s.plain_per_second for s in reversed(every))), None),
+    )
+    read_n = stats.prompt_n - stats.cached_n
+    histogram = sorted(stats.acceptance_histogram.items())
+    return {
+        "cache_n": stats.cached_n,
+        "prompt_n": read_n,
+        "prompt_ms": round(stats.prompt_ms, 3),
+        "prompt_per_token_ms": _ratio(stats.prompt_ms, read_n),
+        "prompt_per_second": _ratio(read_n * 1e3, stats.prompt_ms),
+        "predicted_n": stats.predicted_n,
+        "predicted_ms": round(stats.predicted_ms, 3),
+        "predicted_per_token_ms": _ratio(stats.predicted_ms, stats.predicted_n),
+        "predicted_per_second": _ratio(stats.predicted_n * 1e3, stats.predicted_ms),
+        "draft_n": stats.draft_n,
+        "draft_n_accepted": stats.draft_n_accepted,
+        "speedup": stats.speedup,
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_accepted_length": stats.mean_accepted_length,
+        "acceptance_histogram": {str(n): count for n, count in histogram},
+        "rounds": stats.rounds,
+        "plain_rounds": stats.plain_rounds,
+        "plain_reasons": dict(stats.plain_reasons),
+        "lossless": stats.lossless,
+        "ttft_ms": round(stats.ttft_ms, 3),
+    }
+
+
+def usage(results: Sequence[GenerationResult], choices_a_prompt: int) -> dict[str, Any]:
+    """Tokens as OpenAI counts them: each prompt once, however many choices it has."""
+    first = [result.stats for result in results[::choices_a_prompt]]
+    prompt_n = sum(stats.prompt_n for stats in first)
+    predicted_n = sum(result.stats.predicted_n for result in results)
+    counts = [result.prediction for result in results if result.prediction is not None]
+    details = {}
+    if counts:
+        details["accepted_prediction_tokens"] = sum(each.accepted for each in counts)
+        details["rejected_prediction_tokens"] = sum(each.rejected for each in counts)
+    if reasoning_n := sum(result.reasoning_n for result in results):
+        details["reasoning_tokens"] = reasoning_n
+    return {
+        "prompt_tokens": prompt_n,
+        "completion_tokens": predicted_n,
+        "total_tokens": prompt_n + predicted_n,
+        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_n for stats in first)},
+        **({"completion_tokens_details": details} if details else {}),
+    }
+
+
+def _ratio(dividend: float, divisor: float) -> float:
+    return round(dividend / divisor, 3) if divisor else 0.0
+
+
+def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+    scored = [_scored(token) for token in tokens if not token.ends]
+    content = [_entry(own) | {"top_logprobs": list(map(_entry, tops))} for own, tops in scored]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
+    """offset: of the first token in the text, in characters."""
+    names, scores, offsets, tops = [], [], [], []
+    for token in tokens:
+        if token.ends:
+            continue
+        own, listed = _scored(token)
+        name_of = _names([own, *listed])
+        names.append(name_of[token.id])
+        scores.append(_finite(own.logprob))
+        tops.append({name_of[each.id]: _finite(each.logprob) for each in listed})
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": names,
+        "token_logprobs": scores,
+        "top_logprobs": tops if any(tops) else None,
+        "text_offset": offsets,
+    }
+
+
+def _scored(token: Token) -> tuple[Alternative, list[Alternative]]:
+    """Returns the token, and the likeliest ones in its place, which it is one of."""
+    own = Alternative(token.id, token.name, token.logprob or 0.0, token.raw)
+    tops = [own if each.id == own.id else each for each in token.alternatives]
+    return own, tops if own in tops or not tops else [*tops, own]
+
+
+def _names(tokens: Sequence[Alternative]) -> dict[int, str]:
+    """Returns by id the names that tell tokens apart: of several with one text, such as a letter
+    and the byte that stands for it, the first has it, and another is written as bytes or by id. A
+    part of a character is "bytes:\\xf0\\x9f"."""
+    names: dict[int, str] = {}
+    for token in tokens:
+        choices = [token.text, f"token_id:{token.id}"]
+        if token.raw is not None:
+            choices.insert(1, "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw))
+            if token.raw.decode(errors="ignore").encode() != token.raw:
+                del choices[0]
+        if token.id not in names:
+            names[token.id] = next(name for name in choices if name not in names.values())
+    return names
+
+
+def _entry(token: Alternative) -> dict[str, Any]:
+    raw = list(token.raw or b"")
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": raw}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _NEVER)
 
 
 def origin_of(token: Token) -> dict[str, Any]:
@@ -31,15 +167,32 @@ def reason_of(result: GenerationResult) -> str:
     return "stop" if result.finish_reason is FinishReason.STOP else "length"
 
 
+def _reason(result: GenerationResult) -> str:
+    """An answer that ends within a call is cut, as one that ends within a text is."""
+    called = result.tool_calls and not result.is_cut
+    return "tool_calls" if called else reason_of(result)
+
+
 class _ChoicesReply(Reply):
     """A reply whose documents have choices, and whose stream ends with [DONE]."""
 
     kind: ClassVar[str]
     prefix: ClassVar[str]  # of its id
     streamed: ClassVar[str]  # the kind of its events
+    member: ClassVar[str]  # of a choice, which has what was written; in events `piece_member`
+    piece_member: ClassVar[str]
+    nothing: ClassVar[Any]  # what is written in the last event of a choice
 
-    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
-        self._common = {"created": int(time.time()), "model": model}
+    def __init__(
+        self,
+        request: ChatRequest | CompletionRequest,
+        work: Work,
+        desk: Desk,
+        opening: Sequence[Any],
+    ) -> None:
+        """opening: what each choice begins with."""
+        self._opening = opening
+        self._common = {"created": int(time.time()), "model": desk.model}
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._num_choices = len(work.prompts)
         self._choices_a_prompt = request.num_choices
@@ -53,28 +206,52 @@ class _ChoicesReply(Reply):
         self._head = f'data: {fields[:-1]}, "choices": '
         self._tail = ', "usage": null}\n\n' if self._tells_usage else "}\n\n"
 
+    def opening(self) -> str:
+        begun = enumerate(self._opening)
+        choices = [_choice(index, self.piece_member, said) for index, said in begun]
+        return self._event(json.dumps(choices)) if choices else ""
+
+    def piece(self, round_: Round) -> str:
+        choice, chunk = round_.choice, round_.chunk
+        said, beside, logprobs = self._said(choice, chunk), self._beside(round_), "null"
+        if not (said or beside or (self._has_logprobs and chunk.tokens)):
+            return ""
+        if self._has_logprobs:
+            logprobs = json.dumps(self._logprobs(choice, chunk.tokens))
+        return self._event(
+            f'[{{"index": {choice}, "{self.piece_member}": {json.dumps(said)}, '
+            f'"logprobs": {logprobs}, "finish_reason": null}}]',
+            beside,
+        )
+
     def end(self, ended: Ended) -> str:
-        choice = json.dumps([self._last_choice(ended.choice, ended.result)])
         self._results.append(ended.result)
-        event = self._event(choice, self._beside(ended))
+        last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
+        figures = f', "timings": {json.dumps(timings([ended.result]))}'
+        event = self._event(json.dumps([last]), figures + self._beside(ended))
         if not self._tells_usage or len(self._results) < self._num_choices:
             return event
         counted = json.dumps(usage(self._results, self._choices_a_prompt))
         return f'{event}{self._head}[], "usage": {counted}}}\n\n'
 
     def closing(self) -> str:
-        return DONE
+        return _DONE
 
     def failure(self, error: ApiError) -> str:
-        return server_event(json.dumps(error.document())) + DONE
+        return super().failure(error) + _DONE
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         tokens = [origin_of(token) for result in results for token in result.tokens]
+        choices = []
+        for index, result in enumerate(results):
+            logprobs = self._logprobs(index, result.tokens) if self._has_logprobs else None
+            said = self._all_said(index, result)
+            choices.append(_choice(index, self.member, said, logprobs, _reason(result)))
         return {
             "id": self._id,
             "object": self.kind,
             **self._common,
-            "choices": [self._whole_choice(index, each) for index, each in enumerate(results)],
+            "choices": choices,
             "usage": usage(results, self._choices_a_prompt),
             "timings": timings(results),
             **({"edge_spec": {"tokens": tokens}} if self._tells_origins else {}),
@@ -84,73 +261,51 @@ class _ChoicesReply(Reply):
         """choices: JSON; extra: further members of the document, each after a comma."""
         return f"{self._head}{choices}{extra}{self._tail}"
 
-    def _beside(self, of: Round | Ended) -> str:
-        """Members of an event: figures of a choice that has ended, and what was asked for."""
-        told = ""
-        if isinstance(of, Ended):
-            told = f', "timings": {json.dumps(timings([of.result]))}'
+    def _beside(self, of: Round) -> str:
+        """Returns the member of an event that tells origins, where they are asked for."""
         if not self._tells_origins:
-            return told
-        tokens = of.chunk.tokens if isinstance(of, Round) else ()
+            return ""
         live = {
-            "tokens": [origin_of(token) for token in tokens],
+            "tokens": [origin_of(token) for token in of.chunk.tokens],
             "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
-        return f'{told}, "edge_spec": {json.dumps(live)}'
+        return f', "edge_spec": {json.dumps(live)}'
 
     @abstractmethod
-    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        """Returns what is left of a choice at the end of its stream."""
+    def _said(self, choice: int, chunk: Chunk) -> Any:
+        """Returns what a chunk adds to a choice."""
 
     @abstractmethod
-    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        """Returns a choice with its text."""
+    def _all_said(self, choice: int, result: GenerationResult) -> Any:
+        """Returns what all chunks of a choice, and its beginning, add up to."""
+
+    @abstractmethod
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]: ...
+
+
+def _choice(
+    index: int, member: str, said: Any, logprobs: Any = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, member: said, "logprobs": logprobs, "finish_reason": reason}
 
 
 class ChatReply(_ChoicesReply):
     """The assistant's next message."""
 
-    kind = "chat.completion"
-    prefix = "chatcmpl"
-    streamed = "chat.completion.chunk"
+    kind, streamed, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    member, piece_member = "message", "delta"
+    nothing: ClassVar = {}
 
-    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, model: str) -> None:
-        super().__init__(request, work, model)
+    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, desk: Desk) -> None:
+        opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
+        super().__init__(request, work, desk, opening)
         self._tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
-        self._num_calls = [0] * self._num_choices
+        self._num_calls = [0] * len(opening)
 
-    def opening(self) -> str:
-        choices = [
-            {
-                "index": index,
-                "delta": {"role": "assistant", "content": ""},
-                "logprobs": None,
-                "finish_reason": None,
-            }
-            for index in range(self._num_choices)
-        ]
-        return self._event(json.dumps(choices))
-
-    def piece(self, round_: Round) -> str:
-        chunk = round_.chunk
-        delta = self._delta(round_.choice, chunk)
-        beside, logprobs = self._beside(round_), "null"
-        tokens = chunk.tokens if self._has_logprobs else ()
-        if not (delta or beside or tokens):
-            return ""
-        if self._has_logprobs:
-            logprobs = json.dumps(chat_logprobs(tokens))
-        return self._event(
-            f'[{{"index": {round_.choice}, "delta": {json.dumps(delta)}, '
-            f'"logprobs": {logprobs}, "finish_reason": null}}]',
-            beside,
-        )
-
-    def _delta(self, choice: int, chunk: Chunk) -> dict[str, Any]:
-        """Returns what a chunk adds to the message: of a call, index, id and name first, then the
-        arguments as they come."""
+    def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
+        """Of a call, index, id and name come first, then the arguments as they come."""
         if chunk.kind is PartKind.CALL:
             head: dict[str, Any] = {}
             function = {"arguments": chunk.text}
@@ -168,33 +323,17 @@ class ChatReply(_ChoicesReply):
             return {"content": chunk.text}
         return {"reasoning_content": chunk.text} if self._tells_thoughts else {}
 
-    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": _reason(result),
-        }
-
-    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
+    def _all_said(self, choice: int, result: GenerationResult) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": result.text}
         if result.reasoning and self._tells_thoughts:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
             message["content"] = result.text or None
             message["tool_calls"] = result.tool_calls
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": chat_logprobs(result.tokens) if self._has_logprobs else None,
-            "finish_reason": _reason(result),
-        }
+        return message
 
-
-def _reason(result: GenerationResult) -> str:
-    """An answer that ends within a call is cut, as one that ends within a text is."""
-    called = result.tool_calls and not result.is_cut
-    return "tool_calls" if called else reason_of(result)
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        return chat_logprobs(tokens)
 
 
 class CompletionReply(_ChoicesReply):
@@ -202,44 +341,20 @@ class CompletionReply(_ChoicesReply):
 
     kind = streamed = "text_completion"
     prefix = "cmpl"
+    member = piece_member = "text"
+    nothing = ""
 
-    def __init__(
-        self, request: CompletionRequest, work: Work, model: str, echoes: Sequence[str]
-    ) -> None:
-        """echoes: the prompts, one a choice, where they are shown before what continues them."""
-        super().__init__(request, work, model)
-        self._echoes = echoes
-        self._offsets = [0] * self._num_choices  # of the next token in the choice's text
+    def __init__(self, request: CompletionRequest, work: Work, desk: Desk) -> None:
+        super().__init__(request, work, desk, desk.texts(work.prompts) if request.echo else ())
+        self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
-    def opening(self) -> str:
-        choices = [_completion(index, text, None, None) for index, text in enumerate(self._echoes)]
-        return self._event(json.dumps(choices)) if choices else ""
+    def _said(self, choice: int, chunk: Chunk) -> str:
+        return chunk.text
 
-    def piece(self, round_: Round) -> str:
-        text, beside = round_.chunk.text, self._beside(round_)
-        if not (text or beside or (self._has_logprobs and round_.chunk.tokens)):
-            return ""
-        logprobs = self._logprobs(round_.choice, round_.chunk.tokens)
-        choice = _completion(round_.choice, text, logprobs, None)
-        return self._event(json.dumps([choice]), beside)
+    def _all_said(self, choice: int, result: GenerationResult) -> str:
+        return self._opening[choice] + result.text if self._opening else result.text
 
-    def _last_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        return _completion(index, "", None, reason_of(result))
-
-    def _whole_choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        logprobs = self._logprobs(index, result.tokens)
-        text = self._echoes[index] + result.text if self._echoes else result.text
-        return _completion(index, text, logprobs, reason_of(result))
-
-    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if not self._has_logprobs:
-            return None
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(token.text) for token in tokens)
         return completion_logprobs(tokens, offset)
-
-
-def _completion(
-    index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

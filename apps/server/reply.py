@@ -1,17 +1,36 @@
-"""What a reply of any API is made of: a document, or the texts of a stream."""
+"""A reply of any API: its form, and the response that streams it or sends it as one document."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import from_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from edge_spec import GenerationResult
-from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
+from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.metrics import Metrics
+from edge_spec.apps.server.models import Models, OpenModel, ServedModel
+from edge_spec.apps.server.schema import AnswerRequest
+from edge_spec.apps.server.work import Desk
+
+T = TypeVar("T")
+Asked = TypeVar("Asked", bound=AnswerRequest)
+EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
+_STREAM_HEADERS = [
+    (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
+    (b"x-accel-buffering", b"no"),  # so does nginx
+]
+_SEALED = "edge-spec."
 
 
 class Reply(ABC):
@@ -19,9 +38,9 @@ class Reply(ABC):
     tell; a stream has either `closing` or `failure` as its last."""
 
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
+    is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
 
     def opening(self) -> str:
-        """Returns what a stream begins with."""
         return ""
 
     @abstractmethod
@@ -32,20 +51,20 @@ class Reply(ABC):
     def end(self, ended: Ended) -> str:
         """Returns what is left to tell of a choice that is complete."""
 
+    def told(self, rounds: Sequence[Round]) -> str:
+        return "".join(self.end(e) if isinstance(e, Ended) else self.piece(e) for e in rounds)
+
     def closing(self) -> str:
         """Returns the end of a stream whose choices are all complete."""
         return ""
 
-    @abstractmethod
     def failure(self, error: ApiError) -> str:
         """Returns the end of a stream that an error has ended, in the form of its API."""
+        return server_event(json.dumps(error.document()))
 
     def waiting(self) -> str:
         """Returns what tells a client that waits for the next round that it is being written."""
         return ": still at work\n\n"  # clients pass over lines that begin with a colon
-
-    def collect(self, round_: Round) -> None:  # noqa: B027 - most replies need only the results
-        """Hears of each round of an answer that is not streamed, before `document` is asked."""
 
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
@@ -67,9 +86,6 @@ def server_event(data: str, name: str | None = None) -> str:
     return f"{named}data: {data}\n\n"
 
 
-_SEALED = "edge-spec."
-
-
 def sealed(thought: str) -> str:
     """Returns a thought for a client that is not shown it. It is no secret: whoever asks has the
     answer anyway."""
@@ -84,3 +100,158 @@ def unsealed(text: str | None) -> str:
         return b64decode(text.removeprefix(_SEALED), validate=True).decode()
     except ValueError:
         return ""
+
+
+@dataclass
+class Running:
+    """All answers that are being written. Used in the event loop alone."""
+
+    models: Models
+    metrics: Metrics
+    request_timeout_s: float
+    answers: set[ServerAnswer] = field(default_factory=set)
+
+    async def begin(
+        self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
+    ) -> ServerAnswer:
+        """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
+        slot = await opened.pool.take(work.prompts[0], work.session_id)
+        self.models.hold(model)  # as long as the slot is used, also when the client has left
+        waited_s = time.perf_counter() - arrived
+
+        def end() -> None:
+            self.answers.discard(answer)
+            opened.pool.release(slot)
+            self.models.release(model)
+            first_s = answer.first_token_s
+            first_s = None if first_s is None else waited_s + first_s
+            self.metrics.observe_answer(model.name, answer.results, first_s)
+
+        answer = ServerAnswer(slot, work, self.request_timeout_s, end)
+        self.answers.add(answer)
+        return answer
+
+    async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
+        """Returns what a model's desk says to what is asked of it in a thread. model: as
+        `AnswerResponse` takes it. Raises ApiError for a model that is not served."""
+        async with self.models.using(self.models.find(model or None)) as opened:
+            return await asyncio.to_thread(asked, opened.desk)
+
+    def cancel(self) -> None:
+        """Nothing new begins, what runs ends after its round."""
+        self.models.end()
+        for answer in self.answers:
+            answer.cancel()
+
+    async def ended(self) -> None:
+        """Returns when no slot is used any more; after `cancel`, that is a round later."""
+        while self.answers:
+            await next(iter(self.answers)).ended.wait()
+
+
+class AnswerResponse(Response):
+    """Raises ApiError for a model that is not served.
+
+    ask: what is asked of an engine; reply: what is made of it. Both are called in a thread.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        request: Asked,
+        ask: Callable[[Desk, Asked], Work],
+        reply: Callable[[Asked, Work, Desk], Reply],
+    ) -> None:
+        super().__init__()
+        self._running = running
+        self._model = running.models.find(request.model or None)
+        self._is_streamed = request.stream
+
+        def read(desk: Desk) -> tuple[Work, Reply]:
+            work = ask(desk, request)
+            return work, reply(request, work, desk)
+
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A client that leaves gives its place in the queue or its slot back within a round."""
+        answering = asyncio.ensure_future(self._respond(scope["path"], send))
+        left = asyncio.ensure_future(_disconnected(receive))
+        left.add_done_callback(lambda _: answering.cancel())
+        try:
+            await answering
+        except asyncio.CancelledError:
+            if not left.done():
+                raise
+        finally:
+            left.cancel()
+
+    async def _respond(self, path: str, send: Send) -> None:
+        """The status tells of errors until the answer has begun, an event of those after it."""
+        arrived = time.perf_counter()
+        answer: ServerAnswer | None = None
+        try:
+            async with self._running.models.using(self._model) as opened:
+                work, reply = await asyncio.to_thread(self._read, opened.desk)
+                answer = await self._running.begin(self._model, opened, work, arrived)
+            document = b""
+            if self._is_streamed:
+                await answer.begun()
+            else:
+                document = await _whole(answer, reply)
+        except Exception as error:
+            await send_error(send, error, path)
+        else:
+            if self._is_streamed:
+                await _stream(answer, reply, send)
+            else:
+                await _send_json(send, 200, document)
+        finally:
+            if answer is not None:
+                answer.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(answer: ServerAnswer, reply: Reply) -> bytes:
+    async for rounds in answer.events():
+        if reply.is_folded:
+            reply.told(rounds)
+    text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
+    return text.encode()
+
+
+async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
+    async def write(text: str) -> None:
+        if text:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    headers = [(b"content-type", reply.media_type.encode()), *_STREAM_HEADERS]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await write(reply.opening())
+    try:
+        async for rounds in answer.events():
+            await write(reply.told(rounds) if rounds else reply.waiting())
+    except Exception as error:
+        await write(reply.failure(api_error(error)))
+    else:
+        await write(reply.closing())
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_error(send: Send, error: Exception, path: str) -> None:
+    """path: what was asked for."""
+    told = api_error(error)
+    await _send_json(send, told.status, told.body(path), told.headers)
+
+
+async def _send_json(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    response = Response(body, status, headers, "application/json")
+    start = {"type": "http.response.start", "status": status, "headers": response.raw_headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})

@@ -23,7 +23,7 @@ from edge_spec.apps.server.app import build_app
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.response import Running
+from edge_spec.apps.server.reply import Running
 from edge_spec.errors import DeviceError
 from edge_spec.loader.on_demand import ModelOnDemand
 

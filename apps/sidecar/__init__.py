@@ -1,5 +1,5 @@
 """Another program's helper after `edge-spec serve --stdio`: JSON-RPC 2.0, a line a message."""
 
-from edge_spec.apps.sidecar.process import run
+from edge_spec.apps.sidecar.sidecar import run
 
 __all__ = ["run"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edge_spec import Chunk, EdgeSpecError, Grammar, PartKind, SamplingParams
 from edge_spec.apps.validation import told
 
 PROTOCOL: Final = 1
+MAX_LINE_BYTES = 4 * 1024 * 1024
+_FORMS = ("json_schema", "regex", "lark", "gbnf")  # options, and makers of `Grammar`
+_TOLD = ("max_tokens", "stop", "stop_token_ids", "logprobs", "prediction")
 Id = int | str
 Asked = TypeVar("Asked", bound="Params")
 
@@ -56,6 +58,9 @@ class RpcRequest:
     @staticmethod
     def parse(line: bytes) -> RpcRequest:
         """Raises UnreadableError."""
+        if len(line) > MAX_LINE_BYTES:
+            told = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise UnreadableError(Code.INVALID_REQUEST, told)
         try:
             found = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -123,30 +128,23 @@ class Options(Params):
     lark: str | None = None
     gbnf: str | None = None
 
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Options:
+        self.answer_options()
+        return self
+
     def answer_options(self) -> dict[str, Any]:
-        """Raises UsageError for a value out of its range."""
+        """Raises UsageError for a value out of its range, RpcError for two forms."""
         drawn = self.model_dump(include={each.name for each in fields(SamplingParams)})
+        forms = [name for name in _FORMS if getattr(self, name) is not None]
+        if len(forms) > 1:
+            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(forms)}: give one of them")
+        grammars = [getattr(Grammar, name)(getattr(self, name)) for name in forms]
         return {
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            "stop_token_ids": self.stop_token_ids,
-            "logprobs": self.logprobs,
-            "prediction": self.prediction,
-            "grammar": self._grammar(),
+            **{name: getattr(self, name) for name in _TOLD},
+            "grammar": next(iter(grammars), None),
             "sampling": SamplingParams(**drawn),
         }
-
-    def _grammar(self) -> Grammar | None:
-        makers: dict[str, Callable[[Any], Grammar]] = {
-            "json_schema": Grammar.json_schema,
-            "regex": Grammar.regex,
-            "lark": Grammar.lark,
-            "gbnf": Grammar.gbnf,
-        }
-        given = [name for name in makers if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise RpcError(Code.INVALID_PARAMS, f"{' and '.join(given)}: give one of them")
-        return makers[given[0]](getattr(self, given[0])) if given else None
 
 
 class ToChat(OfConversation):
@@ -158,10 +156,6 @@ class ToChat(OfConversation):
 class ToGenerate(OfConversation):
     prompt: str | list[int]
     options: Options = Options()
-
-
-class ToCancel(Params):
-    id: Id
 
 
 class ToSetDrafter(OfConversation):
@@ -177,6 +171,10 @@ class ToRestore(OfConversation):
     path: str
 
 
+class ToCancel(Params):
+    id: Id
+
+
 def result(id: Id, value: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id, "result": value}
 
@@ -186,13 +184,13 @@ def failure(
 ) -> dict[str, Any]:
     """Returns the error response for whatever was raised. produced: the result of an answer that
     had begun."""
-    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": f"{type(error).__name__}"}
+    kind = type(error).__name__
+    told: dict[str, Any] = {"code": int(Code.INTERNAL), "message": kind}
     if isinstance(error, RpcError):
         told = {"code": int(error.code), "message": str(error)}
     elif isinstance(error, EdgeSpecError):
-        data: dict[str, Any] = {"type": type(error).__name__, "remedy": error.remedy}
-        if produced is not None:
-            data["result"] = produced
+        written = {} if produced is None else {"result": produced}
+        data = {"type": kind, "remedy": error.remedy, **written}
         told = {"code": int(Code.EDGE_SPEC), "message": error.shown, "data": data}
     return {"jsonrpc": "2.0", "id": id, "error": told}
 

@@ -1,21 +1,188 @@
-"""Does what each method of the sidecar promises."""
+"""What each method does, the conversations that do it, and the process with its pipes and its ends.
+
+A conversation has one engine in a thread of its own, which does what it is asked in order.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from io import FileIO
+from queue import Empty, Full, Queue
+from threading import Lock, Thread
+from types import FrameType
+from typing import Any, BinaryIO, NoReturn
 
-from edge_spec import EdgeSpecError, Engine
+from edge_spec import Chunk, EdgeSpecError, Engine, FinishReason, Generation
 from edge_spec.apps.sidecar import messages
-from edge_spec.apps.sidecar.conversation import Job, Send, SidecarConversation
-from edge_spec.apps.sidecar.messages import Code, Id, RpcError, RpcRequest, UnreadableError
+from edge_spec.apps.sidecar.messages import (
+    MAX_LINE_BYTES,
+    Code,
+    Id,
+    OfConversation,
+    RpcError,
+    RpcRequest,
+    UnreadableError,
+    failure,
+)
+from edge_spec.core.callbacks import comes_later
 
+MAX_QUEUED = 16  # requests of a conversation
+MAX_WAITING = 16  # lines read ahead
 CLOSING_S = 2.0  # for rounds in progress; they take as long as they take, but nobody waits longer
 MAX_CONVERSATIONS = 4
+_LOOK_S = 1.0  # between two looks whether there is an end to all waiting
+Send = Callable[[dict[str, Any]], None]
+
+
+class Job:
+    """Holds what request `id` asks of an engine: `do` gives back its result, or the answer to
+    stream.
+
+    `cancel` may be called at any time, from any thread.
+    """
+
+    def __init__(self, id: Id, do: Callable[[Engine], Any]) -> None:
+        self.id = id
+        self.do = do
+        self.cancelled = False
+        self.produced: dict[str, Any] | None = None  # by an answer, however it ended
+        self._generation: Generation | None = None
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self._generation is not None:
+            self._generation.cancel()
+
+    def begun(self, generation: Generation) -> None:
+        self._generation = generation
+        if self.cancelled:  # before there was anything to cancel
+            generation.cancel()
+
+
+class SidecarConversation:
+    """open_engine: called in the conversation's thread, when first needed; that thread closes it.
+    on_done: called with a job before its response is sent.
+
+    The thread ends with the process at the latest, however long its last round takes.
+    """
+
+    def __init__(
+        self, open_engine: Callable[[], Engine], send: Send, on_done: Callable[[Job], object]
+    ) -> None:
+        self.engine: Engine | None = None
+        self.last_stats: dict[str, Any] | None = None  # of the answer that ended last
+        self.between_rounds = Lock()  # held by whoever uses the engine
+        self._open_engine = open_engine
+        self._send = send
+        self._on_done = on_done
+        self._jobs: Queue[Job | None] = Queue(MAX_QUEUED)
+        self._thread = Thread(target=self._work, name="edge-spec-conversation", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Raises RpcError where too many wait already."""
+        try:
+            self._jobs.put_nowait(job)
+        except Full:
+            text = f"{MAX_QUEUED} requests of this conversation wait already"
+            raise RpcError(Code.BUSY, text) from None
+
+    def end(self, timeout_s: float) -> None:
+        """Ends the thread once its jobs are done. Returns after `timeout_s` at the latest."""
+        with suppress(Full):
+            self._jobs.put(None, timeout=timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                response = messages.result(job.id, self._do(job))
+            except Exception as error:  # a mistake of ours must not end the other conversations
+                _log(error)
+                response = failure(job.id, error, job.produced)
+            self._on_done(job)
+            try:
+                self._send(response)
+            except ValueError as error:  # what JSON cannot hold, such as a note of another's
+                self._send(failure(job.id, error))
+        if self.engine is not None:
+            self.engine.close()
+
+    def _do(self, job: Job) -> Any:
+        if job.cancelled:
+            raise RpcError(Code.CANCELLED, "cancelled before it began")
+        if self.engine is None:
+            self.engine = self._open_engine()
+        with self.between_rounds:
+            outcome = job.do(self.engine)
+        if not isinstance(outcome, Generation):
+            return outcome
+        job.begun(outcome)
+        try:
+            while (chunk := self._next(outcome)) is not None:
+                self._send(messages.chunk_message(job.id, chunk))
+        finally:
+            job.produced = told = outcome.result.to_dict()
+            del told["tokens"]  # they were streamed
+            self.last_stats = told["stats"]
+        if outcome.result.finish_reason is FinishReason.CANCELLED and not outcome.result.tokens:
+            read = f"{outcome.num_read} of {outcome.result.stats.prompt_n}"
+            raise RpcError(
+                Code.CANCELLED,
+                f"cancelled after {read} tokens of the prompt were read; asking again goes on from "
+                "there",
+            )
+        return told
+
+    def _next(self, generation: Generation) -> Chunk | None:
+        with self.between_rounds:
+            return next(generation, None)
+
+
+def _log(error: Exception) -> None:
+    """Prints what is a mistake of ours."""
+    if not isinstance(error, RpcError | EdgeSpecError):
+        traceback.print_exc()
+
+
+def _set_drafter(asked: messages.ToSetDrafter, engine: Engine) -> dict[str, str]:
+    engine.set_drafter(asked.drafter)
+    return {"drafter": engine.drafter}
+
+
+def _chat(asked: messages.ToChat, engine: Engine) -> Generation:
+    tools: dict[str, Any] = {"tools": asked.tools} if asked.tools else {}
+    return engine.chat(asked.messages, stream=True, **asked.options.answer_options(), **tools)
+
+
+def _generate(asked: messages.ToGenerate, engine: Engine) -> Generation:
+    return engine.generate(asked.prompt, stream=True, **asked.options.answer_options())
+
+
+# Methods of a conversation: what is asked, and what gives the result or the answer to stream.
+_OF_ENGINE: dict[str, tuple[type[OfConversation], Callable[[Any, Engine], Any]]] = {
+    "chat": (messages.ToChat, _chat),
+    "generate": (messages.ToGenerate, _generate),
+    "set_drafter": (messages.ToSetDrafter, _set_drafter),
+    "snapshot": (
+        messages.ToSnapshot,
+        lambda it, engine: engine.snapshot(it.path, it.note),
+    ),
+    "restore": (messages.ToRestore, lambda it, engine: {"note": engine.restore(it.path)}),
+}
 
 
 class Sidecar:
@@ -32,16 +199,12 @@ class Sidecar:
         self._first = self._conversation(lambda: engine)
         self._conversations: dict[str, SidecarConversation] = {}  # used longest ago first
         self._shut = False
-        self._methods: dict[str, Callable[[RpcRequest], Any]] = {
-            "initialize": self._initialize,
-            "chat": self._chat,
-            "generate": self._generate,
-            "cancel": self._cancel,
-            "set_drafter": self._set_drafter,
-            "snapshot": self._snapshot,
-            "restore": self._restore,
-            "stats": self._stats,
-            "shutdown": self._shutdown,
+        self._methods: dict[str, tuple[type[messages.Params], Callable[[Any, Any], Any]]] = {
+            "initialize": (messages.Initialize, self._initialize),
+            **{name: (kind, partial(self._ask, act)) for name, (kind, act) in _OF_ENGINE.items()},
+            "cancel": (messages.ToCancel, self._cancel),
+            "stats": (messages.Nothing, self._stats),
+            "shutdown": (messages.Nothing, lambda asked, id: self.close()),
         }
 
     def handle(self, line: bytes) -> bool:
@@ -56,14 +219,16 @@ class Sidecar:
                 raise RpcError(Code.UNKNOWN_METHOD, f"there is no method {request.method!r}")
             if self._shut:
                 raise RpcError(Code.INVALID_REQUEST, "after shutdown there is only exit")
-            value = self._methods[request.method](request)
-        except UnreadableError as error:
-            self._send(messages.failure(error.id, error))
-        except (RpcError, EdgeSpecError) as error:
-            self._fail(id, error)
+            kind, act = self._methods[request.method]
+            value = act(request.read(kind), id)
         except Exception as error:
-            traceback.print_exc()
-            self._fail(id, error)
+            _log(error)
+            if isinstance(error, UnreadableError):
+                self._send(failure(error.id, error))
+            elif id is not None:
+                self._send(failure(id, error))
+            else:
+                print(f"edge-spec: in a notification: {error}", file=sys.stderr)
         else:
             if id is not None and not isinstance(value, Job):
                 self._send(messages.result(id, value))
@@ -84,14 +249,7 @@ class Sidecar:
         self._conversations.clear()
         self._shut = True
 
-    def _fail(self, id: Id | None, error: Exception) -> None:
-        if id is not None:
-            self._send(messages.failure(id, error))
-        else:
-            print(f"edge-spec: in a notification: {error}", file=sys.stderr)
-
-    def _initialize(self, request: RpcRequest) -> dict[str, Any]:
-        request.read(messages.Initialize)
+    def _initialize(self, asked: messages.Initialize, id: Id | None) -> dict[str, Any]:
         engine = self._origin
         return {
             "protocol": messages.PROTOCOL,
@@ -104,52 +262,13 @@ class Sidecar:
             "max_conversations": MAX_CONVERSATIONS,
         }
 
-    def _chat(self, request: RpcRequest) -> Job:
-        asked = request.read(messages.ToChat)
-        options = asked.options.answer_options()
-        if asked.tools:
-            options["tools"] = asked.tools
-        return self._submit(
-            asked, request.id, lambda engine: engine.chat(asked.messages, stream=True, **options)
-        )
-
-    def _generate(self, request: RpcRequest) -> Job:
-        asked = request.read(messages.ToGenerate)
-        options = asked.options.answer_options()
-        return self._submit(
-            asked, request.id, lambda engine: engine.generate(asked.prompt, stream=True, **options)
-        )
-
-    def _snapshot(self, request: RpcRequest) -> Job:
-        asked = request.read(messages.ToSnapshot)
-        return self._submit(
-            asked, request.id, lambda engine: engine.snapshot(asked.path, asked.note)
-        )
-
-    def _restore(self, request: RpcRequest) -> Job:
-        asked = request.read(messages.ToRestore)
-        return self._submit(asked, request.id, lambda engine: {"note": engine.restore(asked.path)})
-
-    def _set_drafter(self, request: RpcRequest) -> Job | dict[str, str]:
-        """Takes effect at once, even within an answer; a conversation that is new does it first."""
-        asked = request.read(messages.ToSetDrafter)
-
-        def choose(engine: Engine) -> dict[str, str]:
-            engine.set_drafter(asked.drafter)
-            return {"drafter": engine.drafter}
-
-        engine = self._named(asked.conversation).engine
-        return self._submit(asked, request.id, choose) if engine is None else choose(engine)
-
-    def _cancel(self, request: RpcRequest) -> dict[str, bool]:
-        asked = request.read(messages.ToCancel)
+    def _cancel(self, asked: messages.ToCancel, id: Id | None) -> dict[str, bool]:
         _, job = self._jobs.get(asked.id, (None, None))
         if job is not None:
             job.cancel()
         return {"cancelled": job is not None}
 
-    def _stats(self, request: RpcRequest) -> dict[str, Any]:
-        request.read(messages.Nothing)
+    def _stats(self, asked: messages.Nothing, id: Id | None) -> dict[str, Any]:
         jobs = list(self._jobs.values())
         return {
             "conversations": {
@@ -162,18 +281,18 @@ class Sidecar:
             }
         }
 
-    def _shutdown(self, request: RpcRequest) -> None:
-        request.read(messages.Nothing)
-        self.close()
-
-    def _submit(
-        self, asked: messages.OfConversation, id: Id | None, do: Callable[[Engine], Any]
-    ) -> Job:
+    def _ask(self, act: Callable[[Any, Engine], Any], asked: OfConversation, id: Id | None) -> Any:
+        """Returns the job that answers, or the result. A drafter is changed at once, even within an
+        answer, but where the conversation is new."""
+        if isinstance(asked, messages.ToSetDrafter):
+            engine = self._named(asked.conversation).engine
+            if engine is not None:
+                return act(asked, engine)
         if id is None:
             raise RpcError(Code.INVALID_REQUEST, "this method needs an id to answer to")
         if id in self._jobs:
             raise RpcError(Code.INVALID_REQUEST, f"request {id!r} is not answered yet")
-        conversation, job = self._named(asked.conversation), Job(id, do)
+        conversation, job = self._named(asked.conversation), Job(id, partial(act, asked))
         self._jobs[id] = conversation, job
         try:
             conversation.submit(job)
@@ -205,11 +324,134 @@ class Sidecar:
         raise RpcError(Code.BUSY, f"{MAX_CONVERSATIONS} conversations are answering already")
 
     def _conversation(self, open_engine: Callable[[], Engine]) -> SidecarConversation:
-        return SidecarConversation(open_engine, self._send, self._done)
-
-    def _done(self, job: Job) -> None:
-        del self._jobs[job.id]
+        return SidecarConversation(open_engine, self._send, lambda job: self._jobs.pop(job.id))
 
     def _fork(self) -> Engine:
         with self._first.between_rounds:
             return self._origin.fork()
+
+
+class Wire:
+    """Has the process's standard input and output for itself: whatever else prints, native
+    libraries and child processes included, does so on standard error, and reads nothing.
+
+    `send` may be called from any thread. Where nobody reads any more, it calls `on_lost` and
+    drops the message.
+    """
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        sys.stdout.flush()
+        self._on_lost = on_lost
+        self._lock = Lock()
+        # Duplicates are not inherited, so no child process keeps the other program's pipes open.
+        self._source: BinaryIO = os.fdopen(os.dup(0), "rb")
+        self._sink = FileIO(os.dup(1), "wb")
+        os.dup2(2, 1)
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no file of the file system)
+            os.dup2(nothing.fileno(), 0)
+
+    def read(self) -> bytes | None:
+        """The next line without its end, of one that is too long the beginning; None at the end of
+        input, which cuts a line short."""
+        with suppress(OSError):  # a terminal that went away
+            line = end = self._source.readline(MAX_LINE_BYTES + 1)
+            while end and not end.endswith(b"\n"):
+                end = self._source.readline(MAX_LINE_BYTES)
+            if end:
+                return line.removesuffix(b"\n")
+        return None
+
+    @property
+    def is_left(self) -> bool:
+        """Says whether the other program has closed its end, whatever is still to be read; False if
+        the system does not tell."""
+        if not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(self._source, 0)  # its end is told in any case
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Blocks while the other side does not read. ASCII only, so that no reader takes one of
+        Unicode's line separators for the end of a line."""
+        left = memoryview(json.dumps(message, allow_nan=False).encode("ascii") + b"\n")
+        try:
+            with self._lock:
+                while left:
+                    left = left[self._sink.write(left) :]
+        except OSError:
+            self._on_lost()
+
+
+class _Ended(BaseException):
+    """SIGTERM, or the other program is gone."""
+
+
+def run(open_engine: Callable[[], Engine]) -> None:
+    """Serves what comes in on standard input until `exit`, its end, SIGTERM, or until nobody reads
+    standard output; then cancels everything and returns, for the process to end. It ends like this
+    while the model is opened, too. Raises what `open_engine` raises."""
+    signal.signal(signal.SIGTERM, _raise_ended)
+    with suppress(_Ended), ExitStack() as ending:
+        ending.callback(_ignore_the_end)
+        wire = Wire(on_lost=_end)
+        lines: Queue[bytes | None] = Queue(MAX_WAITING)
+        Thread(target=_read, args=(wire, lines), daemon=True).start()
+        sidecar = Sidecar(open_engine(), wire.send)
+        ending.callback(sidecar.close)
+        ending.callback(_ignore_the_end)  # before it
+        while (line := _next(lines)) is not None and sidecar.handle(line):
+            pass
+
+
+def _next(lines: Queue[bytes | None]) -> bytes | None:
+    """Looks up now and then: the system may give a signal to any thread, which does not wake this
+    one, and only this one handles it."""
+    while True:
+        with suppress(Empty):
+            return lines.get(timeout=_LOOK_S)
+
+
+def _read(wire: Wire, lines: Queue[bytes | None]) -> None:
+    while True:
+        if (line := wire.read()) is None:
+            with suppress(Full):
+                lines.put_nowait(None)
+            _keep_ending()
+        while True:
+            try:
+                lines.put(line, timeout=_LOOK_S)
+                break
+            except Full:
+                if wire.is_left:
+                    _keep_ending()
+
+
+def _keep_ending() -> NoReturn:
+    """Ends the process at the second try where the first signal came just before the main thread
+    began to wait in a write, which it does not wake."""
+    while True:
+        _end()
+        time.sleep(_LOOK_S)
+
+
+def _end() -> None:
+    """The main thread, whatever it waits for, sees SIGTERM."""
+    if hasattr(signal, "pthread_kill"):
+        main = threading.main_thread().ident
+        assert main is not None  # it runs
+        signal.pthread_kill(main, signal.SIGTERM)
+    else:  # Windows: seen when the main thread next runs Python
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _raise_ended(number: int, frame: FrameType | None) -> None:
+    if comes_later(number, frame):
+        return
+    _ignore_the_end()
+    raise _Ended
+
+
+def _ignore_the_end() -> None:
+    """Keeps the end of the process from being interrupted by another reason to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

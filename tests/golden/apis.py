@@ -128,6 +128,11 @@ def _responses() -> dict[str, Request]:
         **both("response", RESPONSES, {"input": "hey", "instructions": "Be brief."}),
         **both("response, cut", RESPONSES, cut),
         **both("response, tool call", RESPONSES, {"input": CALL, "tools": [tool]}),
+        **both(
+            "response, cut call",
+            RESPONSES,
+            {"input": CALL, "tools": [tool], "max_output_tokens": 45},
+        ),
         **both("response, schema", RESPONSES, {"input": '{"a": 1}', "text": {"format": format}}),
         "response, tool result": (RESPONSES, {"input": items, "tools": [tool]}),
         "response, stored before": (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}),

@@ -28,8 +28,7 @@ from edge_spec.runtimes.coreml.package import package_of, read_specification
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.static.layout import read_layout
 from edge_spec.runtimes.static.session import StaticSession
-from fixtures import tolerance
-from fixtures.axes import each
+from fixtures import axes, tolerance
 from fixtures.coreml_in_numpy import NumpyProgram, signatures_of_program
 from fixtures.silence import quiet
 
@@ -67,7 +66,7 @@ def float32_session(checkpoint: Any, recipe: str, hidden: bool = False) -> Stati
 
 @pytest.mark.parametrize(
     ("variant", "recipe"),
-    each(["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"], list(RECIPES)),
+    axes.each(["llama", "llama-tied", "llama-bias", "llama-llama3", "qwen3"], list(RECIPES)),
 )
 def test_the_graph_scores_as_the_reference_does(
     variant: str,

@@ -61,8 +61,8 @@ class HeldReading:
             assert self._goes_on.wait(30)
 
         def keep(answer: ServerAnswer, *given: Any) -> None:
+            self.answers.append(answer)  # before the answer begins in its thread
             begin(answer, *given)
-            self.answers.append(answer)
 
         monkeypatch.setattr(ReferenceSession, "prefill", hold)
         monkeypatch.setattr(ServerAnswer, "__init__", keep)

@@ -19,7 +19,7 @@ from edge_spec.errors import SnapshotError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
-from fixtures.axes import each
+from fixtures import axes
 
 RUNTIMES: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -63,7 +63,7 @@ def draft_by(engine: Engine, drafters: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("drafters", "sampling"), each(DRAFTERS, list(SAMPLING)))
+@pytest.mark.parametrize(("drafters", "sampling"), axes.each(DRAFTERS, list(SAMPLING)))
 def test_a_conversation_goes_on_in_another_engine(
     two: Two, tmp_path: Path, drafters: str, sampling: str
 ) -> None:

@@ -13,15 +13,22 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
-from edge_spec import FinishReason, GenerationResult
+from edge_spec import FinishReason, GenerationResult, PartKind, Stats
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.anthropic.parse import CountRequest, MessagesRequest
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.models import Models, ServedModel
-from edge_spec.apps.server.reply import Reply, arguments_of, sealed, server_event
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    arguments_of,
+    sealed,
+    server_event,
+)
 from edge_spec.apps.server.work import Desk
-from edge_spec.text.parts.part import CallHead, PartKind
+from edge_spec.text.parts.part import CallHead
 
 _TYPES = {
     401: "authentication_error",
@@ -76,23 +83,30 @@ def models_page(models: Models, since: datetime) -> dict[str, Any]:
 
 
 class MessageReply(Reply):
-    """The assistant's next message: blocks, in the order in which the model wrote them."""
+    """The assistant's next message: blocks, in the order in which the model wrote them. Where
+    thoughts are not asked for, their signatures alone stand in it."""
 
-    def __init__(self, model: str, prompt_n: int, max_tokens: int, *, tells_thoughts: bool) -> None:
-        """prompt_n: tokens of the prompt. tells_thoughts: whether thoughts stand in the message;
-        else their signatures alone do."""
-        self._id = f"msg_{secrets.token_hex(12)}"
-        self._model = model
-        self._prompt_n = prompt_n
-        self._max_tokens = max_tokens
-        self._tells_thoughts = tells_thoughts
+    is_folded = True
+
+    def __init__(self, request: MessagesRequest, work: Work, desk: Desk) -> None:
+        self._max_tokens = request.max_tokens
+        self._tells_thoughts = request.tells_thoughts
         self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
         self._open: PartKind | None = None  # the kind of the last block, while it goes on
         self._written = ""  # in it: a thought, or the arguments of a call
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": desk.model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Stats(prompt_n=len(work.prompts[0]))),
+        }
 
     def opening(self) -> str:
-        message = self._message(None, None, _usage(self._prompt_n))
-        return _event("message_start", message=message) + _event("ping")
+        return _event("message_start", message=self._message) + _event("ping")
 
     def waiting(self) -> str:
         return _event("ping")
@@ -106,14 +120,13 @@ class MessageReply(Reply):
             events = self._close() + self._begin(chunk.kind, chunk.call)
         return events + self._add(chunk.text)
 
-    def collect(self, round_: Round) -> None:
-        self.piece(round_)
-
     def end(self, ended: Ended) -> str:
-        told = self._close()
-        reason, stop = self._reason(ended.result)
+        told, result = self._close(), ended.result
+        reason, stop = self._reason(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        return told + _event("message_delta", delta=delta, usage=_usage_of(ended.result))
+        usage = _usage(result.stats, result.reasoning_n)
+        self._message |= {**delta, "usage": usage}
+        return told + _event("message_delta", delta=delta, usage=usage)
 
     def closing(self) -> str:
         return _event("message_stop")
@@ -122,20 +135,7 @@ class MessageReply(Reply):
         return server_event(json.dumps(error_document(error)), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        self._close()
-        return self._message(*self._reason(results[0]), _usage_of(results[0]))
-
-    def _message(self, reason: str | None, stop: str | None, usage: Any) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": self._content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage,
-        }
+        return self._message
 
     def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
         """Returns why the message has ended, and the stop string that ended it."""
@@ -165,13 +165,11 @@ class MessageReply(Reply):
         self._written += text
         if self._open is PartKind.CALL:
             return self._delta("input_json", partial_json=text)
-        if self._open is PartKind.TEXT:
-            self._content[-1]["text"] += text
-            return self._delta("text", text=text)
-        if not self._tells_thoughts:
+        kind = "text" if self._open is PartKind.TEXT else "thinking"
+        if kind == "thinking" and not self._tells_thoughts:
             return ""
-        self._content[-1]["thinking"] += text
-        return self._delta("thinking", thinking=text)
+        self._content[-1][kind] += text
+        return self._delta(kind, **{kind: text})
 
     def _close(self) -> str:
         if self._open is None:
@@ -199,19 +197,12 @@ class MessageReply(Reply):
         return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
 
 
-def _usage_of(result: GenerationResult) -> dict[str, Any]:
-    stats = result.stats
-    return _usage(stats.prompt_n, stats.cached_n, stats.predicted_n, result.reasoning_n)
-
-
-def _usage(
-    prompt_n: int, cached_n: int = 0, predicted_n: int = 0, reasoning_n: int = 0
-) -> dict[str, Any]:
+def _usage(stats: Stats, reasoning_n: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": prompt_n - cached_n,
+        "input_tokens": stats.prompt_n - stats.cached_n,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached_n,
-        "output_tokens": predicted_n,
+        "cache_read_input_tokens": stats.cached_n,
+        "output_tokens": stats.predicted_n,
         "output_tokens_details": {"thinking_tokens": reasoning_n},
     }
 
@@ -229,17 +220,7 @@ def add_messages(app: FastAPI, running: Running) -> None:
     @app.post(MESSAGES, response_model=None, responses=EVENTS)
     async def messages(request: MessagesRequest) -> Response:
         """The assistant's next message, in Anthropic's form."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: _work(desk, request),
-            lambda desk, work: MessageReply(
-                desk.model,
-                len(work.prompts[0]),
-                request.max_tokens,
-                tells_thoughts=request.tells_thoughts,
-            ),
-        )
+        return AnswerResponse(running, request, _work, MessageReply)
 
     @app.post(COUNT)
     async def count(request: CountRequest) -> dict[str, int]:

@@ -5,205 +5,53 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from edge_spec import Chunk, FinishReason, GenerationResult
+from edge_spec import FinishReason, GenerationResult, PartKind
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.figures import chat_logprobs, timings, usage
-from edge_spec.apps.server.replies import origin_of
-from edge_spec.apps.server.reply import Reply, sealed, server_event
-from edge_spec.apps.server.response import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.replies import chat_logprobs, origin_of, timings, usage
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    sealed,
+    server_event,
+)
 from edge_spec.apps.server.responses.parse import ResponsesRequest
-from edge_spec.text.parts.part import PartKind
+from edge_spec.apps.server.work import Desk
 
 Fields = dict[str, Any]
-_PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
-_TYPES = {
-    PartKind.TEXT: "message",
-    PartKind.REASONING: "reasoning",
-    PartKind.CALL: "function_call",
+
+
+class _Form(NamedTuple):
+    """The names of an item of the output, and of the events about it. member: of the item, in which
+    the part with its text is; a call has no part."""
+
+    prefix: str  # of its id
+    type: str
+    text: str  # in events
+    text_type: str = ""  # of the part
+    member: str = ""
+    part: str = ""  # in events
+
+
+_FORMS = {
+    PartKind.TEXT: _Form("msg", "message", "output_text", "output_text", "content", "content_part"),
+    PartKind.REASONING: _Form(
+        "rs", "reasoning", "reasoning_text", "reasoning_text", "content", "content_part"
+    ),
+    PartKind.CALL: _Form("fc", "function_call", "function_call_arguments"),
 }
-
-
-class OutputItem(ABC):
-    """One item of the output. Each method returns the events that tell of what it is told."""
-
-    def __init__(self, kind: PartKind, index: int, **fields: Any) -> None:
-        """index: its place in the output. fields: of its document, beside those of all items."""
-        self.kind = kind
-        self.text = ""
-        self._index = index
-        self._item: Fields = {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"}
-        self._item |= {"type": _TYPES[kind], "status": "in_progress", **fields}
-
-    @abstractmethod
-    def document(self) -> Fields:
-        """Returns the item with what is known of it."""
-
-    def begin(self) -> Iterator[Fields]:
-        yield self._event("output_item.added", item=self.document())
-
-    @abstractmethod
-    def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]: ...
-
-    def end(self, status: str) -> Iterator[Fields]:
-        self._item["status"] = status
-        yield self._event("output_item.done", item=self.document())
-
-    def _event(self, event: str, /, **fields: Any) -> Fields:
-        return {"type": f"response.{event}", "output_index": self._index, **fields}
-
-    def _inner(self, event: str, /, **fields: Any) -> Fields:
-        """Makes an event that is about something within the item."""
-        return self._event(event, item_id=self._item["id"], **fields)
-
-
-class TextOutput(OutputItem):
-    """A message, or a thought: one part with a text."""
-
-    def __init__(
-        self, kind: PartKind, index: int, *, is_summary: bool = False, is_sealed: bool = False
-    ) -> None:
-        """is_summary: a thought is told as its own summary. is_sealed: it is told sealed, too."""
-        is_message = kind is PartKind.TEXT
-        fields: Fields = {"role": "assistant", "content": []} if is_message else {"summary": []}
-        super().__init__(kind, index, **fields)
-        self._is_sealed = is_sealed
-        self._scores: list[Any] | None = [] if is_message else None
-        self._member = "summary" if is_summary else "content"
-        self._place = {f"{self._member}_index": 0}
-        self._of_part = "reasoning_summary_part" if is_summary else "content_part"
-        self._of_text = "output_text" if is_message else "reasoning_text"
-        self._type = self._of_text
-        if is_summary:
-            self._of_text, self._type = "reasoning_summary_text", "summary_text"
-
-    def document(self) -> Fields:
-        sealed_text = {"encrypted_content": sealed(self.text)} if self._is_sealed else {}
-        return {**self._item, **sealed_text}
-
-    def begin(self) -> Iterator[Fields]:
-        yield from super().begin()
-        yield self._inner(f"{self._of_part}.added", **self._place, part=self._part())
-
-    def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]:
-        self.text += text
-        told: Fields = {"delta": text}
-        if self._scores is not None:
-            self._scores += scores
-            told["logprobs"] = scores
-        yield self._inner(f"{self._of_text}.delta", **self._place, **told)
-
-    def end(self, status: str) -> Iterator[Fields]:
-        part = self._part()
-        told = {name: part[name] for name in ("text", "logprobs") if name in part}
-        yield self._inner(f"{self._of_text}.done", **self._place, **told)
-        yield self._inner(f"{self._of_part}.done", **self._place, part=part)
-        yield from super().end(status)
-
-    def _part(self) -> Fields:
-        """Returns the part with its text, as the item has it from now on."""
-        part: Fields = {"type": self._type, "text": self.text}
-        if self._scores is not None:
-            part |= {"annotations": [], "logprobs": list(self._scores)}
-        self._item = {**self._item, self._member: [part]}
-        return part
-
-
-class CallOutput(OutputItem):
-    def __init__(self, index: int, call_id: str, namespace: str | None, name: str) -> None:
-        space = {"namespace": namespace} if namespace else {}
-        self._name = name
-        super().__init__(PartKind.CALL, index, call_id=call_id, **space, name=name)
-
-    def document(self) -> Fields:
-        return {**self._item, "arguments": self.text}
-
-    def piece(self, text: str, scores: list[Any]) -> Iterator[Fields]:
-        self.text += text
-        yield self._inner("function_call_arguments.delta", delta=text)
-
-    def end(self, status: str) -> Iterator[Fields]:
-        told = {"name": self._name, "arguments": self.text}
-        yield self._inner("function_call_arguments.done", **told)
-        yield from super().end(status)
-
-
-class Output:
-    """The items of one answer, in the order in which they are written. What is told of them does
-    not depend on whether anybody hears the events."""
-
-    def __init__(
-        self,
-        called: Callable[[str], tuple[str | None, str]],
-        *,
-        tells_thoughts: bool,
-        summarizes: bool,
-        seals_thoughts: bool,
-    ) -> None:
-        """called: the namespace and the own name of a function that the model calls."""
-        self._called = called
-        self._tells_thoughts = tells_thoughts
-        self._summarizes = summarizes
-        self._seals_thoughts = seals_thoughts
-        self._items: list[OutputItem] = []
-        self._open: OutputItem | None = None
-        self._early_scores: list[Any] = []  # of tokens that have no text until now
-
-    def documents(self) -> list[Fields]:
-        return [item.document() for item in self._items]
-
-    def push(self, chunk: Chunk, scores: list[Any]) -> Iterator[Fields]:
-        """scores: of the tokens of a text, where they are asked for."""
-        if chunk.call is not None:
-            space, name = self._called(chunk.call.name)
-            yield from self._begin(CallOutput(len(self._items), chunk.call.id, space, name))
-        is_open = self._open is not None and self._open.kind is chunk.kind
-        if chunk.kind is PartKind.REASONING and not self._tells_thoughts:
-            return
-        if not chunk.text and not is_open:  # the beginning of a character, or space after a call
-            self._early_scores += scores
-            return
-        if not is_open:
-            scores, self._early_scores = [*self._early_scores, *scores], []
-            yield from self._begin(self._made(chunk.kind))
-        if self._open is not None and (chunk.text or scores):
-            yield from self._open.piece(chunk.text, scores)
-
-    def finish(self, *, is_complete: bool, is_cut: bool) -> Iterator[Fields]:
-        """A complete answer has a message or a call, be the message empty: clients look for one.
-
-        is_cut: it has ended within a call.
-        """
-        is_thought = self._open is not None and self._open.kind is PartKind.REASONING
-        if is_complete and (self._open is None or is_thought):
-            yield from self._begin(self._made(PartKind.TEXT))
-        is_called = self._open is not None and self._open.kind is PartKind.CALL
-        is_whole = not is_cut if is_called else is_complete
-        yield from self._end("completed" if is_whole else "incomplete")
-
-    def _made(self, kind: PartKind) -> OutputItem:
-        if kind is PartKind.TEXT:
-            return TextOutput(kind, len(self._items))
-        told = {"is_summary": self._summarizes, "is_sealed": self._seals_thoughts}
-        return TextOutput(kind, len(self._items), **told)
-
-    def _begin(self, item: OutputItem) -> Iterator[Fields]:
-        yield from self._end("completed")
-        self._items.append(item)
-        self._open = item
-        yield from item.begin()
-
-    def _end(self, status: str) -> Iterator[Fields]:
-        if self._open is not None:
-            yield from self._open.end(status)
-        self._open = None
+_SUMMARY = _Form(
+    *("rs", "reasoning", "reasoning_summary_text", "summary_text"),
+    *("summary", "reasoning_summary_part"),
+)
 
 
 _REPEATED: Fields = {  # fields of the request, and their values where it does not say
@@ -225,18 +73,25 @@ _REPEATED: Fields = {  # fields of the request, and their values where it does n
 
 
 class ResponsesReply(Reply):
-    """Events are made of the same items as the response that is told whole."""
+    """The items of an answer, in the order in which they are written."""
 
-    def __init__(self, request: ResponsesRequest, work: Work, model: str) -> None:
+    is_folded = True
+
+    def __init__(self, request: ResponsesRequest, work: Work, desk: Desk) -> None:
+        self._request = request
         self._has_scores = request.num_logprobs is not None
-        self._has_origins = request.asks_origins
-        self._output = Output(
-            request.called,
-            tells_thoughts=request.tells_thoughts,
-            summarizes=request.summarizes,
-            seals_thoughts=request.seals_thoughts,
-        )
         self._num_events = 0
+        self._items: list[Fields] = []  # that are complete
+        self._early_scores: list[Any] = []  # of tokens that have no text until now
+        # The item that is being written: its kind and form, what there is of it, and the beginning
+        # of the event for a piece of it.
+        self._open: PartKind | None = None
+        self._form = _SUMMARY
+        self._item: Fields = {}
+        self._text = ""
+        self._scores: list[Any] = []
+        self._place: Fields = {}
+        self._delta = ""
         (options,) = work.options
         self._response: Fields = {
             "id": f"resp_{secrets.token_hex(24)}",
@@ -246,7 +101,7 @@ class ResponsesReply(Reply):
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
-            "model": model,
+            "model": desk.model,
             "output": [],
             "usage": None,
             **{name: request.as_sent(name, value) for name, value in _REPEATED.items()},
@@ -259,58 +114,143 @@ class ResponsesReply(Reply):
         }
 
     def opening(self) -> str:
-        begun = ("response.created", "response.in_progress")
-        return self._events({"type": name, "response": self._response} for name in begun)
+        created = self._event("created", response=self._response)
+        return created + self._event("in_progress", response=self._response)
 
     def piece(self, round_: Round) -> str:
-        chunk = round_.chunk
+        chunk, told = round_.chunk, ""
         scores: list[Any] = []
         if self._has_scores and chunk.kind is PartKind.TEXT:
             scores = chat_logprobs(chunk.tokens)["content"]
-        return self._events(self._output.push(chunk, scores))
-
-    def collect(self, round_: Round) -> None:
-        self.piece(round_)
+        if chunk.kind is PartKind.REASONING and not self._request.tells_thoughts:
+            return ""
+        if chunk.call is not None:
+            space, name = self._request.called(chunk.call.name)
+            named = {"namespace": space, "name": name} if space else {"name": name}
+            told = self._begin(PartKind.CALL, call_id=chunk.call.id, **named)
+        elif chunk.kind is not self._open:
+            self._early_scores += scores
+            if not chunk.text:  # the beginning of a character, or space after a call
+                return ""
+            scores, self._early_scores = self._early_scores, []
+            told = self._begin(chunk.kind)
+        return told + self._add(chunk.text, scores) if chunk.text or scores else told
 
     def end(self, ended: Ended) -> str:
         result = ended.result
         is_complete = result.finish_reason is FinishReason.STOP
-        told = self._events(self._output.finish(is_complete=is_complete, is_cut=result.is_cut))
+        told = self._finish(is_complete=is_complete, is_cut=result.is_cut)
         self._response |= {
             "status": "completed" if is_complete else "incomplete",
             "completed_at": int(time.time()) if is_complete else None,
             "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
+            "output": self._items,
             "usage": _usage(result),
             "timings": timings([result]),
         }
-        if self._has_origins:
+        if self._request.asks_origins:
             self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
-        return told + self._last(self._response["status"])
+        return told + self._event(self._response["status"], response=self._response)
 
     def failure(self, error: ApiError) -> str:
-        list(self._output.finish(is_complete=False, is_cut=True))  # what there is, untold
+        num_events = self._num_events
+        self._finish(is_complete=False, is_cut=True)  # what there is, untold
+        self._num_events = num_events
         self._response |= {
             "status": "failed",
             "error": {"code": error.code or "server_error", "message": error.message},
+            "output": self._items,
         }
-        return self._last("failed")
+        return self._event("failed", response=self._response)
 
     def document(self, results: Sequence[GenerationResult]) -> Fields:
-        (result,) = results
-        self.end(Ended(0, result, len(result.tokens), None, None))
         return self._response
 
-    def _last(self, name: str) -> str:
-        self._response["output"] = self._output.documents()
-        return self._events([{"type": f"response.{name}", "response": self._response}])
+    def _begin(self, kind: PartKind, **fields: Any) -> str:
+        """Begins an item. fields: of a call."""
+        told = self._end("completed")
+        is_summary = kind is PartKind.REASONING and self._request.summarizes
+        form = self._form = _SUMMARY if is_summary else _FORMS[kind]
+        if kind is PartKind.TEXT:
+            fields = {"role": "assistant", "content": []}
+        elif kind is PartKind.REASONING:
+            fields = {"summary": []}
+        id = f"{form.prefix}_{secrets.token_hex(16)}"
+        self._open, self._text, self._scores = kind, "", []
+        self._item = {"id": id, "type": form.type, "status": "in_progress", **fields}
+        told += self._of_item("added")
+        self._place = {"output_index": len(self._items), "item_id": id}
+        if form.member:
+            self._place[f"{form.member}_index"] = 0
+            told += self._event(f"{form.part}.added", **self._place, part=self._part())
+        # A stream passes here once a round: what stays the same is written once.
+        name = f"response.{form.text}.delta"
+        same = json.dumps({"type": name, **self._place})
+        self._delta = f'event: {name}\ndata: {same[:-1]}, "delta": '
+        return told
 
-    def _events(self, events: Iterable[Fields]) -> str:
-        told = []
-        for event in events:
-            numbered = {**event, "sequence_number": self._num_events}
-            told.append(server_event(json.dumps(numbered), event["type"]))
-            self._num_events += 1
-        return "".join(told)
+    def _add(self, text: str, scores: list[Any]) -> str:
+        self._text += text
+        told = f"{self._delta}{json.dumps(text)}"
+        if self._open is PartKind.TEXT:
+            self._scores += scores
+            told += f', "logprobs": {json.dumps(scores)}'
+        self._num_events += 1
+        return f'{told}, "sequence_number": {self._num_events - 1}}}\n\n'
+
+    def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
+        """A complete answer has a message or a call, be the message empty: clients look for one.
+
+        is_cut: it has ended within a call.
+        """
+        told = ""
+        if is_complete and self._open in (None, PartKind.REASONING):
+            told = self._begin(PartKind.TEXT)
+        is_whole = not is_cut if self._open is PartKind.CALL else is_complete
+        return told + self._end("completed" if is_whole else "incomplete")
+
+    def _end(self, status: str) -> str:
+        """Ends the item that is being written, if there is one."""
+        if self._open is None:
+            return ""
+        form, item = self._form, self._item
+        if self._open is PartKind.CALL:
+            done = {"name": item["name"], "arguments": self._text}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+        else:
+            part = self._part()
+            item[form.member] = [part]
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+            told += self._event(f"{form.part}.done", **self._place, part=part)
+        item["status"] = status
+        told += self._of_item("done")
+        self._items.append(self._document())
+        self._open = None
+        return told
+
+    def _part(self) -> Fields:
+        part: Fields = {"type": self._form.text_type, "text": self._text}
+        if self._open is PartKind.TEXT:
+            part |= {"annotations": [], "logprobs": self._scores}
+        return part
+
+    def _document(self) -> Fields:
+        """Returns the item with what is known of it."""
+        if self._open is PartKind.CALL:
+            return {**self._item, "arguments": self._text}
+        if self._open is PartKind.REASONING and self._request.seals_thoughts:
+            return {**self._item, "encrypted_content": sealed(self._text)}
+        return self._item
+
+    def _of_item(self, what: str) -> str:
+        item = self._document()
+        return self._event(f"output_item.{what}", output_index=len(self._items), item=item)
+
+    def _event(self, name: str, /, **fields: Any) -> str:
+        told = {"type": f"response.{name}", **fields, "sequence_number": self._num_events}
+        self._num_events += 1
+        return server_event(json.dumps(told), told["type"])
 
 
 def _usage(result: GenerationResult) -> dict[str, Any]:
@@ -334,12 +274,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(request: ResponsesRequest) -> Response:
         """The next items of a conversation."""
-        return AnswerResponse(
-            running,
-            request,
-            lambda desk: desk.chat(request),
-            lambda desk, work: ResponsesReply(request, work, desk.model),
-        )
+        return AnswerResponse(running, request, Desk.chat, ResponsesReply)
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(request: ResponsesRequest) -> dict[str, Any]:

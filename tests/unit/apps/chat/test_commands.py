@@ -17,10 +17,10 @@ from edge_spec.apps.chat.commands import (
     CommandAnswer,
     Door,
     Leave,
+    compare,
     help_text,
     run_command,
 )
-from edge_spec.apps.chat.comparison import compare
 from edge_spec.apps.chat.conversation import ChatConversation, Stop
 from edge_spec.apps.chat.paint import plain
 from edge_spec.apps.chat.repl import talk_in_lines
@@ -358,7 +358,7 @@ def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(talk: Any) -> No
     notes = [note for note in told if note]
     assert told[0] is None and notes and "oldest" in notes[0] and "512" in notes[0]
     assert len(conversation.said) == 24  # nothing is lost
-    seen = conversation.asked_messages
+    seen = conversation.messages_for("more")[:-1]
     assert seen[0]["role"] == "system" and seen[1]["role"] == "user"
     assert seen[1:] == conversation.said[conversation.left_out :]
     typed(conversation, "/reset")
@@ -372,7 +372,7 @@ def test_an_answer_after_turns_were_left_out_is_that_of_the_shorter_prompt(
     conversation, fresh = talk(model, max_tokens=60), talk(model, max_tokens=60)
     while conversation.make_room("more") is None:
         say(conversation, "more")
-    seen = [*conversation.asked_messages, {"role": "user", "content": "more"}]
+    seen = conversation.messages_for("more")
     answer = say(conversation, "more")
     assert answer.text == fresh.engine.chat(seen, max_tokens=60).text != ""
 

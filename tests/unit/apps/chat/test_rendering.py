@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from edge_spec.apps.chat import keyboard
-from edge_spec.apps.chat.keyboard import open_history
+from edge_spec.apps.chat import terminal
 from edge_spec.apps.chat.markdown import AnswerView, shown_text
 from edge_spec.apps.chat.paint import harmless, paint, plain
+from edge_spec.apps.chat.terminal import open_history
 from edge_spec.text.parts.part import CallHead, PartKind
 
 STYLES = re.compile("\x1b\\[[0-9;]*m")
@@ -160,7 +160,7 @@ def test_a_long_history_loses_its_older_half(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(keyboard, "_MAX_HISTORY_BYTES", 1000)
+    monkeypatch.setattr(terminal, "_MAX_HISTORY_BYTES", 1000)
     history = open_history()
     for index in range(40):
         history.append_string(f"line {index}\nof two")

@@ -1,5 +1,4 @@
-"""Parts of the Responses API that need no network: what its items are as messages, and the events
-that tell of an answer's items."""
+"""What the items of the Responses API are as messages."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import pytest
 from edge_spec.apps.server.messages import for_template
 from edge_spec.apps.server.reply import sealed
 from edge_spec.apps.server.responses.parse import ResponsesRequest
-from edge_spec.text.parts.part import PartKind
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -96,6 +94,3 @@ def test_instructions_go_first() -> None:
     request = ResponsesRequest.model_validate({"input": "hi", "instructions": "be brief"})
     system = {"role": "system", "content": "be brief"}
     assert [for_template(message) for message in request.messages] == [system, HI]
-
-
-TEXT, SO = PartKind.TEXT, PartKind.REASONING

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.apps.sidecar.conversation import Job, SidecarConversation
-from edge_spec.apps.sidecar.sidecar import Sidecar
+from edge_spec.apps.sidecar.sidecar import Job, Sidecar, SidecarConversation
 from edge_spec.errors import UsageError
 from fixtures.faults import Fault, FaultKind, FaultyModel
 
