@@ -23,8 +23,8 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.fitting import fitted
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.call_shape import IdStyle
 from edge_spec.text.tools.detection import NativeTools, ToolForm
-from edge_spec.text.tools.part_list import IdStyle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

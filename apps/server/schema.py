@@ -27,7 +27,7 @@ from edge_spec.apps.server.fields import (
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool, joined
 from edge_spec.apps.validation import by_kind, chosen_by
 from edge_spec.core.sampling import LEAST_PENALTY
-from edge_spec.text.parts.thought_forms import SWITCHES
+from edge_spec.text.thoughts import SWITCHES
 
 _WRITTEN = '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
 

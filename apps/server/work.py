@@ -15,8 +15,7 @@ from edge_spec.apps.server.messages import AllowedChoice, Choice, NamedTool, Too
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.parts.answer_form import AnswerForm
-from edge_spec.text.parts.answer_length import answer_tokens
+from edge_spec.text.parts.answer_form import AnswerForm, answer_tokens
 
 _SAMPLING = (
     "temperature",

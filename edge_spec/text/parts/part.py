@@ -1,10 +1,19 @@
-"""Parts of an answer: what the model thought, what it says, and the calls of tools."""
+"""Parts of an answer: what the model thought, what it says, and the calls of tools; and how they
+are read while it is written."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from edge_spec.text.stop_cutter import overlap
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # they stop where more of the answer is needed
 
 
 class PartKind(StrEnum):
@@ -62,3 +71,79 @@ class PlainReader:
 
     def finish(self) -> list[Part]:
         return []
+
+
+class EndedError(Exception):
+    """The answer has ended where more of it was needed."""
+
+
+class StepReader(ABC):
+    """Reads an answer in steps. They stop until there is more of it, and raise EndedError once
+    there is none: what is read never depends on how the answer was cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._held = ""  # what is not read yet
+        self._has_ended = False
+        self._parts: list[Part] = []
+        self._steps = self._begun()
+        next(self._steps)
+
+    def push(self, markup: str) -> list[Part]:
+        self._held += markup
+        next(self._steps, None)
+        taken, self._parts = self._parts, []
+        return taken
+
+    def finish(self) -> list[Part]:
+        self._has_ended = True
+        return self.push("")
+
+    def _begun(self) -> Steps[None]:
+        with suppress(EndedError):
+            yield from self._more()
+            yield from self._read()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole answer."""
+
+    def _more(self) -> Steps[None]:
+        if not self._has_ended:
+            yield
+        if self._has_ended:
+            raise EndedError
+
+    def _take(self, length: int) -> str:
+        """Return the beginning of what is held, which then is read."""
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+    def _after_space(self, place: int = 0) -> Steps[int]:
+        """Return where the first character is that is no space."""
+        while (place := after_space(self._held, place)) == len(self._held):
+            yield from self._more()
+        return place
+
+    def _add(self, kind: PartKind, text: str, call: CallHead | None = None) -> None:
+        """Tell a piece; it joins the one before, if that is of the same part and no mere tag."""
+        last = self._parts[-1] if self._parts else None
+        if call is None and text and last and last.kind is kind and (last.text or last.call):
+            self._parts[-1] = Part(kind, last.text + text, last.call)
+        else:
+            self._parts.append(Part(kind, text, call))
+
+
+def after_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
+    """Return where the first of `markers` is in the text, and which; else where one may begin that
+    the text has not yet in full, and ""."""
+    begun = len(text) - max((overlap(text, each) for each in markers), default=0)
+    found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
+    place, _, marker = min(found, default=(begun, 0, ""))
+    return (place, marker) if place <= begun else (begun, "")

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from edge_spec.errors import UsageError
 from edge_spec.text.grammar import JSON_STYLE, tell_passed_over
 
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
 
+ANY = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
+TEXT = frozenset(("string",))
 # With one of them, a schema says what members an object may have.
 _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
@@ -78,3 +81,42 @@ def alternatives(
         return
     for each in chosen:
         yield from alternatives(each, definitions, seen)
+
+
+def argument_types(tool: Mapping[str, Any] | None) -> dict[str | None, frozenset[str]]:
+    """Return the types that each argument may have by its name, and under None those of others."""
+    if tool is None:
+        return {}
+    try:
+        schema = arguments_schema(tool["function"])
+    except UsageError:
+        return {}
+    definitions = definitions_of(schema)
+    found: dict[str | None, frozenset[str]] = {}
+    for each in alternatives(schema, definitions):
+        if not isinstance(each, Mapping):
+            continue
+        others = each.get("additionalProperties", False)
+        for name, value in [*(each.get("properties") or {}).items(), (None, others)]:
+            found[name] = found.get(name, frozenset()) | types_of(value, definitions)
+    return found
+
+
+def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types of what fits a schema; any where that is not plain."""
+    found: set[str] = set()
+    for each in alternatives(schema, definitions):
+        if not isinstance(each, Mapping):
+            found |= ANY if each else set()
+        elif "const" in each or "enum" in each:
+            values = each["enum"] if "enum" in each else [each["const"]]
+            found |= set(map(type_of, values))
+        else:
+            found |= {each["type"]} if each.get("type") in ANY else ANY
+    return frozenset(found)
+
+
+def type_of(value: Any) -> str:
+    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"))
+    found = next((name for kind, name in kinds if isinstance(value, kind)), None)
+    return found or ("null" if value is None else "object" if isinstance(value, dict) else "array")

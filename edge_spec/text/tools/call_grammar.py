@@ -15,9 +15,8 @@ from edge_spec.text.tools.arguments import (
     as_lark,
     definitions_of,
 )
-from edge_spec.text.tools.call_shape import CallShape, Keyed
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
+from edge_spec.text.tools.keyed import Keyed
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -200,7 +199,7 @@ class _ValueRules:
         kinds = [each for each in alternatives(schema, self._definitions) if each is not False]
         texts = [each for each in kinds if _may_be_text(each)]
         # A text that may be anything stands for other values, too, where no sign tells them apart.
-        is_plain = keyed.plain_colon is None and not keyed.values.quote
+        is_plain = keyed.plain_colon is None and not keyed.quote
         if is_plain and any(map(_may_be_anything, texts)):
             others = []
         else:
@@ -214,7 +213,7 @@ class _ValueRules:
     def _json(self, schema: Any) -> str:
         """Return a value that is no text, as JSON or in words of Python."""
         found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
-        if self._keyed.values.has_python_words and isinstance(schema, Mapping):
+        if self._keyed.has_python_words and isinstance(schema, Mapping):
             words: list[Any] = [True, False] if schema.get("type") == "boolean" else [None]
             words = words if schema.get("type") in ("boolean", "null") else []
             if "const" in schema or "enum" in schema:
@@ -225,8 +224,8 @@ class _ValueRules:
     def _text(self, schema: Any) -> str:
         """Return a text and what closes it: it ends where that comes first."""
         schema = schema if isinstance(schema, Mapping) else {}
-        quote, closing = self._keyed.values.quote, self._keyed.closing
-        if self._keyed.values.is_python:
+        quote, closing = self._keyed.quote, self._keyed.closing
+        if self._keyed.is_python:
             given = {**schema, "type": "string"}
             found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
             if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
 from edge_spec.text.plain_messages import meant_arguments
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME, TAG
-from edge_spec.text.tools.values import Values
+from edge_spec.text.tools.keyed import Keyed
 
+NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+_LETTERS = string.ascii_letters + string.digits
 SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 
 
@@ -23,20 +27,26 @@ def marker_of(opening: str) -> str:
     return tag.group() if tag else opening.rstrip()
 
 
-@dataclass(frozen=True)
-class Keyed:
-    """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
+class IdStyle(Enum):
+    """How templates want the ids of calls."""
 
-    plain_colon: stands before values that are no texts, where these differ. values: how they are
-    written.
-    """
+    ANY = "any"
+    NINE = "nine"  # nine letters and digits
+    NAMED = "named"  # functions.NAME:INDEX
 
-    opening: str = ""
-    colon: str = ""
-    closing: str = ""
-    comma: str = ""
-    plain_colon: str | None = None
-    values: Values = field(default_factory=Values)
+    def takes(self, id: str) -> bool:
+        return self is IdStyle.ANY or re.fullmatch(_PATTERNS[self], id) is not None
+
+    def made(self, name: str, index: int) -> str:
+        """Returns an id for a call that has none."""
+        if self is IdStyle.NAMED:
+            return f"functions.{name}:{index}"
+        if self is IdStyle.NINE:
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+_PATTERNS = {IdStyle.NINE: r"[a-zA-Z0-9]{9}", IdStyle.NAMED: r"functions\.[a-zA-Z0-9_.-]+:\d+"}
 
 
 @dataclass(frozen=True)
@@ -120,17 +130,9 @@ class CallShape:
         name: str = call["function"]["name"]
         given = call["function"].get("arguments", {})
         if self.keyed is not None:
-            arguments = self.keyed.comma.join(self._arguments(meant_arguments(given), self.keyed))
+            arguments = self.keyed.written(meant_arguments(given))
         else:
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         id = call.get("id") or self.ids.made(name, index)
         slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
         return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))
-
-    @staticmethod
-    def _arguments(arguments: Mapping[str, Any], keyed: Keyed) -> Iterator[str]:
-        for name, value in arguments.items():
-            colon = keyed.colon
-            if keyed.plain_colon is not None and not isinstance(value, str):
-                colon = keyed.plain_colon
-            yield f"{keyed.opening}{name}{colon}{keyed.values.written(value)}{keyed.closing}"

@@ -27,10 +27,9 @@ from edge_spec.text.template_probes import (
     probe_call,
     probe_message,
 )
+from edge_spec.text.tools.call_shape import TAG, IdStyle
 from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat, with_ids
 from edge_spec.text.tools.harmony import HARMONY, HarmonyForm
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import TAG
 
 Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
 ToolForm = CallFormat | HarmonyForm

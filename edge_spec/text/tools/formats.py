@@ -10,11 +10,9 @@ from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.part import PartReader
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.call_grammar import call_grammar
-from edge_spec.text.tools.call_shape import CallShape, Keyed
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
+from edge_spec.text.tools.keyed import Keyed
 from edge_spec.text.tools.reader import CallReader
-from edge_spec.text.tools.values import Values
 
 
 class CallFormat(CallShape):
@@ -49,11 +47,11 @@ def _list(opening: str, closing: str, call: str = "", between: str = ", ") -> Ca
     return CallFormat(opening, call or _NAMED, between, closing)
 
 
-def _function(tag: str, colon: str, closing: str, *, python: bool = True) -> CallFormat:
+def _function(tag: str, colon: str, closing: str) -> CallFormat:
     """XML with the names in the tags, as Qwen3-Coder writes it."""
     opening, end = f"<{tag}>\n<function=", f"</function>\n</{tag}>"
-    values = Values(has_python_words=python)
-    keyed = Keyed("<parameter=", colon, f"{closing}</parameter>\n", values=values)
+    closing = f"{closing}</parameter>\n"
+    keyed = Keyed("<parameter=", colon, closing, has_python_words=True)
     return CallFormat(opening, f"{NAME}>\n{ARGUMENTS}", f"{end}\n{opening}", end, keyed=keyed)
 
 
@@ -93,7 +91,7 @@ def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> C
 
 def _python(opening: str, closing: str) -> CallFormat:
     """Calls of Python."""
-    keyed = Keyed("", "=", "", ", ", values=Values('"', has_python_words=True))
+    keyed = Keyed("", "=", "", ", ", quote='"', has_python_words=True)
     return CallFormat(opening, f"{NAME}({ARGUMENTS}", "), ", f"){closing}", keyed=keyed)
 
 
@@ -154,7 +152,7 @@ FORMATS = {  # by the models that write them, or the first that did
         f"{NAME}{{{ARGUMENTS}",
         "}<tool_call|><|tool_call>call:",
         "}<tool_call|>",
-        keyed=Keyed("", ":", "", ",", values=Values('<|"|>')),
+        keyed=Keyed("", ":", "", ",", quote='<|"|>'),
     ),
     "lfm2": _python("<|tool_call_start|>[", "]<|tool_call_end|>"),
     # calls that are the whole answer

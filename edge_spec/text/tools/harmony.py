@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
-from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader
+from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, first_of
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import arguments_schema, as_lark
 from edge_spec.text.tools.call_grammar import ANYTHING, literal
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import EndedError, StepReader, Steps, first_of
+from edge_spec.text.tools.call_shape import IdStyle
+from edge_spec.text.tools.steps import CallSteps
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END = "<|end|>"
@@ -84,91 +84,80 @@ class HarmonyForm:
 HARMONY = HarmonyForm()
 
 
-class HarmonyReader(StepReader):
+class HarmonyReader(CallSteps):
     """Tells thoughts, text and calls apart by the headers of messages. What is told to a tool that
     is none of the functions, such as one that the model has made up, counts as a thought."""
 
     def __init__(self, names: set[str]) -> None:
         """names: of the functions that may be called; empty where they are not known."""
         self._names = names
-        self._parts: list[Part] = []
-        self._num_calls = 0
         super().__init__()
 
-    def _taken(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
-
     def _read(self) -> Steps[None]:
-        pieces = self._pieces
         begun, kind = (_START, _CHANNEL, "to="), PartKind.TEXT
-        while any(each.startswith(pieces.held.lstrip()) for each in begun):
-            if pieces.held.lstrip() in begun:
+        while any(each.startswith(self._held.lstrip()) for each in begun):
+            if self._held.lstrip() in begun:
                 break
             try:
-                yield from pieces.more()
+                yield from self._more()
             except EndedError:  # it is as little as the beginning of a header
-                self._add(PartKind.TEXT, pieces.held)
+                self._tell(PartKind.TEXT, self._held)
                 return
-        has_header = pieces.held.lstrip().startswith(begun)
+        has_header = self._held.lstrip().startswith(begun)
         while True:
             if has_header:
                 kind = yield from self._read_header()
             yield from self._read_body(kind)
             while True:  # what is before the next header is no one's
-                place, marker = first_of((_START, _CHANNEL), pieces.held)
-                pieces.take(place)
+                place, marker = first_of((_START, _CHANNEL), self._held)
+                self._take(place)
                 if marker:
                     break
-                yield from pieces.more()
+                yield from self._more()
             has_header = True
 
     def _read_header(self) -> Steps[PartKind]:
-        pieces = self._pieces
         try:
-            while _MESSAGE not in pieces.held:
-                yield from pieces.more()
+            while _MESSAGE not in self._held:
+                yield from self._more()
         except EndedError:
-            self.is_cut = self._function(pieces.held) is not None
+            self.is_cut = self._function(self._held) is not None
             raise
-        header = pieces.take(pieces.held.index(_MESSAGE) + len(_MESSAGE))
+        header = self._take(self._held.index(_MESSAGE) + len(_MESSAGE))
         function = self._function(header)
         if function is not None:
-            id = IdStyle.ANY.made(function, self._num_calls)
-            self._parts.append(Part(PartKind.CALL, "", CallHead(self._num_calls, id, function)))
-            self._num_calls += 1
+            self._begin_call(function)
             return PartKind.CALL
         channels = _NAMED_CHANNEL.findall(header)
         is_thought = channels[-1:] == ["analysis"] or _recipient(header) is not None
         kind = PartKind.REASONING if is_thought else PartKind.TEXT
-        self._parts.append(Part(kind, ""))
+        self._add(kind, "")
         return kind
 
     def _read_body(self, kind: PartKind) -> Steps[None]:
-        pieces, told = self._pieces, ""
-        marker = ""
+        told = marker = ""
         try:
             while not marker:
-                place, marker = first_of((*_ENDS, _START, _CHANNEL), pieces.held)
-                told += self._add(kind, pieces.take(place), is_first=not told)
+                place, marker = first_of((*_ENDS, _START, _CHANNEL), self._held)
+                told += self._tell(kind, self._take(place), is_first=not told)
                 if not marker:
-                    yield from pieces.more()
+                    yield from self._more()
         except EndedError:
-            told += self._add(kind, pieces.held, is_first=not told)
+            told += self._tell(kind, self._held, is_first=not told)
             raise
         finally:
-            if kind is PartKind.CALL and (marker or pieces.has_ended):
+            if kind is PartKind.CALL and (marker or self._has_ended):
                 self._end_call(told)
-        pieces.take(len(marker) if marker in _ENDS else 0)
+        self._take(len(marker) if marker in _ENDS else 0)
 
-    def _add(self, kind: PartKind, text: str, *, is_first: bool = False) -> str:
+    def _tell(self, kind: PartKind, text: str, *, is_first: bool = False) -> str:
         text = text.lstrip() if is_first and kind is PartKind.CALL else text
         if text:
-            self._parts.append(Part(kind, text))
+            self._add(kind, text)
         return text
 
     def _end_call(self, told: str) -> None:
-        told = told or self._add(PartKind.CALL, "{}")
+        told = told or self._tell(PartKind.CALL, "{}")
         try:
             json.loads(told)
         except (ValueError, RecursionError):

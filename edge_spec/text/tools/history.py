@@ -16,9 +16,9 @@ from edge_spec.text.plain_messages import (
     meant_arguments,
     with_call_arguments,
 )
+from edge_spec.text.tools.call_shape import IdStyle
 from edge_spec.text.tools.detection import NativeTools, ToolForm, with_tools
 from edge_spec.text.tools.formats import GENERIC, described
-from edge_spec.text.tools.part_list import IdStyle
 
 
 def native_history(

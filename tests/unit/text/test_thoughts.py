@@ -10,8 +10,7 @@ import pytest
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
-from edge_spec.text.parts.thought_forms import TAGS
-from edge_spec.text.thoughts import speaks_of_thoughts
+from edge_spec.text.thoughts import TAGS, speaks_of_thoughts
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
