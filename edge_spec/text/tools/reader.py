@@ -20,7 +20,7 @@ from edge_spec.text.tools.call_shape import (
     IdStyle,
     marker_of,
 )
-from edge_spec.text.tools.steps import Found, KeyedSteps, ends_of
+from edge_spec.text.tools.steps import Found, KeyedSteps
 
 _FUNCTION = re.compile(r"[a-zA-Z0-9_.-]+")
 # Models that were trained on several formats take the words of another one.
@@ -33,7 +33,7 @@ FENCE = "```"
 NAMES = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
 TAGS = tuple(f"<{name}>" for name in NAMES)
 _ENDS = [f"</{name}>" for name in NAMES]
-_LEFT = "}],;)"  # what a model may write too much of after a call
+_LEFT = ("}", "]", ",", ";", ")")  # what a model may write too much of after a call
 _BRACES = ("{", "[{")
 _FENCES = ("", FENCE, f"{FENCE}json", f"{FENCE}xml")
 _OPENINGS = [
@@ -73,14 +73,13 @@ class CallReader(KeyedSteps):
 
     def __init__(self, form: CallShape, tools: Tools) -> None:
         """tools: those that may be called; none where they are not known."""
-        self._form = form
         self._tools = {tool["function"]["name"]: tool for tool in tools}
         self._markers = [marker_of(opening) for opening in form.openings]
         self._reads_untagged = form.is_named and bool(tools)
         self._is_in_code = False
         # Where the answer ends here, what is held is text, or a call is cut, or neither.
         self._within: PartKind | None = PartKind.TEXT
-        super().__init__(form.ids)
+        super().__init__(form)
 
     def _read(self) -> Steps[None]:
         steps = self._read_first
@@ -112,10 +111,6 @@ class CallReader(KeyedSteps):
         if self._form.is_bare and self._form.keyed is not None:
             openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
             yield from self._read_calls(openings, is_known=True)
-            while True:
-                self._within = PartKind.TEXT
-                self._show(len(self._held))
-                yield from self._more()
         elif self._form.is_bare or self._reads_untagged:
             yield from self._read_untagged(_FIRST_OPENINGS)
 
@@ -192,8 +187,7 @@ class CallReader(KeyedSteps):
             self._take(found.end)
             self._begin()
             self._begin_call(name)
-            types = argument_types(self._tools.get(name))
-            yield from self._read_arguments(form, form.keyed, types)
+            yield from self._read_arguments(argument_types(self._tools.get(name)))
             return True
         place = yield from self._after_space(found.end)
         if self._held[place] != "{":
@@ -326,44 +320,31 @@ class CallReader(KeyedSteps):
                     continue
                 self._within = None
             place = yield from self._after_space()
-            if is_untagged:
-                ending = yield from self._untagged_ending(place)
-                if ending:
-                    self._take(place + ending)
-                    continue
-            if form.closing.strip():
+            left = yield from self._left_after_call(place, is_untagged=is_untagged)
+            if form.closing.strip() and not (is_untagged and left):
                 closing = yield from self._find([form.closing])
                 if closing is not None:
                     self._take(closing.end)
                     return
-            if form.keyed is None:
-                if self._held[place] in _LEFT:
-                    self._take(place + 1)
-                elif self._held[place] == "{" and form.is_object:
-                    yield from self._read_object(place, is_untagged=is_untagged or form.is_bare)
-                else:
-                    return
-                continue
-            rest = self._held[place:]
-            ends = ends_of(form)
-            end = next((each for each in ends if rest.startswith(each)), "")
-            if end:
-                self._take(place + len(end))
-            elif any(each.startswith(rest) for each in ends):
-                yield from self._more()
+            if left:
+                self._take(place + left)
+            elif form.is_object and self._held[place] == "{":
+                yield from self._read_object(place, is_untagged=is_untagged or form.is_bare)
             else:
                 return
 
-    def _untagged_ending(self, place: int) -> Steps[int]:
-        """Return the length of what closes a call without tags; 0 where something else comes, such
-        as the fence that opens another block."""
+    def _left_after_call(self, place: int, *, is_untagged: bool) -> Steps[int]:
+        """Return the length of what is left of a call here; 0 where something else comes, such as
+        the fence that opens another block."""
+        ends = self._ends if self._form.keyed else _LEFT
+        ends = (*ends, *_ENDS, FENCE) if is_untagged else ends
         while True:
             rest = self._held[place:]
-            if rest.startswith(FENCE) and len(rest) > len(FENCE):
+            end = next((each for each in ends if rest.startswith(each)), "")
+            if end == FENCE and len(rest) > len(FENCE):
                 return len(FENCE) if rest[len(FENCE)].isspace() else 0
-            end = next((each for each in _ENDS if rest.startswith(each)), "")
-            if end or not any(each.startswith(rest) for each in (*_ENDS, FENCE)):
-                return len(end) or int(rest[0] in _LEFT)
+            if end != FENCE and (end or not any(each.startswith(rest) for each in ends)):
+                return len(end)
             yield from self._more()
 
 

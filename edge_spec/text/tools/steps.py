@@ -136,11 +136,19 @@ class KeyedSteps(CallSteps):
     quotes are told while they are written, other values when they are complete: their types are
     those of the schema."""
 
-    def _read_arguments(self, form: CallShape, keyed: Keyed, types: Types) -> Steps[None]:
+    def __init__(self, form: CallShape) -> None:
+        self._form = form
+        self._keyed = form.keyed or Keyed()
+        # What may end a call, in order: signs, and tags.
+        closing = form.closing.strip()
+        self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
+        super().__init__(form.ids)
+
+    def _read_arguments(self, types: Types) -> Steps[None]:
         """Read up to the end of the call."""
-        names, ends = set[str](), ends_of(form)
-        while (yield from self._goes_on(keyed, ends, is_first=not names)):
-            name = yield from self._name(keyed, ends[0])
+        keyed, names = self._keyed, set[str]()
+        while (yield from self._goes_on(is_first=not names)):
+            name = yield from self._name()
             if name is None:
                 continue
             key, allowed = name
@@ -159,23 +167,23 @@ class KeyedSteps(CallSteps):
                 end, _ = yield from self._value_end(0, keyed.quote)
                 tell(_quoted(self._take(end), keyed, allowed))
             else:
-                yield from self._raw(keyed, ends[0], allowed, tell)
+                yield from self._raw(allowed, tell)
         self._add_arguments("}" if names else "{}")
 
-    def _goes_on(self, keyed: Keyed, ends: Sequence[str], *, is_first: bool) -> Steps[bool]:
+    def _goes_on(self, *, is_first: bool) -> Steps[bool]:
         """Return True at the name of an argument, False at the end of the call."""
-        comma = keyed.comma.strip()
+        comma = self._keyed.comma.strip()
         while True:
             self._take((yield from self._after_space()))
             if comma and not is_first and self._held.startswith(comma):
                 self._take(len(comma))
                 self._take((yield from self._after_space()))
-            if self._held.startswith(tuple(ends)):
+            if self._held.startswith(self._ends):
                 return False
-            if any(each.startswith(self._held) for each in ends):
+            if any(each.startswith(self._held) for each in self._ends):
                 yield from self._more()
                 continue
-            opening = yield from self._find([keyed.opening])
+            opening = yield from self._find([self._keyed.opening])
             if opening is not None:
                 self._take(opening.end)
                 return True
@@ -184,9 +192,10 @@ class KeyedSteps(CallSteps):
                 yield from self._more()
             self._take(next_tag)
 
-    def _name(self, keyed: Keyed, ending: str) -> Steps[tuple[str, frozenset[str]] | None]:
+    def _name(self) -> Steps[tuple[str, frozenset[str]] | None]:
         """Return the name of the argument, and the types that it has by what is before its value;
         none are any. None where there is no name."""
+        keyed, ending = self._keyed, self._ends[0]
         colons = {keyed.colon: frozenset[str]()}
         if keyed.plain_colon is not None:
             colons = {keyed.colon: TEXT, keyed.plain_colon: ANY - TEXT}
@@ -215,10 +224,9 @@ class KeyedSteps(CallSteps):
             self._take(len(space) if self._held.startswith(space) else 0)
         return key, types
 
-    def _raw(
-        self, keyed: Keyed, ending: str, types: frozenset[str], tell: Callable[[str], None]
-    ) -> Steps[None]:
+    def _raw(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
         """Read a value that is written as it is, up to what closes it."""
+        keyed, ending = self._keyed, self._ends[0]
         core = keyed.closing.strip()
         lead = keyed.closing[: len(keyed.closing) - len(keyed.closing.lstrip())]
         streams, may_end, searched = types == TEXT, False, 0
@@ -245,11 +253,6 @@ class KeyedSteps(CallSteps):
         value = value.removesuffix(lead) if lead else value
         self._take(place + len(core))
         tell(f'{as_json(value)[1:-1]}"' if streams else keyed.meant(value, types))
-
-
-def ends_of(form: CallShape) -> list[str]:
-    """Return what may end a call, in order: signs, and tags."""
-    return [*form.closing.strip().partition("<")[0], *TAG.findall(form.closing)]
 
 
 def _quoted(text: str, keyed: Keyed, types: frozenset[str]) -> str:
