@@ -109,7 +109,7 @@ def _knows_tools(template: ChatTemplate) -> bool:
 
 def _checked(template: ChatTemplate, native: NativeTools) -> tuple[bool, bool, bool]:
     given = _GIVEN if native.takes_several else _GIVEN[:1]
-    ids = IdStyle.NINE if native.ids is IdStyle.ANY else native.ids
+    ids = IdStyle.NINE if native.form.ids is IdStyle.ANY else native.form.ids
     calls = [
         {"id": ids.made(name, n), "function": {"name": name, "arguments": json.dumps(value)}}
         for n, (name, value) in enumerate(given)

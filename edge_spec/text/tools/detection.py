@@ -49,7 +49,7 @@ class NativeTools:
     shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
     described in a message, or given with the system's one (tools_in_system). takes_text,
     takes_thought: a text before calls in a message, also one with a thought; else the text has to
-    be a message of its own. ids: those that it takes.
+    be a message of its own.
     """
 
     form: ToolForm
@@ -63,7 +63,6 @@ class NativeTools:
     tools_in_system: bool = False
     takes_text: bool = True
     takes_thought: bool = True
-    ids: IdStyle = IdStyle.ANY
 
 
 def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
@@ -73,7 +72,7 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     tokens: the added ones of the model, which tell of its format where the template does not.
     """
     probes = _Probes(render)
-    found: dict[tuple[str | None, bool], tuple[ToolForm, IdStyle]] = {}
+    found: dict[tuple[str | None, bool], ToolForm] = {}
     for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
             break  # it would write a text as it is into a format that it writes objects in
@@ -82,18 +81,17 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
             found[silence, is_text] = shown
     if not found:
         return _stated(probes, tokens())
-    (silence, is_text), (form, ids) = next(iter(found.items()))
+    (silence, is_text), form = next(iter(found.items()))
     return NativeTools(
         form,
         silences=tuple(dict.fromkeys(silence for silence, _ in found)),
         takes_mappings=any(not is_text for _, is_text in found),
         takes_texts=any(is_text for _, is_text in found),
-        takes_several=probes.shows(form, ids, 2, silence, is_text, _squeezed),
+        takes_several=probes.shows(form, 2, silence, is_text, _squeezed),
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
         takes_text=probes.takes_text(is_text),
         takes_thought=probes.takes_text(is_text, **dict.fromkeys(THOUGHTS, ASSISTANT)),
-        ids=ids,
     )
 
 
@@ -125,25 +123,26 @@ class _Probes:
         """Return a conversation in which there are none."""
         return self._tried([], tools=()) or ""
 
-    def shown(self, silence: str | None, is_text: bool) -> tuple[ToolForm, IdStyle] | None:
-        """Return the format of calls in a message of these contents and arguments, and the ids that
-        the template takes there."""
-        whole = self.prompt(silence, is_text)
-        if whole is None or RESULT not in whole:
+    def shown(self, silence: str | None, is_text: bool) -> ToolForm | None:
+        """Return the format of calls in a message of these contents and arguments, with the ids
+        that the template takes there."""
+        if RESULT not in (self.prompt(silence, is_text) or ""):
             return None
         long = self._tried(_conversation([_LONG_ID], silence, is_text))
         ids = IdStyle.NINE if long is None else IdStyle.ANY
         forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
-        styles = (ids, IdStyle.NAMED)
-        for times, shape, style, form in product((2, 1), _SHAPES, styles, forms):
-            if self.shows(form, style, times, silence, is_text, shape):
-                return form, style
-        return None
+        return next(
+            (
+                form
+                for times, shape, form in product((2, 1), _SHAPES, forms)
+                if self.shows(form, times, silence, is_text, shape)
+            ),
+            None,
+        )
 
     def shows(
         self,
         form: ToolForm,
-        style: IdStyle,
         times: int,
         silence: str | None,
         is_text: bool,
@@ -151,7 +150,7 @@ class _Probes:
     ) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(style, times, silence, is_text)
+        calls, text = self._called(form.ids is IdStyle.NAMED, times, silence, is_text)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
             starts = [shape(beginning) + written for beginning in self._beginnings]
@@ -159,12 +158,14 @@ class _Probes:
         return written in text
 
     def _call(
-        self, style: IdStyle, times: int, silence: str | None, is_text: bool
+        self, is_named: bool, times: int, silence: str | None, is_text: bool
     ) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """Return calls, and what the template makes of them; "" where it does not show them all."""
-        ids = [f"probe000{index + 1}" for index in range(times)]
-        if style is IdStyle.NAMED:
-            ids = [style.made(CALLED, index) for index in range(times)]
+        """Return calls, and what the template makes of them; "" where it does not show them all.
+        is_named: their ids have the name of the function."""
+        ids = [
+            IdStyle.NAMED.made(CALLED, index) if is_named else f"probe000{index + 1}"
+            for index in range(times)
+        ]
         answer, *results = _conversation(ids, silence, is_text)
         text = self._tried([answer], goes_on=False) or self._tried([answer, *results]) or ""
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""

@@ -27,8 +27,8 @@ def native_history(
 ) -> tuple[Sequence[Message], Tools]:
     """Returns the messages and tools to render with a template that knows calls."""
     turns = [part for each in _turns(messages) for part in _parts(*each, native)]
-    if native.ids is not IdStyle.ANY:
-        turns = list(_with_ids(turns, native.ids))
+    if native.form.ids is not IdStyle.ANY:
+        turns = list(_with_ids(turns, native.form.ids))
     messages = [_native(each, native) for message, results in turns for each in (message, *results)]
     if native.shows_tools or not tools:
         return messages, tools
