@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,19 @@ def types_of(schema: Any, definitions: Mapping[str, Any]) -> frozenset[str]:
     for each in alternatives(schema, definitions):
         if not isinstance(each, Mapping):
             found |= ANY if each else set()
-        elif "const" in each or "enum" in each:
-            values = each["enum"] if "enum" in each else [each["const"]]
+        elif (values := listed(each)) is not None:
             found |= set(map(type_of, values))
         else:
             found |= {each["type"]} if each.get("type") in ANY else ANY
     return frozenset(found)
+
+
+def listed(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Return the values that a schema lists, if it does."""
+    values = (
+        schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
+    )
+    return values
 
 
 def type_of(value: Any) -> str:
