@@ -37,7 +37,6 @@ _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
 _TEXT = "probe-text"
 (_VALUE,) = ARGUMENTS.values()
-_LONG_ID = "call_probe00000000000000"
 
 
 @dataclass(frozen=True)
@@ -103,42 +102,40 @@ class _Probes:
         self._called = cache(self._call)
         self._system: Sequence[Message] = ()
         self._tools: Tools = TOOLS
-        self.shows_tools = self._lists()
+        self.shows_tools = LISTED in self.text([])
         self.tools_in_system = False
         if not self.shows_tools:
             self._tools, self._system = (), [with_tools({"role": "system", "content": ""}, TOOLS)]
-            self.tools_in_system = self._lists()
+            self.tools_in_system = LISTED in self.text([])
             self._system = self._system if self.tools_in_system else ()
-        said = self._tried([probe_message("assistant", ASSISTANT)], goes_on=False) or ""
-        self._beginnings = [said.partition(ASSISTANT)[0], self._tried([]) or said]
+        said = self.text([probe_message("assistant", ASSISTANT)], goes_on=False)
+        self._beginnings = [said.partition(ASSISTANT)[0], self.text([]) or said]
 
-    def _lists(self) -> bool:
-        return LISTED in (self._tried([]) or "")
-
-    def prompt(self, silence: str | None, is_text: bool) -> str | None:
-        """Return a conversation with a call and its result; None where the template refuses it."""
-        return self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
-
-    def without_tools(self) -> str:
-        """Return a conversation in which there are none."""
-        return self._tried([], tools=()) or ""
+    def text(
+        self, answer: Sequence[Message], *, goes_on: bool = True, tools: Tools | None = None
+    ) -> str:
+        """Return what the template makes of a conversation, "" where it refuses it. goes_on:
+        whether the assistant speaks next."""
+        tools = self._tools if tools is None else tools
+        messages = [*self._system, probe_message("user", USER), *answer]
+        options: dict[str, Any] = {} if goes_on else {"add_generation_prompt": False}
+        try:
+            return self._render(messages, tools, **options)
+        except EdgeSpecError:
+            return ""
 
     def shown(self, silence: str | None, is_text: bool) -> ToolForm | None:
         """Return the format of calls in a message of these contents and arguments, with the ids
         that the template takes there."""
-        if RESULT not in (self.prompt(silence, is_text) or ""):
+        if RESULT not in self.text(_conversation(silence, is_text)):
             return None
-        long = self._tried(_conversation([_LONG_ID], silence, is_text))
-        ids = IdStyle.NINE if long is None else IdStyle.ANY
+        takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
+        ids = IdStyle.ANY if takes_long else IdStyle.NINE
         forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
-        return next(
-            (
-                form
-                for times, shape, form in product((2, 1), _SHAPES, forms)
-                if self.shows(form, times, silence, is_text, shape)
-            ),
-            None,
-        )
+        for times, shape, form in product((2, 1), (str, _squeezed), forms):
+            if self.shows(form, times, silence, is_text, shape):
+                return form
+        return None
 
     def shows(
         self,
@@ -153,8 +150,7 @@ class _Probes:
         calls, text = self._called(form.ids is IdStyle.NAMED, times, silence, is_text)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
-            starts = [shape(beginning) + written for beginning in self._beginnings]
-            return text.startswith(tuple(starts))
+            return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
     def _call(
@@ -166,38 +162,27 @@ class _Probes:
             IdStyle.NAMED.made(CALLED, index) if is_named else f"probe000{index + 1}"
             for index in range(times)
         ]
-        answer, *results = _conversation(ids, silence, is_text)
-        text = self._tried([answer], goes_on=False) or self._tried([answer, *results]) or ""
+        answer, *results = _conversation(silence, is_text, ids)
+        text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
 
     def shows_objects(self) -> bool:
         """Return True if it shows calls with arguments that are objects."""
-        texts = [self._tried([probe_call(silence, False)], goes_on=False) for silence in ("", None)]
-        return any(
-            text and CALLED in text and ARGUMENTS["probe_argument"] in text for text in texts
-        )
+        calls = (probe_call(silence, False) for silence in ("", None))
+        texts = (self.text([call], goes_on=False) for call in calls)
+        return any(CALLED in text and _VALUE in text for text in texts)
 
     def takes_text(self, is_text: bool, **more: str) -> bool:
         """Return True if a text beside a call, and what more, is neither refused nor shown after
         it."""
-        message = {**probe_call(_TEXT, is_text), **more}
-        text = self._tried([message, probe_message("tool", RESULT)])
-        return text is not None and not 0 <= text.find(CALLED) < text.find(_TEXT)
-
-    def _tried(
-        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools | None = None
-    ) -> str | None:
-        """goes_on: whether the assistant speaks next."""
-        tools = self._tools if tools is None else tools
-        messages = [*self._system, probe_message("user", USER), *answer]
-        options: dict[str, Any] = {} if goes_on else {"add_generation_prompt": False}
-        try:
-            return self._render(messages, tools, **options)
-        except EdgeSpecError:
-            return None
+        message, *results = _conversation(_TEXT, is_text)
+        text = self.text([{**message, **more}, *results])
+        return bool(text) and not 0 <= text.find(CALLED) < text.find(_TEXT)
 
 
-def _conversation(ids: Sequence[str], silence: str | None, is_text: bool) -> list[Message]:
+def _conversation(
+    silence: str | None, is_text: bool, ids: Sequence[str] = ("probe0001",)
+) -> list[Message]:
     """Return a message with calls of these ids, and their results."""
     message = probe_call(silence, is_text, len(ids))
     calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
@@ -210,9 +195,6 @@ def _squeezed(text: str) -> str:
     return re.sub(r"\s+", "", text).replace("'", '"')
 
 
-_SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
-
-
 def with_tools(message: Message, tools: Tools) -> Message:
     """Return a message of the system with tools as some templates read them there."""
     functions = [tool["function"] for tool in tools]
@@ -222,12 +204,12 @@ def with_tools(message: Message, tools: Tools) -> Message:
 def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
     """Return the format that the template tells the model of, or else the one whose tags are
     tokens, where calls are not shown."""
-    without = probes.without_tools()
     if not (probes.shows_tools or probes.tools_in_system):
         return None
+    without = probes.text([], tools=())
     for silence in ("", None):
-        whole = probes.prompt(silence, is_text=False)
-        if whole is None:
+        whole = probes.text(_conversation(silence, is_text=False))
+        if not whole:
             continue
         # Of Python's calls, what some templates show is not what they tell the model to write.
         is_shown = any(value in whole for value in ARGUMENTS.values())
