@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from edge_spec.engine.results import Chunk, Token
 from edge_spec.text.parts.part import CallHead, Part, PartKind, PartReader
@@ -21,16 +21,6 @@ class _Pending:
     kind: PartKind | None = None  # of that text, or else of the tag that it ends
 
 
-@dataclass
-class _Told:
-    """A chunk that grows."""
-
-    kind: PartKind
-    call: CallHead | None = None
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-
-
 class PartTokens:
     """Reads what tokens write, one after the other, and hands tokens out with the part that they
     belong to.
@@ -45,7 +35,7 @@ class PartTokens:
         self._reader = reader
         self._kind = first
         self._pending: deque[_Pending] = deque()
-        self._told: list[_Told] = []
+        self._told: list[Chunk] = []
 
     def push(self, token: Token, special: str) -> list[Chunk]:
         """token: with all the text that it wrote. special: how it is written where it is one."""
@@ -77,7 +67,7 @@ class PartTokens:
     def _end_tag(self, part: Part) -> None:
         if part.kind is PartKind.CALL:
             self._hand_out(len(self._pending))
-            self._open(part.kind, part.call).text += part.text
+            self._tell(part.kind, part.text, call=part.call)
             return
         self._hand_out(len(self._pending) - 1)  # the last one may have text after the tag
         if self._pending and self._pending[-1].kind is None:
@@ -85,7 +75,7 @@ class PartTokens:
 
     def _taken(self) -> list[Chunk]:
         told, self._told = self._told, []
-        return [Chunk(each.text, tuple(each.tokens), each.kind, each.call) for each in told]
+        return told
 
     def _add_text(self, kind: PartKind, text: str) -> None:
         """Finds the tokens that wrote this text: what is before it in theirs is no one's."""
@@ -127,21 +117,21 @@ class PartTokens:
         kind = pending.kind or self._kind
         if pending.token is None and not pending.text:
             return
-        told = self._open(kind)
-        told.text += pending.text
-        if pending.token is not None:
-            is_call = kind is PartKind.CALL
-            text = pending.token.text if is_call else pending.text
-            told.tokens.append(replace(pending.token, text=text, kind=kind))
+        token = pending.token
+        if token is not None:
+            text = token.text if kind is PartKind.CALL else pending.text
+            token = replace(token, text=text, kind=kind)
+        self._tell(kind, pending.text, token)
 
-    def _open(self, kind: PartKind, call: CallHead | None = None) -> _Told:
-        """Returns the chunk that pieces of this kind go to."""
+    def _tell(
+        self, kind: PartKind, text: str, token: Token | None = None, call: CallHead | None = None
+    ) -> None:
+        """Tell a piece, in the last chunk if that goes on with the same part."""
         last = self._told[-1] if self._told else None
-        is_begun = call is not None and last is not None and bool(last.text or last.call)
-        if last is None or last.kind is not kind or is_begun:
-            self._told.append(last := _Told(kind, call))
-        last.call = last.call or call
-        return last
+        if last is None or last.kind is not kind or (call and (last.text or last.call)):
+            self._told.append(last := Chunk("", (), kind, call))
+        tokens = last.tokens if token is None else (*last.tokens, token)
+        self._told[-1] = Chunk(last.text + text, tokens, kind, last.call or call)
 
 
 def _has_text(token: Token | None) -> bool:

@@ -38,28 +38,19 @@ class StopCutter:
             text += special
         possible = [stop for stop in self._stops if stop[0] in text]
         views = _views(text, unshown, possible, self._naming)
-        # The stop string that is complete first, whatever pieces the text comes in.
-        found = [
-            (places[start + len(stop) - 1], places[start], stop)
-            for view, places, stops in views
-            for stop in stops
-            if (start := view.find(stop)) >= 0
-        ]
-        if found:
+        found, begun = [], len(text)
+        for view, places, stops in views:
+            for stop in stops:
+                if (start := view.find(stop)) >= 0:
+                    found.append((places[start + len(stop) - 1], places[start], stop))
+                elif held := overlap(view, stop):
+                    begun = min(begun, places[len(view) - held])
+        if found:  # the one that is complete first, whatever pieces the text comes in
             _, begin, self.found = min(found)
             self._held, self._unshown = "", []
             return _shown(text[:begin], unshown)
-        start = min(
-            (
-                places[len(view) - held]
-                for view, places, stops in views
-                for stop in stops
-                if (held := overlap(view, stop))
-            ),
-            default=len(text),
-        )
-        self._held, self._unshown = text[start:], [at - start for at in unshown if at >= start]
-        return _shown(text[:start], unshown)
+        self._held, self._unshown = text[begun:], [at - begun for at in unshown if at >= begun]
+        return _shown(text[:begun], unshown)
 
     def finish(self) -> str:
         """The text held back, when nothing follows that could complete a stop string."""
