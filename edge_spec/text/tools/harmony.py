@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
@@ -95,15 +96,15 @@ class HarmonyReader(CallSteps):
 
     def _read(self) -> Steps[None]:
         begun, kind = (_START, _CHANNEL, "to="), PartKind.TEXT
-        while any(each.startswith(self._held.lstrip()) for each in begun):
-            if self._held.lstrip() in begun:
-                break
+        while (held := self._held.lstrip()) not in begun and any(
+            each.startswith(held) for each in begun
+        ):
             try:
                 yield from self._more()
             except EndedError:  # it is as little as the beginning of a header
-                self._tell(PartKind.TEXT, self._held)
+                self._add(PartKind.TEXT, self._held)
                 return
-        has_header = self._held.lstrip().startswith(begun)
+        has_header = held.startswith(begun)
         while True:
             if has_header:
                 kind = yield from self._read_header()
@@ -136,32 +137,26 @@ class HarmonyReader(CallSteps):
 
     def _read_body(self, kind: PartKind) -> Steps[None]:
         told = marker = ""
-        try:
-            while not marker:
-                place, marker = first_of((*_ENDS, _START, _CHANNEL), self._held)
-                told += self._tell(kind, self._take(place), is_first=not told)
-                if not marker:
+        while not marker:
+            place, marker = first_of((*_ENDS, _START, _CHANNEL), self._held)
+            is_last = self._has_ended and not marker
+            text = self._take(len(self._held) if is_last else place)
+            text = text.lstrip() if kind is PartKind.CALL and not told else text
+            told += text
+            if text:
+                self._add(kind, text)
+            if is_last:
+                break
+            if not marker:
+                with suppress(EndedError):
                     yield from self._more()
-        except EndedError:
-            told += self._tell(kind, self._held, is_first=not told)
-            raise
-        finally:
-            if kind is PartKind.CALL and (marker or self._has_ended):
-                self._end_call(told)
         self._take(len(marker) if marker in _ENDS else 0)
-
-    def _tell(self, kind: PartKind, text: str, *, is_first: bool = False) -> str:
-        text = text.lstrip() if is_first and kind is PartKind.CALL else text
-        if text:
-            self._add(kind, text)
-        return text
-
-    def _end_call(self, told: str) -> None:
-        told = told or self._tell(PartKind.CALL, "{}")
-        try:
-            json.loads(told)
-        except (ValueError, RecursionError):
-            self.is_cut = True
+        if kind is PartKind.CALL:
+            self._add_arguments("" if told else "{}")
+            try:
+                json.loads(told or "{}")
+            except (ValueError, RecursionError):
+                self.is_cut = True
 
     def _function(self, header: str) -> str | None:
         """Return the name of the function that a message calls."""
