@@ -200,8 +200,7 @@ class CallReader(KeyedSteps):
             id = f"functions.{name}:{found.values[INDEX]}"
         self._begin()
         self._begin_call(name, id)
-        self._take(place)
-        yield from self._tell_object()
+        yield from self._tell_value(place)
         return True
 
     def _is_call(self, name: str, found: Found) -> Steps[bool]:
@@ -250,20 +249,16 @@ class CallReader(KeyedSteps):
             call.is_told = True
             self._begin()
             self._begin_call(call.name, call.id)
-            self._take(call.place)
+            yield from self._tell_value(call.place)
             call.place = 0
-            if self._held[0] == "{":
-                yield from self._tell_object()
-            else:
-                end, missing = yield from self._value_end(0)
-                self._add_arguments(_as_object(self._take(end) + missing))
         else:
             end, missing = yield from self._value_end(call.place)
             text, call.place = self._held[call.place : end] + missing, end
             value = _loaded(text)
             if role == NAME:
                 call.name = value if isinstance(value, str) else None
-                if call.name is None or (call.is_untagged and not self._is_known(call.name)):
+                is_other = bool(self._tools) and call.name not in self._tools
+                if call.name is None or (call.is_untagged and is_other):
                     return False
                 self._begin()
             elif role == ID and isinstance(value, str):
@@ -300,13 +295,13 @@ class CallReader(KeyedSteps):
         call.place = yield from self._after_space(call.place + 1)
         return None if self._held[call.place] in ",:}]" else role
 
-    def _is_known(self, name: str) -> bool:
-        return not self._tools or name in self._tools
-
-    def _tell_object(self) -> Steps[None]:
-        """Tell arguments while they are written."""
-        end, missing = yield from self._value_end(tells=True)
-        self._add_arguments(self._take(end) + missing)
+    def _tell_value(self, place: int) -> Steps[None]:
+        """Tell the arguments that begin here; those of an object while they are written."""
+        self._take(place)
+        is_object = self._held[0] == "{"
+        end, missing = yield from self._value_end(tells=is_object)
+        text = self._take(end) + missing
+        self._add_arguments(text if is_object else _as_object(text))
 
     # What follows a call
 
