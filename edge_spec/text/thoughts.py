@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Collection, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Collection
 from typing import Any, Literal, cast
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.answer_form import ThoughtForm
-from edge_spec.text.plain_messages import THOUGHTS, Message
+from edge_spec.text.plain_messages import THOUGHTS
 
 # Of messages, whether the prompt ends where the assistant begins, and values of the template.
 Render = Callable[..., str]
@@ -31,11 +30,9 @@ TAGS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<|channel>thought", "\n<channel|>"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
 )
-_MENTION = re.compile("think|thought|reason|inner_prefix", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]+>|\[[^\[\]]+\]|\u25c1[^\u25b7]+\u25b7")
-_ASKED = "probe-user"
-_QUESTION: Message = {"role": "user", "content": _ASKED}
 _THOUGHT, _ANSWER = "probe-thought", "probe-answer"
 SWITCHES = ("enable_thinking", "thinking")  # by which templates turn thoughts on and off
 
@@ -84,67 +81,24 @@ def prompt_for(budget: int, form: ThoughtForm | None, render: Render) -> str:
 
 
 def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
-    """source: of a chat template; render: raises EdgeSpecError for what the template refuses.
-    added: the texts of added tokens."""
-    found = _shown(render) if _MENTION.search(source) else None
-    if found is not None:
-        return found
-    for opening, ending in TAGS:
-        closing = ending.strip()
-        if opening in source or closing in source or {opening, closing} <= set(added):
-            return ThoughtForm(opening, closing, ending)
-    return None
+    """Returns the tags that the template or the vocabulary knows, with what the template writes
+    between a thought and a text.
 
-
-def _shown(render: Render) -> ThoughtForm | None:
-    """Reads the form in what is rendered of a message with a thought."""
-    answer = {"role": "assistant", "content": _ANSWER}
-    thoughtful = answer | dict.fromkeys(THOUGHTS, _THOUGHT)
-    try:
-        begun = render([_QUESTION], True)
-        text = render([_QUESTION, thoughtful], False)
-    except EdgeSpecError:
-        return None
-    before, found, after = text.partition(_THOUGHT)
-    ending, is_answered, _ = after.partition(_ANSWER)
-    closing = _TAG.search(ending)
-    if not found or not is_answered or closing is None:
-        return None
-    before, begun = before.rpartition(_ASKED)[2], begun.rpartition(_ASKED)[2]
-    on, off = (_switched(render, value) for value in (True, False))
-    for prompts in ([begun, *on], [begun, *on, *off]):
-        if opening := _opening(before, closing[0], prompts):
-            return ThoughtForm(opening, closing[0], ending)
-    return None
-
-
-def _switched(render: Render, value: bool) -> list[str]:
-    """Returns a prompt with thoughts turned on or off, from where the question has ended."""
-    try:
-        prompt = render([_QUESTION], True, **dict.fromkeys(SWITCHES, value))
-    except EdgeSpecError:
-        return []
-    return [prompt.rpartition(_ASKED)[2]]
-
-
-def _opening(before: str, closing: str, prompts: Sequence[str]) -> str:
-    """Returns what stands between the beginning of the assistant's turn and its thought.
-
-    before: all that stands between the question and the thought. prompts: those that ask for an
-    answer, from where the question has ended.
+    source: of a chat template; render: raises EdgeSpecError for what the template refuses. added:
+    the texts of added tokens.
     """
-    # They part where a thought is opened, unless each of them opens one; not within a tag.
-    letters = zip(before, *prompts, strict=False)
-    turn = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
-    turn = re.sub(r"[<\[\u25c1][^<>\[\]\u25c1\u25b7]*$", "", turn)
-    for text in (before, prompts[0]):
-        opening = text[len(turn) :].strip()
-        if opening and closing not in opening:
-            return opening
-    tags: list[str] = _TAG.findall(turn)
-    is_last = bool(tags) and turn.rstrip().endswith(tags[-1])
-    return tags[-1] if is_last and _words(tags[-1]) & _words(closing) else ""
-
-
-def _words(tag: str) -> set[str]:
-    return set(re.findall("[a-z]{4,}", tag.lower().replace("_", " "))) - {"start", "begin"}
+    known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
+    known += [
+        (opening, ending) for opening, ending in TAGS if {opening, ending.strip()} <= set(added)
+    ]
+    if not known:
+        return None
+    opening, ending = known[0]
+    answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHTS, _THOUGHT)}
+    try:
+        text = render([{"role": "user", "content": "probe-user"}, answer], False)
+    except EdgeSpecError:
+        text = ""
+    closing = next(iter(_TAG.findall(ending)))
+    shown = text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
+    return ThoughtForm(opening, closing, shown if closing in shown else ending)

@@ -15,8 +15,8 @@ from edge_spec.text.parts.part import (
     StepReader,
     Steps,
     first_of,
+    overlap,
 )
-from edge_spec.text.stop_cutter import overlap
 
 TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
 THOUGHT_TOKENS = 3584  # beside them, of models that think

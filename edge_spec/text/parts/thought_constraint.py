@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_spec.core.constraint import Constraint
 from edge_spec.text.parts.answer_form import ThoughtForm
-from edge_spec.text.stop_cutter import overlap
+from edge_spec.text.parts.part import overlap
 from edge_spec.text.token_pieces import TokenPieces
 
 _MAX_LEFT = 3  # bytes that a character may lack, each of which may be a token

@@ -1,9 +1,12 @@
-"""The schema of a call's arguments, as grammars and readers of calls have it."""
+"""Arguments of calls: their schema, as grammars and readers have it, and their values where they
+are written one by one: as JSON, as Python, in quotes of a model's own, or as bare text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ _NAMING = (
     *("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"),
     *("additionalProperties", "patternProperties", "properties", "propertyNames"),
 )
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
+_MAX_DIGITS = 4000  # Python refuses to read integers that have more
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,3 +133,137 @@ def type_of(value: Any) -> str:
     kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"))
     found = next((name for kind, name in kinds if isinstance(value, kind)), None)
     return found or ("null" if value is None else "object" if isinstance(value, dict) else "array")
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
+
+    plain_colon: stands before values that are no texts, where these differ. quote: around texts; ""
+    where a text is bare and all else is JSON. A quote of one character comes with Python's escapes,
+    a longer one with none. has_python_words: True, False and None are written, too.
+    """
+
+    opening: str = ""
+    colon: str = ""
+    closing: str = ""
+    comma: str = ""
+    plain_colon: str | None = None
+    quote: str = ""
+    has_python_words: bool = False
+
+    @property
+    def is_python(self) -> bool:
+        return len(self.quote) == 1
+
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        return self.comma.join(self._written(arguments))
+
+    def _written(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+        for name, value in arguments.items():
+            colon, written = self.colon, as_json(value)
+            if isinstance(value, str):
+                written = written if self.is_python else f"{self.quote}{value}{self.quote}"
+            elif self.plain_colon is not None:
+                colon = self.plain_colon
+            if self.is_python and (value is None or isinstance(value, bool)):
+                written = repr(value)
+            yield f"{self.opening}{name}{colon}{written}{self.closing}"
+
+    def meant(self, text: str, types: Collection[str]) -> str:
+        """Return as JSON what is written as a value. types: those that its schema allows. A text
+        that means no value of these types is the text that it is."""
+        if types == TEXT or not types:
+            return as_json(text)
+        bare = text.strip()
+        try:
+            value = _literal(bare, self.quote) if self.quote else _plain_value(bare)
+        except (ValueError, RecursionError):
+            return as_json(text)
+        kind = type_of(value)
+        if isinstance(value, str) and "string" not in types:
+            return self.meant(value, types) if value != text else as_json(text)
+        if kind not in types and not (kind == "integer" and "number" in types):
+            is_whole = kind == "number" and "integer" in types and value == int(value)
+            if "string" in types and not is_whole:
+                return as_json(text)
+        return bare if _NUMBER.fullmatch(bare) else as_json(value)
+
+
+def _plain_value(text: str) -> Any:
+    """A value that is written without quotes: JSON, or Python where a template wrote that."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text, parse_constant=_no_value, parse_int=_integer)
+    except ValueError:
+        if text[:1] not in ("[", "{", "("):
+            raise
+    return _literal(text, has_words=False)
+
+
+def _no_value(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError("too many digits")
+    return int(text)
+
+
+def _literal(text: str, quote: str = "", *, has_words: bool = True) -> Any:
+    """Return a value in Python's spelling, or in one with quotes of its own and bare names. Raises
+    ValueError for what is none.
+
+    has_words: texts without quotes are read, too.
+    """
+
+    def as_token(found: re.Match[str]) -> str:
+        own, double, single, sign, word, colon = found.groups()
+        if sign is not None:
+            return sign.translate(_SIGNS)
+        if word is None:
+            return as_json(own if own is not None else unescaped(double or single or ""))
+        is_number = _NUMBER.fullmatch(word) is not None
+        is_read = is_number or has_words or word.lower() in _WORDS
+        if not is_read or word.startswith((quote or '"', '"', "'")):
+            raise ValueError("no value")
+        token = word if is_number else as_json(_WORDS.get(word.lower(), word))
+        if colon is not None:
+            token = token if token.startswith('"') else as_json(token)
+        return token + (colon or "")
+
+    own = f"{re.escape(quote)}(.*?){re.escape(quote)}" if len(quote) > 1 else "(?!)()"
+    return json.loads(re.sub(own + _TOKENS, as_token, text, flags=re.DOTALL), parse_int=_integer)
+
+
+# Texts in quotes, brackets and commas before closing ones, and words, which may be names.
+_TOKENS = (
+    r"""|"((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'"""
+    r"""|([\[\](){}]|,(?=\s*[\])}]))|([^\s,:\[\](){}]+)(\s*:)?"""
+)
+_SIGNS = str.maketrans("()", "[]", ",")
+_HEX = "[0-9a-fA-F]"
+_PAIR = rf"u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"  # one letter
+_ESCAPE = re.compile(rf"\\({_PAIR}|u{_HEX}{{4}}|x{_HEX}{{2}}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+
+
+def unescaped(text: str) -> str:
+    return _ESCAPE.sub(_character, text) if "\\" in text else text
+
+
+def _character(found: re.Match[str]) -> str:
+    escape = found[1]
+    if escape[0] == "u" and len(escape) > 1:
+        text: str = json.loads(f'"\\{escape}"')
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if escape[0] == "x" and len(escape) > 1:
+        return chr(int(escape[1:], 16))
+    return _ESCAPED.get(escape, escape if escape in "\\'\"/" else "\\" + escape)
+
+
+def as_json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

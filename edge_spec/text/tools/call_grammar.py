@@ -12,6 +12,7 @@ from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import (
     ANY,
     TEXT,
+    Keyed,
     alternatives,
     arguments_schema,
     as_lark,
@@ -20,7 +21,6 @@ from edge_spec.text.tools.arguments import (
     types_of,
 )
 from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
-from edge_spec.text.tools.keyed import Keyed
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.text.plain_messages import meant_arguments
-from edge_spec.text.tools.keyed import Keyed
+from edge_spec.text.tools.arguments import Keyed
 
 NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")

@@ -132,7 +132,7 @@ class _Probes:
         takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
         ids = IdStyle.ANY if takes_long else IdStyle.NINE
         forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
-        for times, shape, form in product((2, 1), (str, _squeezed), forms):
+        for times, shape, form in product((2, 1), _SHAPES, forms):
             if self.shows(form, times, silence, is_text, shape):
                 return form
         return None
@@ -193,6 +193,9 @@ def _conversation(
 def _squeezed(text: str) -> str:
     """Return a text without what formats leave open: space, and which quotes there are."""
     return re.sub(r"\s+", "", text).replace("'", '"')
+
+
+_SHAPES: tuple[Callable[[str], str], ...] = (str, _squeezed)
 
 
 def with_tools(message: Message, tools: Tools) -> Message:

@@ -9,9 +9,9 @@ from typing import Any
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.parts.part import PartReader
 from edge_spec.text.plain_messages import Tools
+from edge_spec.text.tools.arguments import Keyed
 from edge_spec.text.tools.call_grammar import call_grammar
 from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
-from edge_spec.text.tools.keyed import Keyed
 from edge_spec.text.tools.reader import CallReader
 
 

@@ -15,9 +15,8 @@ from edge_spec.text.parts.part import (
     after_space,
     first_of,
 )
-from edge_spec.text.tools.arguments import ANY, TEXT
+from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, as_json, unescaped
 from edge_spec.text.tools.call_shape import ID, INDEX, NAME, TAG, CallShape, IdStyle
-from edge_spec.text.tools.keyed import Keyed, as_json, unescaped
 
 _SLOTS = {
     NAME: re.compile(r"[a-zA-Z0-9_.-]{1,128}"),
