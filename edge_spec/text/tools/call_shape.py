@@ -99,15 +99,10 @@ class CallShape:
         bracket of an array, or the outer one of two tags."""
         if self.is_bare:
             return []
+        rest = self.opening.removeprefix(self.marker).lstrip()
+        inner = rest if rest.startswith("<") else ""
         if self.is_object:
             inner = self.opening.rstrip("[ \n")
-        elif self.keyed is not None:
-            inner = self.opening[max(self.opening.rfind("<"), 0) :]
-            inner = "" if inner.rstrip().endswith(">") else inner
-        else:
-            starts = (tag.start() for tag in TAG.finditer(self.opening))
-            ends = (self.opening[start:] for start in starts)
-            inner = next((each for each in ends if (self.between or "").endswith(each)), "")
         return [each for each in dict.fromkeys((self.opening, inner)) if each.strip()]
 
     @property
