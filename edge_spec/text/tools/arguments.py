@@ -139,16 +139,15 @@ def type_of(value: Any) -> str:
 class Keyed:
     """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
 
-    plain_colon: stands before values that are no texts, where these differ. quote: around texts; ""
-    where a text is bare and all else is JSON. A quote of one character comes with Python's escapes,
-    a longer one with none. has_python_words: True, False and None are written, too.
+    quote: around texts; "" where a text is bare and all else is JSON. A quote of one character
+    comes with Python's escapes, a longer one with none. has_python_words: True, False and None are
+    written, too.
     """
 
     opening: str = ""
     colon: str = ""
     closing: str = ""
     comma: str = ""
-    plain_colon: str | None = None
     quote: str = ""
     has_python_words: bool = False
 
@@ -161,14 +160,12 @@ class Keyed:
 
     def _written(self, arguments: Mapping[str, Any]) -> Iterator[str]:
         for name, value in arguments.items():
-            colon, written = self.colon, as_json(value)
-            if isinstance(value, str):
-                written = written if self.is_python else f"{self.quote}{value}{self.quote}"
-            elif self.plain_colon is not None:
-                colon = self.plain_colon
-            if self.is_python and (value is None or isinstance(value, bool)):
+            written = as_json(value)
+            if isinstance(value, str) and not self.is_python:
+                written = f"{self.quote}{value}{self.quote}"
+            elif self.is_python and (value is None or isinstance(value, bool)):
                 written = repr(value)
-            yield f"{self.opening}{name}{colon}{written}{self.closing}"
+            yield f"{self.opening}{name}{self.colon}{written}{self.closing}"
 
     def meant(self, text: str, types: Collection[str]) -> str:
         """Return as JSON what is written as a value. types: those that its schema allows. A text

@@ -20,7 +20,7 @@ from edge_spec.text.tools.arguments import (
     listed,
     types_of,
 )
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
@@ -128,13 +128,12 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
 
 def _functions(form: CallShape, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
-    nine = form.ids is IdStyle.NINE
     for index, tool in enumerate(tools):
         function = tool["function"]
         name = json.dumps(function["name"])[1:-1] if form.is_object else function["name"]
         slots = {
             ARGUMENTS: f"arguments{index}",
-            ID: "/[a-zA-Z0-9]{9}/" if nine else "/[a-zA-Z0-9_-]{1,32}/",
+            ID: "/[a-zA-Z0-9]{9}/" if form.short_ids else "/[a-zA-Z0-9_-]{1,32}/",
             INDEX: "/[0-9]{1,2}/",
         }
         text = re.split(r"(\$(?:ARGUMENTS|ID|INDEX))", form.call.replace(NAME, name))
@@ -209,11 +208,10 @@ class _ValueRules:
         texts = [each for each, types in kinds if types in (TEXT, ANY)]
         others = [each for each, types in kinds if types != TEXT]
         # A text that may be anything stands for other values, too, where no sign tells them apart.
-        if keyed.plain_colon is None and not keyed.quote and ANY in (types for _, types in kinds):
+        if not keyed.quote and ANY in (types for _, types in kinds):
             others = []
-        values = [f"{literal(keyed.colon)} {self._text(each)}" for each in texts]
-        colon = literal(keyed.colon if keyed.plain_colon is None else keyed.plain_colon)
-        closing = literal(keyed.closing)
+        colon, closing = literal(keyed.colon), literal(keyed.closing)
+        values = [f"{colon} {self._text(each)}" for each in texts]
         values += [f"{colon} {self._json(each)} {closing}" for each in others]
         return f"{literal(keyed.opening)} {name} {_one_of(values)}"
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +15,7 @@ from edge_spec.text.tools.arguments import Keyed
 
 NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-_LETTERS = string.ascii_letters + string.digits
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 
 
@@ -27,26 +25,8 @@ def marker_of(opening: str) -> str:
     return tag.group() if tag else opening.rstrip()
 
 
-class IdStyle(Enum):
-    """How templates want the ids of calls."""
-
-    ANY = "any"
-    NINE = "nine"  # nine letters and digits
-    NAMED = "named"  # functions.NAME:INDEX
-
-    def takes(self, id: str) -> bool:
-        return self is IdStyle.ANY or re.fullmatch(_PATTERNS[self], id) is not None
-
-    def made(self, name: str, index: int) -> str:
-        """Returns an id for a call that has none."""
-        if self is IdStyle.NAMED:
-            return f"functions.{name}:{index}"
-        if self is IdStyle.NINE:
-            return "".join(secrets.choice(_LETTERS) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
-
-
-_PATTERNS = {IdStyle.NINE: r"[a-zA-Z0-9]{9}", IdStyle.NAMED: r"functions\.[a-zA-Z0-9_.-]+:\d+"}
+def new_id(is_short: bool) -> str:
+    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
@@ -55,15 +35,16 @@ class CallShape:
 
     call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
     `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
-    answer. between: None where an answer has one call.
+    answer. between: None where an answer has one call. short_ids: the template takes ids of nine
+    letters and digits alone.
     """
 
     opening: str
     call: str
     between: str | None
     closing: str
-    ids: IdStyle = IdStyle.ANY
     keyed: Keyed | None = None
+    short_ids: bool = False
     marks_texts = False  # whether texts have marks of the format around them, too
 
     @property
@@ -128,6 +109,6 @@ class CallShape:
             arguments = self.keyed.written(meant_arguments(given))
         else:
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        id = call.get("id") or self.ids.made(name, index)
+        id = call.get("id") or new_id(self.short_ids)
         slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
         return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))

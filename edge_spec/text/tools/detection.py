@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -27,8 +27,8 @@ from edge_spec.text.template_probes import (
     probe_call,
     probe_message,
 )
-from edge_spec.text.tools.call_shape import TAG, IdStyle
-from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat, with_ids
+from edge_spec.text.tools.call_shape import TAG
+from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat
 from edge_spec.text.tools.harmony import HARMONY, HarmonyForm
 
 Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
@@ -130,8 +130,8 @@ class _Probes:
         if RESULT not in self.text(_conversation(silence, is_text)):
             return None
         takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
-        ids = IdStyle.ANY if takes_long else IdStyle.NINE
-        forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
+        rows = (replace(form, short_ids=not takes_long) for form in FORMATS.values())
+        forms: list[ToolForm] = [HARMONY, *rows]
         for times, shape, form in product((2, 1), _SHAPES, forms):
             if self.shows(form, times, silence, is_text, shape):
                 return form
@@ -147,21 +147,17 @@ class _Probes:
     ) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(form.ids is IdStyle.NAMED, times, silence, is_text)
+        calls, text = self._called(times, silence, is_text)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
             return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
     def _call(
-        self, is_named: bool, times: int, silence: str | None, is_text: bool
+        self, times: int, silence: str | None, is_text: bool
     ) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """Return calls, and what the template makes of them; "" where it does not show them all.
-        is_named: their ids have the name of the function."""
-        ids = [
-            IdStyle.NAMED.made(CALLED, index) if is_named else f"probe000{index + 1}"
-            for index in range(times)
-        ]
+        """Return calls, and what the template makes of them; "" where it does not show them all."""
+        ids = [f"probe000{index + 1}" for index in range(times)]
         answer, *results = _conversation(silence, is_text, ids)
         text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""

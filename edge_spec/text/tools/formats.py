@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from edge_spec.text.grammar import Grammar
@@ -11,7 +10,7 @@ from edge_spec.text.parts.part import PartReader
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import Keyed
 from edge_spec.text.tools.call_grammar import call_grammar
-from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape, IdStyle
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 from edge_spec.text.tools.reader import CallReader
 
 
@@ -63,18 +62,6 @@ def _pairs(head: str, gap: str, end: str = "") -> CallFormat:
     return CallFormat(opening, call, between, closing, keyed=keyed)
 
 
-def _invoke(section: str, tag: str = "", types: tuple[str, str] = ("", "")) -> CallFormat:
-    """XML with the names in attributes, as MiniMax and DeepSeek write it. types: attributes of
-    texts and of other values."""
-    opening, end = f'<{section}>\n<{tag}invoke name="', f"</{tag}invoke>"
-    text, plain = (f'"{each}>' for each in types)
-    keyed = Keyed(
-        f'<{tag}parameter name="', text, f"</{tag}parameter>\n", "", plain if any(types) else None
-    )
-    call, between = f'{NAME}">\n{ARGUMENTS}', f'{end}\n<{tag}invoke name="'
-    return CallFormat(opening, call, between, f"{end}\n</{section}>", keyed=keyed)
-
-
 def _section(begin: str, kind: str, before: str, after: str, gap: str = "") -> CallFormat:
     """Names and JSON objects between special tokens, as DeepSeek writes them."""
     section, call = (f"<{begin}{word}\u2581{{}}\uff5c>" for word in ("calls", "call"))
@@ -98,8 +85,6 @@ def _python(opening: str, closing: str) -> CallFormat:
 _NAMED = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
 _PARAMETERS = f'{{"name": "{NAME}", "parameters": {ARGUMENTS}}}'
 _WITH_ID = f'{_NAMED[:-1]}, "id": "{ID}"}}'
-_DSML = "\uff5cDSML\uff5c"
-_TYPES = (' string="true"', ' string="false"')
 
 GENERIC = _tags("tool_call")  # also for templates that know no tools
 PYTHON = _python("[", "]")
@@ -133,20 +118,17 @@ FORMATS = {  # by the models that write them, or the first that did
     ),
     "deepseek-v3": _section("\uff5ctool\u2581", "function", "\n```json\n", "\n```", "\n"),
     "deepseek-v3.1": _section("\uff5ctool\u2581", "", "", ""),
-    "deepseek-v3.2": _invoke(f"{_DSML}function_calls", _DSML, _TYPES),
-    "deepseek-v4": _invoke(f"{_DSML}tool_calls", _DSML, _TYPES),
-    "kimi-k2": CallFormat(
-        "<|tool_calls_section_begin|><|tool_call_begin|>",
-        f"functions.{NAME}:{INDEX}<|tool_call_argument_begin|>{ARGUMENTS}",
-        "<|tool_call_end|><|tool_call_begin|>",
-        "<|tool_call_end|><|tool_calls_section_end|>",
-        IdStyle.NAMED,
-    ),
     "qwen3-coder": _function("tool_call", ">\n", "\n"),  # and Qwen 3.5, Nemotron 3, Step 3.5
     "seed-oss": _function("seed:tool_call", ">", ""),
     "glm-4.5": _pairs("\n", "\n", "\n"),
     "glm-4.7": _pairs("", ""),
-    "minimax-m2": _invoke("minimax:tool_call"),
+    "minimax-m2": CallFormat(  # XML with the names in attributes
+        '<minimax:tool_call>\n<invoke name="',
+        f'{NAME}">\n{ARGUMENTS}',
+        '</invoke>\n<invoke name="',
+        "</invoke>\n</minimax:tool_call>",
+        keyed=Keyed('<parameter name="', '">', "</parameter>\n"),
+    ),
     "gemma-4": CallFormat(
         "<|tool_call>call:",
         f"{NAME}{{{ARGUMENTS}",
@@ -181,7 +163,3 @@ def described(tools: Tools, form: Any = GENERIC) -> str:
     example = {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}
     several = _SEVERAL if form is GENERIC else ""
     return _DESCRIPTION.format(tools=listed, call=form.written([example]), several=several)
-
-
-def with_ids(form: CallFormat, ids: IdStyle) -> CallFormat:
-    return form if form.ids in (ids, IdStyle.NAMED) else replace(form, ids=ids)

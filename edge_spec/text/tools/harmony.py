@@ -17,7 +17,6 @@ from edge_spec.text.parts.part import EndedError, PartKind, PartReader, Steps, f
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import arguments_schema, as_lark
 from edge_spec.text.tools.call_grammar import ANYTHING, literal
-from edge_spec.text.tools.call_shape import IdStyle
 from edge_spec.text.tools.steps import CallSteps
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -35,7 +34,7 @@ class HarmonyForm:
     """An answer may have one call, which ends it."""
 
     markers = (_CHANNEL, _START)
-    ids = IdStyle.ANY
+    short_ids = False
     keyed = None
     marks_texts = True
 

@@ -15,7 +15,7 @@ from edge_spec.text.plain_messages import (
     meant_arguments,
     with_call_arguments,
 )
-from edge_spec.text.tools.call_shape import IdStyle
+from edge_spec.text.tools.call_shape import SHORT_ID
 from edge_spec.text.tools.detection import NativeTools, ToolForm, with_tools
 from edge_spec.text.tools.formats import GENERIC, described
 
@@ -27,8 +27,8 @@ def native_history(
 ) -> tuple[Sequence[Message], Tools]:
     """Returns the messages and tools to render with a template that knows calls."""
     turns = [part for each in _turns(messages) for part in _parts(*each, native)]
-    if native.form.ids is not IdStyle.ANY:
-        turns = list(_with_ids(turns, native.form.ids))
+    if native.form.short_ids:
+        turns = list(_with_ids(turns))
     messages = [_native(each, native) for message, results in turns for each in (message, *results)]
     if native.shows_tools or not tools:
         return messages, tools
@@ -76,13 +76,13 @@ def _parts(message: Message, results: Sequence[Message], native: NativeTools) ->
         yield {**own, "tool_calls": [call]}, results[index : None if index == last else index + 1]
 
 
-def _with_ids(turns: Sequence[Turn], style: IdStyle) -> Iterator[Turn]:
-    """Yield turns with ids that the template takes. Those that it takes stay as they are; others
+def _with_ids(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Yield turns with short ids. Those that it takes stay as they are; others
     become the same ones each time."""
     count = 0
     for message, results in turns:
         calls = message.get("tool_calls") or ()
-        ids = [_made(call, style, count + index) for index, call in enumerate(calls)]
+        ids = [_short_id(call, count + index) for index, call in enumerate(calls)]
         count += len(ids)
         if calls:
             calls = [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]
@@ -149,11 +149,9 @@ def _spelled(message: Message, form: ToolForm) -> Message:
     return {**others, "content": "\n".join(part for part in parts if part)}
 
 
-def _made(call: Mapping[str, Any], style: IdStyle, index: int) -> str:
+def _short_id(call: Mapping[str, Any], index: int) -> str:
     given = call.get("id")
-    if isinstance(given, str) and style.takes(given):
+    if isinstance(given, str) and SHORT_ID.fullmatch(given):
         return given
-    if style is IdStyle.NAMED:
-        return style.made(call["function"]["name"], index)
     known = given if isinstance(given, str) else str(index)
     return hashlib.sha256(known.encode()).hexdigest()[:9]

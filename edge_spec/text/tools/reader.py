@@ -13,11 +13,9 @@ from edge_spec.text.tools.arguments import argument_types
 from edge_spec.text.tools.call_shape import (
     ARGUMENTS,
     ID,
-    INDEX,
     NAME,
     TAG,
     CallShape,
-    IdStyle,
     marker_of,
 )
 from edge_spec.text.tools.steps import Found, KeyedSteps
@@ -195,11 +193,8 @@ class CallReader(KeyedSteps):
         if form.is_object:
             yield from self._read_object(place, is_untagged=form.is_bare)
             return True
-        id = found.values.get(ID)
-        if form.ids is IdStyle.NAMED and INDEX in found.values:
-            id = f"functions.{name}:{found.values[INDEX]}"
         self._begin()
-        self._begin_call(name, id)
+        self._begin_call(name, found.values.get(ID))
         yield from self._tell_value(place)
         return True
 

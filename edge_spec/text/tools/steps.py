@@ -16,7 +16,7 @@ from edge_spec.text.parts.part import (
     first_of,
 )
 from edge_spec.text.tools.arguments import ANY, TEXT, Keyed, as_json, unescaped
-from edge_spec.text.tools.call_shape import ID, INDEX, NAME, TAG, CallShape, IdStyle
+from edge_spec.text.tools.call_shape import ID, INDEX, NAME, SHORT_ID, TAG, CallShape, new_id
 
 _SLOTS = {
     NAME: re.compile(r"[a-zA-Z0-9_.-]{1,128}"),
@@ -38,9 +38,9 @@ class CallSteps(StepReader):
     """Tells text and calls. White space between calls and after the last one is left out, however
     it comes in pieces."""
 
-    def __init__(self, ids: IdStyle = IdStyle.ANY) -> None:
+    def __init__(self, *, short_ids: bool = False) -> None:
         self._num_calls = 0
-        self._id_style = ids
+        self._short_ids = short_ids
         self._ids: set[str] = set()
         self._gap: str | None = None  # white space since the last call; None: text came after it
         super().__init__()
@@ -54,9 +54,8 @@ class CallSteps(StepReader):
 
     def _begin_call(self, name: str, id: str | None = None) -> None:
         """id: as the model wrote it. One that an earlier call of the answer has is replaced."""
-        if id is None or id in self._ids or not self._id_style.takes(id):
-            is_twice = id in self._ids and self._id_style is IdStyle.NAMED
-            id = (IdStyle.ANY if is_twice else self._id_style).made(name, self._num_calls)
+        if not id or id in self._ids or (self._short_ids and not SHORT_ID.fullmatch(id)):
+            id = new_id(self._short_ids)
         self._ids.add(id)
         self._gap = ""
         self._add(PartKind.CALL, "", CallHead(self._num_calls, id, name))
@@ -141,21 +140,16 @@ class KeyedSteps(CallSteps):
         # What may end a call, in order: signs, and tags.
         closing = form.closing.strip()
         self._ends = (*closing.partition("<")[0], *TAG.findall(closing))
-        super().__init__(form.ids)
+        super().__init__(short_ids=form.short_ids)
 
     def _read_arguments(self, types: Types) -> Steps[None]:
         """Read up to the end of the call."""
         keyed, names = self._keyed, set[str]()
         while (yield from self._goes_on(is_first=not names)):
-            name = yield from self._name()
-            if name is None:
+            key = yield from self._name()
+            if key is None:
                 continue
-            key, allowed = name
-            known = types.get(key) or types.get(None)
-            if known:
-                allowed = allowed & known or known
-            elif not allowed:
-                allowed = ANY if keyed.quote else TEXT
+            allowed = types.get(key) or types.get(None) or (ANY if keyed.quote else TEXT)
             is_new = key not in names
             if is_new:
                 self._add_arguments(f"{', ' if names else '{'}{as_json(key)}: ")
@@ -191,13 +185,9 @@ class KeyedSteps(CallSteps):
                 yield from self._more()
             self._take(next_tag)
 
-    def _name(self) -> Steps[tuple[str, frozenset[str]] | None]:
-        """Return the name of the argument, and the types that it has by what is before its value;
-        none are any. None where there is no name."""
+    def _name(self) -> Steps[str | None]:
+        """Return the name of the argument, None where there is none."""
         keyed, ending = self._keyed, self._ends[0]
-        colons = {keyed.colon: frozenset[str]()}
-        if keyed.plain_colon is not None:
-            colons = {keyed.colon: TEXT, keyed.plain_colon: ANY - TEXT}
         first, last = keyed.colon.strip()[:1], keyed.colon.rstrip()[-1]
         while (place := self._held.find(first)) < 0 and ending not in self._held:
             yield from self._more()
@@ -206,22 +196,17 @@ class KeyedSteps(CallSteps):
             self._take(end)
             return None
         key = self._take(place).strip().strip("\"'")
-        types = frozenset[str]()
-        for colon in colons:
-            found = yield from self._find([colon])
-            if found is not None:
-                types, end = colons[colon], found.end
-                break
-        else:  # something else is there: the value begins after the first sign of the same kind
-            while (end := self._held.find(last) + 1) == 0:
+        found = yield from self._find([keyed.colon])
+        if found is None:  # the value begins after the first sign of the same kind
+            while last not in self._held:
                 yield from self._more()
-        self._take(end)
+        self._take(self._held.find(last) + 1 if found is None else found.end)
         space = keyed.colon[len(keyed.colon.rstrip()) :]
         if space and not keyed.quote:
             while not self._held:
                 yield from self._more()
             self._take(len(space) if self._held.startswith(space) else 0)
-        return key, types
+        return key
 
     def _raw(self, types: frozenset[str], tell: Callable[[str], None]) -> Steps[None]:
         """Read a value that is written as it is, up to what closes it."""
