@@ -25,7 +25,6 @@ _NAMING = (
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None, "null": None}
-_MAX_DIGITS = 4000  # Python refuses to read integers that have more
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +173,7 @@ class Keyed:
             return as_json(text)
         bare = text.strip()
         try:
-            value = _literal(bare, self.quote) if self.quote else _plain_value(bare)
+            value = _literal(bare, self.quote)
         except (ValueError, RecursionError):
             return as_json(text)
         kind = type_of(value)
@@ -187,34 +186,11 @@ class Keyed:
         return bare if _NUMBER.fullmatch(bare) else as_json(value)
 
 
-def _plain_value(text: str) -> Any:
-    """A value that is written without quotes: JSON, or Python where a template wrote that."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    try:
-        return json.loads(text, parse_constant=_no_value, parse_int=_integer)
-    except ValueError:
-        if text[:1] not in ("[", "{", "("):
-            raise
-    return _literal(text, has_words=False)
-
-
-def _no_value(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise ValueError("too many digits")
-    return int(text)
-
-
-def _literal(text: str, quote: str = "", *, has_words: bool = True) -> Any:
-    """Return a value in Python's spelling, or in one with quotes of its own and bare names. Raises
-    ValueError for what is none.
-
-    has_words: texts without quotes are read, too.
-    """
+def _literal(text: str, quote: str) -> Any:
+    """Return a value in the spelling of JSON or Python; where texts have quotes of a format's own,
+    also in these, or bare. Raises ValueError for what is none."""
+    if not quote and text.startswith("'"):
+        raise ValueError("a text")
 
     def as_token(found: re.Match[str]) -> str:
         own, double, single, sign, word, colon = found.groups()
@@ -223,7 +199,7 @@ def _literal(text: str, quote: str = "", *, has_words: bool = True) -> Any:
         if word is None:
             return as_json(own if own is not None else unescaped(double or single or ""))
         is_number = _NUMBER.fullmatch(word) is not None
-        is_read = is_number or has_words or word.lower() in _WORDS
+        is_read = is_number or quote or word.lower() in _WORDS
         if not is_read or word.startswith((quote or '"', '"', "'")):
             raise ValueError("no value")
         token = word if is_number else as_json(_WORDS.get(word.lower(), word))
@@ -232,7 +208,7 @@ def _literal(text: str, quote: str = "", *, has_words: bool = True) -> Any:
         return token + (colon or "")
 
     own = f"{re.escape(quote)}(.*?){re.escape(quote)}" if len(quote) > 1 else "(?!)()"
-    return json.loads(re.sub(own + _TOKENS, as_token, text, flags=re.DOTALL), parse_int=_integer)
+    return json.loads(re.sub(own + _TOKENS, as_token, text, flags=re.DOTALL))
 
 
 # Texts in quotes, brackets and commas before closing ones, and words, which may be names.
