@@ -6,6 +6,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import tokenizers
@@ -49,26 +50,11 @@ class TokenPieces:
 
     def __init__(self, codec: TextCodec) -> None:
         self.codec = codec
-        self._known: dict[int, TokenPiece] = {}
-        self._spelled_with: dict[str, tuple[int, ...]] = {}
+        self.of = cache(self._of)
+        # Reading a large vocabulary takes a third of a second.
+        self.spelled_with = cache(self._spelled_with)
 
-    def of(self, token: int) -> TokenPiece:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._make(token)
-        return known
-
-    def spelled_with(self, letter: str) -> tuple[int, ...]:
-        """Returns the tokens that the vocabulary spells with this letter. Reading a large
-        vocabulary takes a third of a second, and is done once."""
-        found = self._spelled_with.get(letter)
-        if found is None:
-            spelled = self.codec.vocabulary().items()
-            found = tuple(token for text, token in spelled if letter in text)
-            self._spelled_with[letter] = found
-        return found
-
-    def _make(self, token: int) -> TokenPiece:
+    def _of(self, token: int) -> TokenPiece:
         codec = self.codec
         if isinstance(codec, PiecewiseCodec):
             raw = codec.piece(token)
@@ -77,6 +63,10 @@ class TokenPieces:
         if raw:
             return TokenPiece.of_bytes(raw)
         return TokenPiece(codec.token_text(token) or f"token_id:{token}", None)
+
+    def _spelled_with(self, letter: str) -> tuple[int, ...]:
+        """Returns the tokens that the vocabulary spells with this letter."""
+        return tuple(token for text, token in self.codec.vocabulary().items() if letter in text)
 
 
 class TokenBytes:

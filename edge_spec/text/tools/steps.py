@@ -86,45 +86,46 @@ class CallSteps(StepReader):
         """
         quotes, after = ((quote, '"', "'"), _AFTER) if quote else (('"',), ",}]< \t\r\n")
         closing = tuple(each for each in _CLOSING.values() if each in after)
-        open_, within, is_begun = list[str](), "", False  # a text, and any of the value
+        nested, within = list[str](), ""  # what closes each array that is open, and the text
+        is_begun = False
         while True:
-            next_ = self._held[place : place + max(1, len(quote))]
-            if not next_ or (quote.startswith(next_) and next_ != quote):
+            ahead = self._held[place : place + max(1, len(quote))]
+            if not ahead or (quote.startswith(ahead) and ahead != quote):
                 if tells:
                     place -= len(self._held)
                     self._add_arguments(self._take(len(self._held)))
                 yield from self._more()
                 continue
-            character = next_[0]
+            character = ahead[0]
             if within:
                 if character == "\\" and len(within) == 1:
                     place += 2
                 elif self._held.startswith(within, place):
                     place += len(within)
-                    if not open_ and (not quote or len(within) > 1):
-                        return place, ""
-                    if not open_:
-                        end = yield from self._after_space(place)
-                        if self._held[end] in after:
-                            return place, ""
+                    if nested:
+                        within = ""
                         continue
-                    within = ""
+                    if not quote or len(within) > 1:
+                        return place, ""
+                    end = yield from self._after_space(place)
+                    if self._held[end] in after:
+                        return place, ""
                 else:
                     place += 1
-            elif (open_ or not is_begun or next_ == quote) and (
-                opened := next((each for each in quotes if next_.startswith(each)), "")
+            elif (nested or not is_begun or ahead == quote) and (
+                opened := next((each for each in quotes if ahead.startswith(each)), "")
             ):
                 within = opened
                 place += len(opened)
-            elif (not open_ and character in after) or (not quote and character == "<"):
-                return place, "".join(reversed(open_))
+            elif (not nested and character in after) or (not quote and character == "<"):
+                return place, "".join(reversed(nested))
             else:
                 place += 1
-                if _CLOSING.get(character) in closing and (open_ or quote or not is_begun):
-                    open_.append(_CLOSING[character])
-                elif character in open_[-1:] or (open_ and not quote and character in closing):
-                    open_.pop()
-                    if not open_:
+                if _CLOSING.get(character) in closing and (nested or quote or not is_begun):
+                    nested.append(_CLOSING[character])
+                elif character in nested[-1:] or (nested and not quote and character in closing):
+                    nested.pop()
+                    if not nested:
                         return place, ""
             is_begun = True
 
