@@ -28,8 +28,14 @@ from edge_spec.text.template_probes import (
     probe_message,
 )
 from edge_spec.text.tools.call_shape import TAG
-from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat
-from edge_spec.text.tools.harmony import HARMONY, HarmonyForm
+from edge_spec.text.tools.formats import (
+    FORMATS,
+    HARMONY,
+    PYTHON,
+    STATED,
+    CallFormat,
+    HarmonyForm,
+)
 
 Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
 ToolForm = CallFormat | HarmonyForm
