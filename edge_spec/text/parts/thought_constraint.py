@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import overlap
 from edge_spec.text.token_pieces import TokenPieces
 
@@ -43,36 +43,31 @@ class _State:
 
 
 class ThoughtConstraint:
-    """A thought of at most `budget` tokens, where the answer begins with one, and then an answer
-    that `inner` allows."""
+    """A thought, where the answer begins with one, and then an answer that `inner` allows."""
 
     def __init__(
         self,
+        form: AnswerForm,
         thought: ThoughtForm,
         pieces: TokenPieces,
         vocab_size: int,
         stop_ids: Sequence[int],
-        *,
-        is_opened: bool,
-        budget: int | None,
         inner: Constraint | None,
-        text_opening: str = "",
     ) -> None:
-        """is_opened: the prompt has opened the thought. budget: None for no limit. inner: None for
-        an answer of any form. text_opening: comes before a text of a form without a thought."""
+        """inner: None for an answer of any form."""
         self._thought = thought
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
-        self._text_opening = b"" if inner is None else text_opening.encode()
+        self._text_opening = b"" if inner is None else form.text_opening.encode()
         self._codec = pieces.codec
         self._pieces = pieces
         self._vocab_size = vocab_size
         self._stop_ids = frozenset(stop_ids)
-        self._budget = budget
+        self._budget = form.budget
         self._inner = inner
         self._within: dict[int, np.ndarray] = {}  # by how much of the closing tag is written
-        self._state = _State(_Place.THOUGHT if is_opened else _Place.BEGINNING)
-        if is_opened:
-            self._state = self._within_budget(self._state)
+        self._state = _State(_Place.BEGINNING)
+        if form.is_opened:
+            self._state = self._within_budget(_State(_Place.THOUGHT))
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
         state, count = self._walked(path)

@@ -155,7 +155,8 @@ class KeyedSteps(CallSteps):
             if is_new:
                 self._add_arguments(f"{', ' if names else '{'}{as_json(key)}: ")
             names.add(key)
-            tell = self._add_arguments if is_new else _forget
+            # An argument that was there before is left out.
+            tell = self._add_arguments if is_new else lambda text: None
             if keyed.quote:
                 self._take((yield from self._after_space()))
                 end, _ = yield from self._value_end(0, keyed.quote)
@@ -248,10 +249,6 @@ def _quoted(text: str, keyed: Keyed, types: frozenset[str]) -> str:
     text = text.removeprefix(quote).removesuffix(quote)
     text = unescaped(text) if len(quote) == 1 else text
     return as_json(text) if "string" in types else keyed.meant(as_json(text), types)
-
-
-def _forget(text: str) -> None:
-    """Leave out an argument that was there before."""
 
 
 def _is_in_text(text: str) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind, SamplingParams
 from edge_spec.core.constraint import Constraint
 from edge_spec.testing import ScriptedModel
-from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 from edge_spec.text.token_pieces import TokenPieces
 from fixtures.echo_model import EOS, byte_tokenizer, open_echo
@@ -177,9 +177,8 @@ def constraint(
 ) -> ThoughtConstraint:
     vocab_size = len(tokenizer.vocabulary())
     pieces = TokenPieces(tokenizer)
-    return ThoughtConstraint(
-        THINK, pieces, vocab_size, [EOS], is_opened=is_opened, budget=budget, inner=inner
-    )
+    form = AnswerForm(THINK, is_opened=is_opened, budget=budget)
+    return ThoughtConstraint(form, THINK, pieces, vocab_size, [EOS], inner)
 
 
 class _Digits:
