@@ -82,11 +82,7 @@ def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
 def _begun(form: CallShape, opening: str, tools: Tools) -> str:
     """Return a regular expression of what begins a call."""
     names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-    return f"{regex_of(opening)}({names}){regex_of(_after_name(form).rstrip())}"
-
-
-def _after_name(form: CallShape) -> str:
-    return "".join(form.head[form.head.index(NAME) + 1 :])
+    return f"{regex_of(opening)}({names}){regex_of(form.after_name.rstrip())}"
 
 
 def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
@@ -118,7 +114,7 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
     if form.is_bare and form.keyed is not None:  # what tells a call from text is one literal
         names = [tool["function"]["name"] for tool in tools]
-        heads = [literal(f"{form.opening}{name}{_after_name(form)}") for name in names]
+        heads = [literal(f"{form.opening}{name}{form.after_name}") for name in names]
         first = " | ".join(f"{head} arguments{index}" for index, head in enumerate(heads))
         return [f"calls: ({first}) {rest}"]
     marker = "" if form.is_bare else form.marker

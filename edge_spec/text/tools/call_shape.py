@@ -67,6 +67,10 @@ class CallShape:
         """Return the literals and slots of a call before its arguments."""
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
 
+    @property
+    def after_name(self) -> str:
+        return "".join(self.head[self.head.index(NAME) + 1 :])
+
     @cached_property
     def marker(self) -> str:
         """Return what the first call begins with, and no text does."""

@@ -108,7 +108,7 @@ class CallReader(KeyedSteps):
         """Of some formats, the whole answer is a call, or a list of some, or none of it."""
         if self._form.is_bare and self._form.keyed is not None:
             openings = [tag + self._form.opening for tag in _PYTHON_TAGS]
-            yield from self._read_calls(openings, is_known=True)
+            yield from self._read_calls(openings)
         elif self._form.is_bare or self._reads_untagged:
             yield from self._read_untagged(_FIRST_OPENINGS)
 
@@ -156,13 +156,13 @@ class CallReader(KeyedSteps):
             yield from self._read_more_calls(is_untagged=True)
         return found is not None
 
-    def _read_calls(self, openings: Sequence[str], *, is_known: bool = False) -> Steps[bool]:
-        """Read calls, if one of these openings begins some. is_known: a function that the model
-        was not told of is none."""
+    def _read_calls(self, openings: Sequence[str]) -> Steps[bool]:
+        """Read calls, if one of these openings begins some."""
+        form = self._form
         for opening in openings:
-            self._begin(is_sure=not self._form.is_bare)
-            is_inner = opening == self._form.inner_marker
-            if (yield from self._read_call(opening, is_known=is_known or is_inner)):
+            self._begin(is_sure=not form.is_bare)
+            is_known = form.is_bare or opening == form.inner_marker
+            if (yield from self._read_call(opening, is_known=is_known)):
                 yield from self._read_more_calls()
                 return True
         self._begin(is_sure=False)
@@ -171,6 +171,8 @@ class CallReader(KeyedSteps):
     # Calls
 
     def _read_call(self, opening: str, *, is_known: bool = False) -> Steps[bool]:
+        """Return False for what is none. is_known: neither is one of a function that the model was
+        not told of."""
         form = self._form
         head = [opening] if form.is_object else [opening, *form.head]
         found = yield from self._find(head)
@@ -203,7 +205,7 @@ class CallReader(KeyedSteps):
         not."""
         form, held = self._form, self._held
         assert form.keyed is not None
-        if "".join(form.head[form.head.index(NAME) + 1 :]).strip():
+        if form.after_name.strip():
             return True
         head = [held[: found.end]]
         heads = [[*head, form.keyed.opening]]
