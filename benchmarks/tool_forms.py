@@ -24,7 +24,6 @@ from edge_spec.text.fitting import fitted
 from edge_spec.text.parts.part import PartKind
 from edge_spec.text.template_traits import TemplateTraits
 from edge_spec.text.tools.detection import NativeTools, ToolForm
-from edge_spec.text.tools.part_list import IdStyle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -109,9 +108,8 @@ def _knows_tools(template: ChatTemplate) -> bool:
 
 def _checked(template: ChatTemplate, native: NativeTools) -> tuple[bool, bool, bool]:
     given = _GIVEN if native.takes_several else _GIVEN[:1]
-    ids = IdStyle.NINE if native.ids is IdStyle.ANY else native.ids
     calls = [
-        {"id": ids.made(name, n), "function": {"name": name, "arguments": json.dumps(value)}}
+        {"id": f"probe000{n}", "function": {"name": name, "arguments": json.dumps(value)}}
         for n, (name, value) in enumerate(given)
     ]
     written = native.form.written(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
-from edge_spec.text.parts.answer_length import answer_tokens
+from edge_spec.text.parts.answer_form import answer_tokens
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, Chunk, Engine, Generation, GenerationResult

@@ -34,7 +34,7 @@ from edge_spec.apps.server.fields import (
 )
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
-from edge_spec.text.parts.thought_forms import SWITCHES
+from edge_spec.text.thoughts import SWITCHES
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from edge_spec.apps.server.messages import (
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.parts.answer_form import AnswerForm
-from edge_spec.text.parts.answer_length import answer_tokens
+from edge_spec.text.parts.answer_form import AnswerForm, answer_tokens
 
 _SAMPLING = (
     "temperature",
@@ -53,7 +52,7 @@ class Desk:
             tools = []
         shown = [each.model_dump(exclude_none=True, exclude=_NOT_SHOWN) for each in tools]
         self._require_read(request)
-        named = {
+        named: dict[str, Any] = {
             "template_kwargs": request.template_kwargs or None,
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.goes_on,

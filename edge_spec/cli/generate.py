@@ -56,7 +56,7 @@ def generate(
 ) -> None:
     """Answer one prompt."""
     from edge_spec.cli.opening import open_engine
-    from edge_spec.text.parts.answer_length import TEXT_TOKENS, answer_tokens
+    from edge_spec.text.parts.answer_form import TEXT_TOKENS, answer_tokens
     from edge_spec.text.thoughts import read_reasoning
 
     if model is None:

@@ -148,16 +148,8 @@ def _constraint(parts: EngineComponents, options: AnswerOptions) -> Constraint |
         return inner
     if inner is None and form.budget is None:
         return None
-    return ThoughtConstraint(
-        form.thought,
-        parts.text.pieces,
-        parts.model.config.vocab_size,
-        parts.text.eos_ids,
-        is_opened=form.is_opened,
-        budget=form.budget,
-        inner=inner,
-        text_opening=form.text_opening,
-    )
+    size, ends = parts.model.config.vocab_size, parts.text.eos_ids
+    return ThoughtConstraint(form, form.thought, parts.text.pieces, size, ends, inner)
 
 
 def context_length_of(parts: TargetComponents) -> int:

@@ -17,11 +17,9 @@ from edge_spec.text.control_tokens import ControlTokens
 from edge_spec.text.fitting import fitted, with_arguments
 from edge_spec.text.infill import Infill
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
-from edge_spec.text.parts.thought_forms import thought_form
-from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.template_traits import TemplateTraits
-from edge_spec.text.thoughts import prompt_for, thought_budget
+from edge_spec.text.thoughts import prompt_for, thought_budget, thought_form
 from edge_spec.text.token_pieces import TokenPieces
 from edge_spec.text.tool_results import with_ordered_results
 
@@ -158,7 +156,8 @@ class ChatFormat:
             form = replace(
                 form,
                 following=partial(calls.reader, tools),
-                calls=PossibleCalls(calls.markers if names else (), names),
+                call_markers=calls.markers if names else (),
+                tool_names=names,
             )
         if thought is None:
             return form if tools else None

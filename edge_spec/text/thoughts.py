@@ -1,24 +1,40 @@
-"""What a prompt says of the thought before an answer: nothing, that there is none, or how long it
-may be."""
+"""How a model writes its thoughts, and what a prompt says of the thought before an answer: nothing,
+that there is none, or how long it may be."""
 
 from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, cast
 
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.parts.answer_form import ThoughtForm
-from edge_spec.text.parts.thought_forms import SWITCHES
+from edge_spec.text.plain_messages import THOUGHTS
 
+# Of messages, whether the prompt ends where the assistant begins, and values of the template.
+Render = Callable[..., str]
 # "auto": as the template has it; "off": none; else a number of tokens, after which it is ended.
 Reasoning = Literal["auto", "off"] | int
 _CLOSING = re.compile(
     r"</(?:\w+:)?(?:think|thought|reasoning)|/THINK\]|END_THINKING|end_of_thought"
     r"|inner_suffix|<channel\|>|\u25c1/think"
 )
-Render = Callable[..., str]
+# What opens a thought and what ends it, with the space around, where a template shows neither.
+TAGS = (
+    *((f"<{n}>", f"\n</{n}>\n\n") for n in ("think", "thinking", "thought", "reasoning")),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "\n<|end_of_thought|>\n\n"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "\n<channel|>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+)
+_TAG = re.compile(r"<[^<>]+>|\[[^\[\]]+\]|\u25c1[^\u25b7]+\u25b7")
+_THOUGHT, _ANSWER = "probe-thought", "probe-answer"
+SWITCHES = ("enable_thinking", "thinking")  # by which templates turn thoughts on and off
 
 
 def speaks_of_thoughts(form: str) -> bool:
@@ -62,3 +78,27 @@ def prompt_for(budget: int, form: ThoughtForm | None, render: Render) -> str:
     if budget == 0 and form is not None and form.is_opened_by(prompt):
         return prompt + form.ending_after(prompt)
     return prompt
+
+
+def thought_form(source: str, render: Render, added: Collection[str]) -> ThoughtForm | None:
+    """Returns the tags that the template or the vocabulary knows, with what the template writes
+    between a thought and a text.
+
+    source: of a chat template; render: raises EdgeSpecError for what the template refuses. added:
+    the texts of added tokens.
+    """
+    known = [each for each in TAGS if each[0] in source or each[1].strip() in source]
+    known += [
+        (opening, ending) for opening, ending in TAGS if {opening, ending.strip()} <= set(added)
+    ]
+    if not known:
+        return None
+    opening, ending = known[0]
+    answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHTS, _THOUGHT)}
+    try:
+        text = render([{"role": "user", "content": "probe-user"}, answer], False)
+    except EdgeSpecError:
+        text = ""
+    closing = next(iter(_TAG.findall(ending)))
+    shown = text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
+    return ThoughtForm(opening, closing, shown if closing in shown else ending)

@@ -1,12 +1,16 @@
-"""What a token is by itself, whatever text it stands in: its bytes and its name in lists."""
+"""What a token is by itself, whatever text it stands in: its bytes and its name in lists; and the
+text of tokens as they come, without what later ones change."""
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import tokenizers
+from tokenizers.decoders import DecodeStream
 
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 
@@ -46,26 +50,11 @@ class TokenPieces:
 
     def __init__(self, codec: TextCodec) -> None:
         self.codec = codec
-        self._known: dict[int, TokenPiece] = {}
-        self._spelled_with: dict[str, tuple[int, ...]] = {}
+        self.of = cache(self._of)
+        # Reading a large vocabulary takes a third of a second.
+        self.spelled_with = cache(self._spelled_with)
 
-    def of(self, token: int) -> TokenPiece:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._make(token)
-        return known
-
-    def spelled_with(self, letter: str) -> tuple[int, ...]:
-        """Returns the tokens that the vocabulary spells with this letter. Reading a large
-        vocabulary takes a third of a second, and is done once."""
-        found = self._spelled_with.get(letter)
-        if found is None:
-            spelled = self.codec.vocabulary().items()
-            found = tuple(token for text, token in spelled if letter in text)
-            self._spelled_with[letter] = found
-        return found
-
-    def _make(self, token: int) -> TokenPiece:
+    def _of(self, token: int) -> TokenPiece:
         codec = self.codec
         if isinstance(codec, PiecewiseCodec):
             raw = codec.piece(token)
@@ -74,6 +63,10 @@ class TokenPieces:
         if raw:
             return TokenPiece.of_bytes(raw)
         return TokenPiece(codec.token_text(token) or f"token_id:{token}", None)
+
+    def _spelled_with(self, letter: str) -> tuple[int, ...]:
+        """Returns the tokens that the vocabulary spells with this letter."""
+        return tuple(token for text, token in self.codec.vocabulary().items() if letter in text)
 
 
 class TokenBytes:
@@ -106,3 +99,55 @@ class TokenBytes:
         if BYTES.keys() >= set(spelled):
             return bytes(map(BYTES.__getitem__, spelled))
         return spelled.encode()
+
+
+class ByteStream:
+    """Joins the bytes of tokens: a character appears with the last of its bytes, and where it lacks
+    some, one replacement stands for it, as llama.cpp's servers show it."""
+
+    def __init__(self, piece: Callable[[int], bytes], first: Callable[[int], bytes]) -> None:
+        """piece: the bytes that a token adds within a text; first: at the beginning of one."""
+        self._piece = piece
+        self._first = first
+        self._is_begun = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        added = self._piece(token)
+        if added and not self._is_begun:
+            self._is_begun = True
+            added = self._first(token)
+        return self._decoder.decode(added)
+
+    def finish(self) -> str:
+        """Returns what is left when no more tokens come: an incomplete character's replacement."""
+        return self._decoder.decode(b"", final=True)
+
+
+class DecodedStream:
+    """Turns tokens into text as they come; the pieces join to what the library decodes of
+    them all.
+
+    A character that spans tokens appears with the last of them.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._num_characters = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # bytes that turn out to be no character change the text before them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self.finish()
+        self._num_characters += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        """Returns what is left when no more tokens come: an incomplete character's replacement."""
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return text[self._num_characters :]

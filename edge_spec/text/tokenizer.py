@@ -20,8 +20,7 @@ from edge_spec.text.given_encoding import (
     without_names,
 )
 from edge_spec.text.source_end import SourceEnd
-from edge_spec.text.text_stream import ByteStream, DecodedStream
-from edge_spec.text.token_pieces import TokenBytes
+from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
 # megabyte takes a second.

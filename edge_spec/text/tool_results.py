@@ -69,14 +69,15 @@ class _Calls:
     def results(self, *, is_last: bool) -> list[Message]:
         if is_last and not self.others and not any(self._found):
             return []
-        by_name: dict[str | None, deque[list[Message]]] = {}
-        for call, found in zip(self._calls, self._found, strict=True):
-            if not found:
-                by_name.setdefault(_function_name(call), deque()).append(found)
+        names = [_function_name(call) for call in self._calls]
         rest = deque[Message]()
         for result in self.others:
-            places = by_name.get(_text(result, "name"))
-            (places.popleft() if places else rest).append(result)
+            own = (
+                found
+                for name, found in zip(names, self._found, strict=True)
+                if not found and name == _text(result, "name")
+            )
+            next(own, rest).append(result)
         for found in self._found:
             if not found and rest:
                 found.append(rest.popleft())

@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_spec.errors import ModelFileError
 from edge_spec.runtimes.llamacpp.library import Library, ModelChoices
 from edge_spec.text.given_encoding import Place, occurrences, pattern_of, touches
-from edge_spec.text.text_stream import ByteStream
+from edge_spec.text.token_pieces import ByteStream
 
 _FIRST_PIECE_BYTES = 64
 # Of a token, as llama.h has them: an unknown one or a control token, one of the user's, and those

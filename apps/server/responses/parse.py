@@ -225,7 +225,7 @@ class ResponsesRequest(ChatRequest):
         if self.tools and not functions:
             told = "has no function: this server runs no tools of its own, and leaves these out"
             raise refusal("tools", told)
-        self.tools = self.tools and functions
+        self.tools = list(functions) if self.tools else self.tools
 
     def called(self, name: str) -> tuple[str | None, str]:
         """Returns the namespace and the own name of a function that the model calls."""

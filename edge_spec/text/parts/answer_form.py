@@ -6,9 +6,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edge_spec.text.parts.part import PartReader, PlainReader
-from edge_spec.text.parts.thought_reader import NO_CALLS, PossibleCalls, ThoughtReader
-from edge_spec.text.stop_cutter import overlap
+from edge_spec.text.parts.part import (
+    EndedError,
+    Part,
+    PartKind,
+    PartReader,
+    PlainReader,
+    StepReader,
+    Steps,
+    first_of,
+    overlap,
+)
+
+TEXT_TOKENS = 512  # where nobody says: small models repeat themselves, up to the context's end
+THOUGHT_TOKENS = 3584  # beside them, of models that think
+_MAX_HEAD = 200  # characters of a call in a thought before its arguments
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class AnswerForm:
     it is ended; None: as many as the model wants. tells_thought: it is a part of its own, else of
     the text, as the model writes it. text_opening: what opens the text of an answer without a
     thought. following: makes the reader of what follows the thought, such as text and calls of
-    tools. calls: those that it may have.
+    tools. call_markers, tool_names: what calls begin with, and of which tools they may be.
     """
 
     thought: ThoughtForm | None = None
@@ -76,17 +88,138 @@ class AnswerForm:
     tells_thought: bool = True
     text_opening: str = ""
     following: Callable[[], PartReader] = PlainReader
-    calls: PossibleCalls = NO_CALLS
+    call_markers: tuple[str, ...] = ()
+    tool_names: frozenset[str] = frozenset()
 
     def reader(self) -> PartReader:
         if self.thought is None or not self.tells_thought:
             return self.following()
-        return ThoughtReader(
-            self.thought.opening,
-            self.thought.closing,
-            self.following,
-            is_opened=self.is_opened,
-            is_begun=self.is_begun,
-            openings=(self.text_opening, self.thought.lead),
-            calls=self.calls,
-        )
+        return ThoughtReader(self, self.thought)
+
+
+def answer_tokens(
+    form: AnswerForm | None,
+    text_tokens: int = TEXT_TOKENS,
+    thought_tokens: int = THOUGHT_TOKENS,
+) -> int:
+    """Returns the tokens of an answer where nobody says: those of the text, and room for the
+    thought before it: its budget, if it has one. thought_tokens: 0 for no room beside the text's.
+    """
+    if form is None or form.thought is None or form.is_closed or not thought_tokens:
+        return text_tokens
+    return text_tokens + (thought_tokens if form.budget is None else form.budget)
+
+
+class ThoughtReader(StepReader):
+    """Reads a thought, if the answer begins with one, and then all else. What looks like a thought
+    later on stays text. White space around the thought belongs to neither it nor the text."""
+
+    def __init__(self, form: AnswerForm, thought: ThoughtForm) -> None:
+        self._form = form
+        self._thought = thought
+        self._marks = [thought.closing, *form.call_markers]
+        super().__init__()
+
+    def _read(self) -> Steps[None]:
+        following = self._form.following()
+        try:
+            if self._form.is_begun or (yield from self._read_opening()):
+                yield from self._read_thought()
+                yield from self._read_ending()
+            while True:
+                self._parts += following.push(self._take(len(self._held)))
+                yield from self._more()
+        except EndedError:
+            self._parts += [*following.push(self._held), *following.finish()]
+            self.is_cut = following.is_cut
+
+    def _read_opening(self) -> Steps[bool]:
+        """Return True if the answer begins with a thought."""
+        opening, text_opening = self._thought.opening, self._form.text_opening
+        while not self._form.is_opened:
+            text = self._held.lstrip()
+            if text.startswith(opening):
+                self._held = text[len(opening) :]
+                self._add(PartKind.REASONING, "")
+                break
+            if all(text == each or not each.startswith(text) for each in (opening, text_opening)):
+                self._held = text.removeprefix(text_opening) if text_opening else self._held
+                return False
+            yield from self._more()
+        while not self._held.strip():
+            self._held = ""
+            yield from self._more()
+        self._held = self._held.lstrip()
+        return True
+
+    def _read_thought(self) -> Steps[None]:
+        try:
+            while True:
+                place, mark = first_of(self._marks, self._held)
+                self._add_thought(len(self._held[:place].rstrip()))
+                if mark == self._thought.closing:
+                    break
+                yield from self._read_last_calls(mark) if mark else self._more()
+        except EndedError:
+            self._add_thought(len(self._held))
+            raise
+        self._add(PartKind.REASONING, "")
+        self._held = self._held.lstrip().removeprefix(mark)
+
+    def _read_last_calls(self, mark: str) -> Steps[None]:
+        """Read what may be the calls of an answer whose thought was not ended before them, as some
+        models write them. They are calls where nothing follows, else the model has thought of them.
+        """
+        reader, closing = self._form.following(), self._thought.closing
+        start = place = self._held.index(mark)
+        calls: list[Part] = []
+        try:
+            while True:
+                end = self._held.find(closing, place)
+                if end < 0:
+                    end = len(self._held) - overlap(self._held[place:], closing)
+                while (  # one by one, so that pieces make no difference
+                    place < end
+                    and self._are_calls(reader.push(self._held[place]), calls)
+                    and (calls or place - start <= _MAX_HEAD)
+                ):
+                    place += 1
+                rest = self._held[end:]
+                is_end = closing.startswith(rest) or not rest.removeprefix(closing).strip()
+                if place < end or not is_end:
+                    break
+                yield from self._more()
+        except EndedError:
+            are_calls = self._are_calls(reader.finish(), calls) and not reader.is_cut
+            if calls and are_calls and not self._held[place:].removeprefix(closing).strip():
+                self._add(PartKind.REASONING, "")
+                self._parts += calls
+                self._held = ""
+                raise
+        self._add_thought(place if calls else start + len(mark))
+
+    def _are_calls(self, parts: list[Part], calls: list[Part]) -> bool:
+        calls += [part for part in parts if part.kind is PartKind.CALL]
+        others = (part.text for part in parts if part.kind is not PartKind.CALL)
+        named = (part.call.name in self._form.tool_names for part in parts if part.call is not None)
+        return all(named) and not "".join(others).strip()
+
+    def _read_ending(self) -> Steps[None]:
+        """Read what stands between the thought and the text. A thought that was ended for the model
+        may be ended by it, too."""
+        closing, lead = self._thought.closing, self._thought.lead
+        while True:
+            self._held = self._held.lstrip()
+            if self._held.startswith(closing):
+                self._held = self._held.removeprefix(closing)
+            elif closing.startswith(self._held):
+                yield from self._more()
+            else:
+                break
+        while lead.startswith(self._held) and self._held != lead:
+            yield from self._more()
+        self._held = self._held.removeprefix(lead)
+
+    def _add_thought(self, length: int) -> None:
+        if length:
+            self._add(PartKind.REASONING, self._take(length))

@@ -1,10 +1,17 @@
-"""Parts of an answer: what the model thought, what it says, and the calls of tools."""
+"""Parts of an answer: what the model thought, what it says, and the calls of tools; and how they
+are read while it is written, and ended by stop strings."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # they stop where more of the answer is needed
 
 
 class PartKind(StrEnum):
@@ -62,3 +69,158 @@ class PlainReader:
 
     def finish(self) -> list[Part]:
         return []
+
+
+class EndedError(Exception):
+    """The answer has ended where more of it was needed."""
+
+
+class StepReader(ABC):
+    """Reads an answer in steps. They stop until there is more of it, and raise EndedError once
+    there is none: what is read never depends on how the answer was cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._held = ""  # what is not read yet
+        self._has_ended = False
+        self._parts: list[Part] = []
+        self._steps = self._begun()
+        next(self._steps)
+
+    def push(self, markup: str) -> list[Part]:
+        self._held += markup
+        next(self._steps, None)
+        taken, self._parts = self._parts, []
+        return taken
+
+    def finish(self) -> list[Part]:
+        self._has_ended = True
+        return self.push("")
+
+    def _begun(self) -> Steps[None]:
+        with suppress(EndedError):
+            yield from self._more()
+            yield from self._read()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole answer."""
+
+    def _more(self) -> Steps[None]:
+        if not self._has_ended:
+            yield
+        if self._has_ended:
+            raise EndedError
+
+    def _take(self, length: int) -> str:
+        """Return the beginning of what is held, which then is read."""
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+    def _after_space(self, place: int = 0) -> Steps[int]:
+        """Return where the first character is that is no space."""
+        while (place := after_space(self._held, place)) == len(self._held):
+            yield from self._more()
+        return place
+
+    def _add(self, kind: PartKind, text: str, call: CallHead | None = None) -> None:
+        """Tell a piece; it joins the one before, if that is of the same part and no mere tag."""
+        last = self._parts[-1] if self._parts else None
+        if call is None and text and last and last.kind is kind and (last.text or last.call):
+            self._parts[-1] = Part(kind, last.text + text, last.call)
+        else:
+            self._parts.append(Part(kind, text, call))
+
+
+def after_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def first_of(markers: Sequence[str], text: str) -> tuple[int, str]:
+    """Return where the first of `markers` is in the text, and which; else where one may begin that
+    the text has not yet in full, and ""."""
+    begun = len(text) - max((overlap(text, each) for each in markers), default=0)
+    found = [(place, -len(each), each) for each in markers if (place := text.find(each)) >= 0]
+    place, _, marker = min(found, default=(begun, 0, ""))
+    return (place, marker) if place <= begun else (begun, "")
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )
+
+
+class StopCutter:
+    """Holds text back while it may be the beginning of a stop string; cuts at the first one.
+
+    A stop string may name special tokens, which are no part of the text: `push` is told of them.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._beginnings = frozenset(stop[0] for stop in self._stops)
+        self._naming: list[str] = []  # those that name a special token that has come
+        self._held = ""
+        self._unshown: list[int] = []  # places of characters in `_held` that are of special tokens
+        self.found: str | None = None  # the stop string that has ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
+
+    def push(self, piece: str, special: str = "") -> str:
+        """Returns the text that can be shown now. After a stop string nothing follows. special:
+        the name of the special token that this is, after its piece."""
+        if self.stopped:
+            return ""
+        if not special and not self._held and self._beginnings.isdisjoint(piece):
+            return piece  # no stop string begins here: told fast, since lists of them are long
+        text, unshown = self._held + piece, self._unshown
+        naming = [stop for stop in self._stops if special and special in stop]
+        if naming:
+            self._naming += naming
+            unshown = [*unshown, *range(len(text), len(text) + len(special))]
+            text += special
+        possible = [stop for stop in self._stops if stop[0] in text]
+        views = _views(text, unshown, possible, self._naming)
+        found, begun = [], len(text)
+        for view, places, stops in views:
+            for stop in stops:
+                if (start := view.find(stop)) >= 0:
+                    found.append((places[start + len(stop) - 1], places[start], stop))
+                elif held := overlap(view, stop):
+                    begun = min(begun, places[len(view) - held])
+        if found:  # the one that is complete first, whatever pieces the text comes in
+            _, begin, self.found = min(found)
+            self._held, self._unshown = "", []
+            return _shown(text[:begin], unshown)
+        self._held, self._unshown = text[begun:], [at - begun for at in unshown if at >= begun]
+        return _shown(text[:begun], unshown)
+
+    def finish(self) -> str:
+        """The text held back, when nothing follows that could complete a stop string."""
+        held = _shown(self._held, self._unshown)
+        self._held, self._unshown = "", []
+        return held
+
+
+def _views(
+    text: str, unshown: Sequence[int], stops: Sequence[str], naming: Sequence[str]
+) -> list[tuple[str, Sequence[int], Sequence[str]]]:
+    """Returns the text that is shown and, where special tokens are in it, the whole one: each with
+    the places of its characters, and the stop strings that are looked for in it."""
+    if not unshown:
+        return [(text, range(len(text)), stops)]
+    shown = [at for at in range(len(text)) if at not in unshown]
+    return [
+        ("".join(text[at] for at in shown), shown, stops),
+        (text, range(len(text)), naming),
+    ]
+
+
+def _shown(text: str, unshown: Sequence[int]) -> str:
+    return "".join(sign for at, sign in enumerate(text) if at not in unshown)

@@ -14,8 +14,8 @@ from enum import Enum
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.text.parts.answer_form import ThoughtForm
-from edge_spec.text.stop_cutter import overlap
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from edge_spec.text.parts.part import overlap
 from edge_spec.text.token_pieces import TokenPieces
 
 _MAX_LEFT = 3  # bytes that a character may lack, each of which may be a token
@@ -43,53 +43,47 @@ class _State:
 
 
 class ThoughtConstraint:
-    """A thought of at most `budget` tokens, where the answer begins with one, and then an answer
-    that `inner` allows."""
+    """A thought, where the answer begins with one, and then an answer that `inner` allows."""
 
     def __init__(
         self,
+        form: AnswerForm,
         thought: ThoughtForm,
         pieces: TokenPieces,
         vocab_size: int,
         stop_ids: Sequence[int],
-        *,
-        is_opened: bool,
-        budget: int | None,
         inner: Constraint | None,
-        text_opening: str = "",
     ) -> None:
-        """is_opened: the prompt has opened the thought. budget: None for no limit. inner: None for
-        an answer of any form. text_opening: comes before a text of a form without a thought."""
+        """inner: None for an answer of any form."""
         self._thought = thought
         self._opening, self._closing = thought.opening.encode(), thought.closing.encode()
-        self._text_opening = b"" if inner is None else text_opening.encode()
+        self._text_opening = b"" if inner is None else form.text_opening.encode()
         self._codec = pieces.codec
         self._pieces = pieces
         self._vocab_size = vocab_size
         self._stop_ids = frozenset(stop_ids)
-        self._budget = budget
+        self._budget = form.budget
         self._inner = inner
         self._within: dict[int, np.ndarray] = {}  # by how much of the closing tag is written
-        self._state = _State(_Place.THOUGHT if is_opened else _Place.BEGINNING)
-        if is_opened:
-            self._state = self._within_budget(self._state)
+        self._state = _State(_Place.BEGINNING)
+        if form.is_opened:
+            self._state = self._within_budget(_State(_Place.THOUGHT))
 
     def allowed(self, path: Sequence[int]) -> np.ndarray:
         state, count = self._walked(path)
-        if count < len(path):
-            return np.ones(self._vocab_size, np.bool_)
-        if state.place is _Place.AFTER:
-            return self._allowed_after(state.following)
-        if state.place is _Place.THOUGHT:
-            return self._allowed_within(state)
-        if state.place is _Place.ENDING:
-            return self._only(state.left[0])
-        if self._inner is None:
-            return np.ones(self._vocab_size, np.bool_)
         allowed = np.zeros(self._vocab_size, np.bool_)
-        if not self._text_opening and self._fits(state.following):
-            allowed = self._inner.allowed(state.following)
-        allowed[self._opening_tokens(state)] = True
+        if state.place is _Place.ENDING and count == len(path):
+            allowed[state.left[0]] = True
+        elif self._inner is None or count < len(path):
+            allowed[:] = True
+        elif state.place is _Place.AFTER:
+            return self._inner.allowed(state.following)
+        elif state.place is _Place.THOUGHT:
+            return self._allowed_within(state)
+        else:
+            if not self._text_opening and self._fits(state.following):
+                allowed = self._inner.allowed(state.following)
+            allowed[self._opening_tokens(state)] = True
         return allowed
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
@@ -149,13 +143,12 @@ class ThoughtConstraint:
         if self._text_opening and written == self._text_opening:
             return _State(_Place.AFTER)
         fits = not self._text_opening and self._fits(following)
-        is_opening = token not in self._stop_ids and self._opens(written)
+        openings = (self._opening, self._text_opening)
+        is_begun = any(each.startswith(written) for each in openings)
+        is_opening = is_begun and token not in self._stop_ids
         if is_opening and (fits or token in self._opening_tokens(state)):
             return _State(_Place.BEGINNING, written, following=following)
         return _State(_Place.AFTER, following=following) if fits else None
-
-    def _opens(self, written: bytes) -> bool:
-        return any(each.startswith(written) for each in (self._opening, self._text_opening))
 
     def _after_thought(self, state: _State, token: int) -> _State | None:
         if token in self._stop_ids:
@@ -168,12 +161,9 @@ class ThoughtConstraint:
             return _State(_Place.AFTER)
         if rest.strip():
             return None
-        return self._ending(self._rest_of_ending(rest.decode("utf-8", "replace")))
-
-    def _rest_of_ending(self, written: str) -> str:
-        """Returns what is left of an ending after its closing tag and this space."""
+        space = rest.decode("utf-8", "replace")
         after = self._thought.ending.partition(self._thought.closing)[2]
-        return after[len(written) :] if after.startswith(written) else after.lstrip()
+        return self._ending(after[len(space) :] if after.startswith(space) else after.lstrip())
 
     def _within_budget(self, state: _State) -> _State:
         """Returns the same, or the ending of a thought that has no tokens left. A character is
@@ -212,21 +202,9 @@ class ThoughtConstraint:
     def _fits(self, following: Sequence[int]) -> bool:
         return self._inner is None or self._inner.num_allowed(following) == len(following)
 
-    def _allowed_after(self, following: Sequence[int]) -> np.ndarray:
-        if self._inner is None:
-            return np.ones(self._vocab_size, np.bool_)
-        return self._inner.allowed(following)
-
-    def _only(self, token: int) -> np.ndarray:
-        allowed = np.zeros(self._vocab_size, np.bool_)
-        allowed[token] = True
-        return allowed
-
     def _allowed_within(self, state: _State) -> np.ndarray:
         """Everything but, before an answer of a given form, an end, and tokens in which the answer
         would begin."""
-        if self._inner is None:
-            return np.ones(self._vocab_size, np.bool_)
         begun = overlap(state.tail.decode("latin-1"), self._closing.decode("latin-1"))
         allowed = self._within.get(begun)
         if allowed is None:

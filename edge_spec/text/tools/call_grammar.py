@@ -10,22 +10,26 @@ from typing import Any
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import (
+    ANY,
+    TEXT,
+    Keyed,
     alternatives,
     arguments_schema,
     as_lark,
     definitions_of,
+    listed,
+    types_of,
 )
-from edge_spec.text.tools.call_shape import CallShape, Keyed
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME
+from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
 from edge_spec.text.tools.reader import FENCE, NAMES, TAGS
 
 MAX_CALLS = 16  # of one answer: a small model may repeat a call without end
 ANYTHING = "/(.|\\n)*/"
 _NOTHING = '""'
-_TYPING = ("type", "const", "enum")  # with one of them, a schema says what a value is
 _OTHER_NAME = r"/[a-zA-Z_][a-zA-Z0-9_.-]*/"  # of an argument that no schema names
 _SINGLE = r"/'([^'\\]|\\[nrtbf\\'\"])*'/"
+
+_PYTHON_WORDS: Mapping[Any, Sequence[Any]] = {"boolean": (True, False), "null": (None,)}
 
 # What the expressions have for %. More space could become an answer of nothing else.
 _SPACE = r"[ \t\r\n]{0,12}"
@@ -78,18 +82,14 @@ def _answers(form: CallShape, tools: Tools, several: bool) -> list[str]:
 def _begun(form: CallShape, opening: str, tools: Tools) -> str:
     """Return a regular expression of what begins a call."""
     names = "|".join(regex_of(tool["function"]["name"]) for tool in tools)
-    return f"{regex_of(opening)}({names}){regex_of(_after_name(form).rstrip())}"
-
-
-def _after_name(form: CallShape) -> str:
-    return "".join(form.head[form.head.index(NAME) + 1 :])
+    return f"{regex_of(opening)}({names}){regex_of(form.after_name.rstrip())}"
 
 
 def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[str]:
     """Yield rules of one call, as models repeat it, unless the format itself has no tags. The name
     tells it from other text."""
     own_tag = "" if form.is_bare else form.marker
-    listed = list(map(regex_of, names))
+    spelled = list(map(regex_of, names))
     other = "OTHER" if form.is_bare else "OTHER | reopened rest"
     if form.is_bare and several and form.between is not None:
         more = f"({literal(form.between)} call){{0,{MAX_CALLS - 2}}} {literal(form.closing)}"
@@ -100,11 +100,11 @@ def _untagged(form: CallShape, names: Sequence[str], several: bool) -> Iterator[
     yield f"untagged: head (named END | {other})"
     yield f"head[lazy]: /{head}/"
     yield f"END: /{_END}/"
-    yield f"OTHER: {ANYTHING} & ~/({'|'.join(listed)}){_ARGUMENTS}(.|\\n)*/"
+    yield f"OTHER: {ANYTHING} & ~/({'|'.join(spelled)}){_ARGUMENTS}(.|\\n)*/"
     if not form.is_bare:
         yield f"reopened[lazy]: OTHER {literal(form.marker)}"
     yield "named: " + " | ".join(f"NAMED{n} arguments{n}" for n in range(len(names)))
-    for index, name in enumerate(listed):
+    for index, name in enumerate(spelled):
         yield f"NAMED{index}: /{name}{_ARGUMENTS}/"
 
 
@@ -114,7 +114,7 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
         rest = f"({literal(form.between)} call){{0,{MAX_CALLS - 1}}} {rest}"
     if form.is_bare and form.keyed is not None:  # what tells a call from text is one literal
         names = [tool["function"]["name"] for tool in tools]
-        heads = [literal(f"{form.opening}{name}{_after_name(form)}") for name in names]
+        heads = [literal(f"{form.opening}{name}{form.after_name}") for name in names]
         first = " | ".join(f"{head} arguments{index}" for index, head in enumerate(heads))
         return [f"calls: ({first}) {rest}"]
     marker = "" if form.is_bare else form.marker
@@ -124,13 +124,12 @@ def _calls(form: CallShape, tools: Tools, several: bool) -> list[str]:
 
 def _functions(form: CallShape, tools: Tools) -> list[str]:
     rules = ["call: " + " | ".join(f"call{index}" for index in range(len(tools)))]
-    nine = form.ids is IdStyle.NINE
     for index, tool in enumerate(tools):
         function = tool["function"]
         name = json.dumps(function["name"])[1:-1] if form.is_object else function["name"]
         slots = {
             ARGUMENTS: f"arguments{index}",
-            ID: "/[a-zA-Z0-9]{9}/" if nine else "/[a-zA-Z0-9_-]{1,32}/",
+            ID: "/[a-zA-Z0-9]{9}/" if form.short_ids else "/[a-zA-Z0-9_-]{1,32}/",
             INDEX: "/[0-9]{1,2}/",
         }
         text = re.split(r"(\$(?:ARGUMENTS|ID|INDEX))", form.call.replace(NAME, name))
@@ -192,41 +191,39 @@ class _ValueRules:
 
     def _other_name(self, known: Iterable[str]) -> str:
         """Return the expression of names but these."""
-        listed = "|".join(map(regex_of, known))
-        return self._terminal(_OTHER_NAME + (f" & ~/({listed})/" if listed else ""))
+        names = "|".join(map(regex_of, known))
+        return self._terminal(_OTHER_NAME + (f" & ~/({names})/" if names else ""))
 
     def _argument(self, name: str, schema: Any) -> str:
         keyed = self._keyed
-        kinds = [each for each in alternatives(schema, self._definitions) if each is not False]
-        texts = [each for each in kinds if _may_be_text(each)]
+        kinds = [
+            (each, types_of(each, self._definitions))
+            for each in alternatives(schema, self._definitions)
+            if each is not False
+        ]
+        texts = [each for each, types in kinds if types in (TEXT, ANY)]
+        others = [each for each, types in kinds if types != TEXT]
         # A text that may be anything stands for other values, too, where no sign tells them apart.
-        is_plain = keyed.plain_colon is None and not keyed.values.quote
-        if is_plain and any(map(_may_be_anything, texts)):
+        if not keyed.quote and ANY in (types for _, types in kinds):
             others = []
-        else:
-            others = [each for each in kinds if each not in texts or _may_be_anything(each)]
-        values = [f"{literal(keyed.colon)} {self._text(each)}" for each in texts]
-        colon = literal(keyed.colon if keyed.plain_colon is None else keyed.plain_colon)
-        closing = literal(keyed.closing)
+        colon, closing = literal(keyed.colon), literal(keyed.closing)
+        values = [f"{colon} {self._text(each)}" for each in texts]
         values += [f"{colon} {self._json(each)} {closing}" for each in others]
         return f"{literal(keyed.opening)} {name} {_one_of(values)}"
 
     def _json(self, schema: Any) -> str:
         """Return a value that is no text, as JSON or in words of Python."""
         found = [self._rule(f"%json {as_lark(schema, self._definitions)}")]
-        if self._keyed.values.has_python_words and isinstance(schema, Mapping):
-            words: list[Any] = [True, False] if schema.get("type") == "boolean" else [None]
-            words = words if schema.get("type") in ("boolean", "null") else []
-            if "const" in schema or "enum" in schema:
-                words = schema.get("enum", [schema.get("const")])
+        if self._keyed.has_python_words and isinstance(schema, Mapping):
+            words = listed(schema) or _PYTHON_WORDS.get(schema.get("type"), ())
             found += [f'"{word!r}"' for word in words if word is None or isinstance(word, bool)]
         return _one_of(found)
 
     def _text(self, schema: Any) -> str:
         """Return a text and what closes it: it ends where that comes first."""
         schema = schema if isinstance(schema, Mapping) else {}
-        quote, closing = self._keyed.values.quote, self._keyed.closing
-        if self._keyed.values.is_python:
+        quote, closing = self._keyed.quote, self._keyed.closing
+        if self._keyed.is_python:
             given = {**schema, "type": "string"}
             found = [self._rule(f"%json {as_lark(given, self._definitions)}")]
             if not schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format"}:
@@ -235,9 +232,9 @@ class _ValueRules:
             found += [json.dumps(f"'{each}'", ensure_ascii=False) for each in singles]
             return f"{_one_of(found)} {literal(closing)}"
         closing, core = quote + closing, (quote + closing).strip()
-        listed = _listed(schema)
-        if listed is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
-            texts = [json.dumps(each, ensure_ascii=False) for each in listed if core not in each]
+        texts = _listed(schema)
+        if texts is not None and not schema.keys() & {"pattern", "minLength", "maxLength"}:
+            texts = [json.dumps(each, ensure_ascii=False) for each in texts if core not in each]
             return f"{literal(quote)} {_one_of(texts)} {literal(closing)}"
         allowed = " & ".join(f"/{each}/" for each in _patterns(schema)) or ANYTHING
         text = self._terminal(f"{allowed} & ~/(.|\\n)*{regex_of(core)}(.|\\n)*/")
@@ -264,26 +261,10 @@ def _one_of(expressions: Sequence[str]) -> str:
     return found[0] if len(found) == 1 else f"({' | '.join(found)})" if found else _NOTHING
 
 
-def _may_be_text(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return schema is True
-    if "const" in schema or "enum" in schema:
-        return all(isinstance(each, str) for each in schema.get("enum", [schema.get("const")]))
-    return bool(schema.get("type", "string") == "string")
-
-
-def _may_be_anything(schema: Any) -> bool:
-    return not isinstance(schema, Mapping) or not any(
-        n in schema for n in ("type", "const", "enum")
-    )
-
-
 def _listed(schema: Mapping[str, Any]) -> list[str] | None:
     """Return the texts that a schema lists, if it does."""
-    if "const" not in schema and "enum" not in schema:
-        return None
-    texts = schema["enum"] if "enum" in schema else [schema["const"]]
-    return [each for each in texts if isinstance(each, str)]
+    values = listed(schema)
+    return None if values is None else [each for each in values if isinstance(each, str)]
 
 
 def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -294,8 +275,8 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
             continue
         if "minLength" in each or "maxLength" in each:
             yield f"(.|\\n){{{each.get('minLength', 0)},{each.get('maxLength', '')}}}"
-        if listed := _listed(each):
-            yield f"(?:{'|'.join(map(regex_of, listed))})"
+        if texts := _listed(each):
+            yield f"(?:{'|'.join(map(regex_of, texts))})"
         whole = _whole(each["pattern"]) if isinstance(each.get("pattern"), str) else None
         if whole is not None:
             yield whole

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from edge_spec.text.plain_messages import meant_arguments
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import ARGUMENTS, ID, INDEX, NAME, TAG
-from edge_spec.text.tools.values import Values
+from edge_spec.text.tools.arguments import Keyed
 
+NAME, ARGUMENTS, ID, INDEX = "$NAME", "$ARGUMENTS", "$ID", "$INDEX"
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 SLOTS = re.compile(r"(\$(?:NAME|ARGUMENTS|ID|INDEX))")
 
 
@@ -23,20 +25,8 @@ def marker_of(opening: str) -> str:
     return tag.group() if tag else opening.rstrip()
 
 
-@dataclass(frozen=True)
-class Keyed:
-    """Arguments one by one: `opening`, a name, `colon`, a value, `closing`; `comma` between two.
-
-    plain_colon: stands before values that are no texts, where these differ. values: how they are
-    written.
-    """
-
-    opening: str = ""
-    colon: str = ""
-    closing: str = ""
-    comma: str = ""
-    plain_colon: str | None = None
-    values: Values = field(default_factory=Values)
+def new_id(is_short: bool) -> str:
+    return secrets.token_hex(5)[:9] if is_short else f"call_{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
@@ -45,15 +35,16 @@ class CallShape:
 
     call: text with $NAME, $ARGUMENTS, $ID and $INDEX. The arguments are a JSON object, unless
     `keyed` says how they are written one by one. opening: "" or "[" where the calls are the whole
-    answer. between: None where an answer has one call.
+    answer. between: None where an answer has one call. short_ids: the template takes ids of nine
+    letters and digits alone.
     """
 
     opening: str
     call: str
     between: str | None
     closing: str
-    ids: IdStyle = IdStyle.ANY
     keyed: Keyed | None = None
+    short_ids: bool = False
     marks_texts = False  # whether texts have marks of the format around them, too
 
     @property
@@ -76,6 +67,10 @@ class CallShape:
         """Return the literals and slots of a call before its arguments."""
         return [each for each in SLOTS.split(self.call.partition(ARGUMENTS)[0]) if each]
 
+    @property
+    def after_name(self) -> str:
+        return "".join(self.head[self.head.index(NAME) + 1 :])
+
     @cached_property
     def marker(self) -> str:
         """Return what the first call begins with, and no text does."""
@@ -89,15 +84,10 @@ class CallShape:
         bracket of an array, or the outer one of two tags."""
         if self.is_bare:
             return []
+        rest = self.opening.removeprefix(self.marker).lstrip()
+        inner = rest if rest.startswith("<") else ""
         if self.is_object:
             inner = self.opening.rstrip("[ \n")
-        elif self.keyed is not None:
-            inner = self.opening[max(self.opening.rfind("<"), 0) :]
-            inner = "" if inner.rstrip().endswith(">") else inner
-        else:
-            starts = (tag.start() for tag in TAG.finditer(self.opening))
-            ends = (self.opening[start:] for start in starts)
-            inner = next((each for each in ends if (self.between or "").endswith(each)), "")
         return [each for each in dict.fromkeys((self.opening, inner)) if each.strip()]
 
     @property
@@ -120,17 +110,9 @@ class CallShape:
         name: str = call["function"]["name"]
         given = call["function"].get("arguments", {})
         if self.keyed is not None:
-            arguments = self.keyed.comma.join(self._arguments(meant_arguments(given), self.keyed))
+            arguments = self.keyed.written(meant_arguments(given))
         else:
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        id = call.get("id") or self.ids.made(name, index)
+        id = call.get("id") or new_id(self.short_ids)
         slots: dict[str, str] = {NAME: name, ARGUMENTS: arguments, ID: id, INDEX: str(index)}
         return "".join(slots.get(piece, piece) for piece in SLOTS.split(self.call))
-
-    @staticmethod
-    def _arguments(arguments: Mapping[str, Any], keyed: Keyed) -> Iterator[str]:
-        for name, value in arguments.items():
-            colon = keyed.colon
-            if keyed.plain_colon is not None and not isinstance(value, str):
-                colon = keyed.plain_colon
-            yield f"{keyed.opening}{name}{colon}{keyed.values.written(value)}{keyed.closing}"

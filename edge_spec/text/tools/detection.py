@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -27,10 +27,15 @@ from edge_spec.text.template_probes import (
     probe_call,
     probe_message,
 )
-from edge_spec.text.tools.formats import FORMATS, PYTHON, STATED, CallFormat, with_ids
-from edge_spec.text.tools.harmony import HARMONY, HarmonyForm
-from edge_spec.text.tools.part_list import IdStyle
-from edge_spec.text.tools.pieces import TAG
+from edge_spec.text.tools.call_shape import TAG
+from edge_spec.text.tools.formats import (
+    FORMATS,
+    HARMONY,
+    PYTHON,
+    STATED,
+    CallFormat,
+    HarmonyForm,
+)
 
 Render = Callable[..., str]  # of messages and tools; raises EdgeSpecError
 ToolForm = CallFormat | HarmonyForm
@@ -38,7 +43,6 @@ _LIST = re.compile(r'\[\s*\{\s*"name":\s*"[^"]*",\s*"arguments":')  # an example
 _PYTHON = re.compile(r"\[\w+\(\w+=[^()]*\)")
 _TEXT = "probe-text"
 (_VALUE,) = ARGUMENTS.values()
-_LONG_ID = "call_probe00000000000000"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class NativeTools:
     shows_calls, shows_results: else they have to be in contents. shows_tools: else they have to be
     described in a message, or given with the system's one (tools_in_system). takes_text,
     takes_thought: a text before calls in a message, also one with a thought; else the text has to
-    be a message of its own. ids: those that it takes.
+    be a message of its own.
     """
 
     form: ToolForm
@@ -64,7 +68,6 @@ class NativeTools:
     tools_in_system: bool = False
     takes_text: bool = True
     takes_thought: bool = True
-    ids: IdStyle = IdStyle.ANY
 
 
 def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> NativeTools | None:
@@ -74,7 +77,7 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
     tokens: the added ones of the model, which tell of its format where the template does not.
     """
     probes = _Probes(render)
-    found: dict[tuple[str | None, bool], tuple[ToolForm, IdStyle]] = {}
+    found: dict[tuple[str | None, bool], ToolForm] = {}
     for is_text, silence in product((False, True), ("", None)):
         if is_text and not found and probes.shows_objects():
             break  # it would write a text as it is into a format that it writes objects in
@@ -83,18 +86,17 @@ def native_tools(render: Render, tokens: Callable[[], Collection[str]]) -> Nativ
             found[silence, is_text] = shown
     if not found:
         return _stated(probes, tokens())
-    (silence, is_text), (form, ids) = next(iter(found.items()))
+    (silence, is_text), form = next(iter(found.items()))
     return NativeTools(
         form,
         silences=tuple(dict.fromkeys(silence for silence, _ in found)),
         takes_mappings=any(not is_text for _, is_text in found),
         takes_texts=any(is_text for _, is_text in found),
-        takes_several=probes.shows(form, ids, 2, silence, is_text, _squeezed),
+        takes_several=probes.shows(form, 2, silence, is_text, _squeezed),
         shows_tools=probes.shows_tools,
         tools_in_system=probes.tools_in_system,
         takes_text=probes.takes_text(is_text),
         takes_thought=probes.takes_text(is_text, **dict.fromkeys(THOUGHTS, ASSISTANT)),
-        ids=ids,
     )
 
 
@@ -106,45 +108,44 @@ class _Probes:
         self._called = cache(self._call)
         self._system: Sequence[Message] = ()
         self._tools: Tools = TOOLS
-        self.shows_tools = self._lists()
+        self.shows_tools = LISTED in self.text([])
         self.tools_in_system = False
         if not self.shows_tools:
             self._tools, self._system = (), [with_tools({"role": "system", "content": ""}, TOOLS)]
-            self.tools_in_system = self._lists()
+            self.tools_in_system = LISTED in self.text([])
             self._system = self._system if self.tools_in_system else ()
-        said = self._tried([probe_message("assistant", ASSISTANT)], goes_on=False) or ""
-        self._beginnings = [said.partition(ASSISTANT)[0], self._tried([]) or said]
+        said = self.text([probe_message("assistant", ASSISTANT)], goes_on=False)
+        self._beginnings = [said.partition(ASSISTANT)[0], self.text([]) or said]
 
-    def _lists(self) -> bool:
-        return LISTED in (self._tried([]) or "")
+    def text(
+        self, answer: Sequence[Message], *, goes_on: bool = True, tools: Tools | None = None
+    ) -> str:
+        """Return what the template makes of a conversation, "" where it refuses it. goes_on:
+        whether the assistant speaks next."""
+        tools = self._tools if tools is None else tools
+        messages = [*self._system, probe_message("user", USER), *answer]
+        options: dict[str, Any] = {} if goes_on else {"add_generation_prompt": False}
+        try:
+            return self._render(messages, tools, **options)
+        except EdgeSpecError:
+            return ""
 
-    def prompt(self, silence: str | None, is_text: bool) -> str | None:
-        """Return a conversation with a call and its result; None where the template refuses it."""
-        return self._tried([probe_call(silence, is_text), probe_message("tool", RESULT)])
-
-    def without_tools(self) -> str:
-        """Return a conversation in which there are none."""
-        return self._tried([], tools=()) or ""
-
-    def shown(self, silence: str | None, is_text: bool) -> tuple[ToolForm, IdStyle] | None:
-        """Return the format of calls in a message of these contents and arguments, and the ids that
-        the template takes there."""
-        whole = self.prompt(silence, is_text)
-        if whole is None or RESULT not in whole:
+    def shown(self, silence: str | None, is_text: bool) -> ToolForm | None:
+        """Return the format of calls in a message of these contents and arguments, with the ids
+        that the template takes there."""
+        if RESULT not in self.text(_conversation(silence, is_text)):
             return None
-        long = self._tried(_conversation([_LONG_ID], silence, is_text))
-        ids = IdStyle.NINE if long is None else IdStyle.ANY
-        forms: list[ToolForm] = [HARMONY, *(with_ids(form, ids) for form in FORMATS.values())]
-        styles = (ids, IdStyle.NAMED)
-        for times, shape, style, form in product((2, 1), _SHAPES, styles, forms):
-            if self.shows(form, style, times, silence, is_text, shape):
-                return form, style
+        takes_long = self.text(_conversation(silence, is_text, ["call_probe00000000000000"]))
+        rows = (replace(form, short_ids=not takes_long) for form in FORMATS.values())
+        forms: list[ToolForm] = [HARMONY, *rows]
+        for times, shape, form in product((2, 1), _SHAPES, forms):
+            if self.shows(form, times, silence, is_text, shape):
+                return form
         return None
 
     def shows(
         self,
         form: ToolForm,
-        style: IdStyle,
         times: int,
         silence: str | None,
         is_text: bool,
@@ -152,52 +153,38 @@ class _Probes:
     ) -> bool:
         """Return True if the template shows so many calls of a message as the format writes them.
         shape: what counts of a text."""
-        calls, text = self._called(style, times, silence, is_text)
+        calls, text = self._called(times, silence, is_text)
         written, text = shape(form.written(calls)), shape(text)
         if isinstance(form, CallFormat) and form.is_bare:
-            starts = [shape(beginning) + written for beginning in self._beginnings]
-            return text.startswith(tuple(starts))
+            return text.startswith(tuple(shape(each) + written for each in self._beginnings))
         return written in text
 
     def _call(
-        self, style: IdStyle, times: int, silence: str | None, is_text: bool
+        self, times: int, silence: str | None, is_text: bool
     ) -> tuple[Sequence[Mapping[str, Any]], str]:
         """Return calls, and what the template makes of them; "" where it does not show them all."""
         ids = [f"probe000{index + 1}" for index in range(times)]
-        if style is IdStyle.NAMED:
-            ids = [style.made(CALLED, index) for index in range(times)]
-        answer, *results = _conversation(ids, silence, is_text)
-        text = self._tried([answer], goes_on=False) or self._tried([answer, *results]) or ""
+        answer, *results = _conversation(silence, is_text, ids)
+        text = self.text([answer], goes_on=False) or self.text([answer, *results])
         return answer["tool_calls"], text if text.count(_VALUE) >= times else ""
 
     def shows_objects(self) -> bool:
         """Return True if it shows calls with arguments that are objects."""
-        texts = [self._tried([probe_call(silence, False)], goes_on=False) for silence in ("", None)]
-        return any(
-            text and CALLED in text and ARGUMENTS["probe_argument"] in text for text in texts
-        )
+        calls = (probe_call(silence, False) for silence in ("", None))
+        texts = (self.text([call], goes_on=False) for call in calls)
+        return any(CALLED in text and _VALUE in text for text in texts)
 
     def takes_text(self, is_text: bool, **more: str) -> bool:
         """Return True if a text beside a call, and what more, is neither refused nor shown after
         it."""
-        message = {**probe_call(_TEXT, is_text), **more}
-        text = self._tried([message, probe_message("tool", RESULT)])
-        return text is not None and not 0 <= text.find(CALLED) < text.find(_TEXT)
-
-    def _tried(
-        self, answer: Sequence[Message], goes_on: bool = True, tools: Tools | None = None
-    ) -> str | None:
-        """goes_on: whether the assistant speaks next."""
-        tools = self._tools if tools is None else tools
-        messages = [*self._system, probe_message("user", USER), *answer]
-        options: dict[str, Any] = {} if goes_on else {"add_generation_prompt": False}
-        try:
-            return self._render(messages, tools, **options)
-        except EdgeSpecError:
-            return None
+        message, *results = _conversation(_TEXT, is_text)
+        text = self.text([{**message, **more}, *results])
+        return bool(text) and not 0 <= text.find(CALLED) < text.find(_TEXT)
 
 
-def _conversation(ids: Sequence[str], silence: str | None, is_text: bool) -> list[Message]:
+def _conversation(
+    silence: str | None, is_text: bool, ids: Sequence[str] = ("probe0001",)
+) -> list[Message]:
     """Return a message with calls of these ids, and their results."""
     message = probe_call(silence, is_text, len(ids))
     calls = [{**call, "id": id} for call, id in zip(message["tool_calls"], ids, strict=True)]
@@ -222,12 +209,12 @@ def with_tools(message: Message, tools: Tools) -> Message:
 def _stated(probes: _Probes, tokens: Collection[str]) -> NativeTools | None:
     """Return the format that the template tells the model of, or else the one whose tags are
     tokens, where calls are not shown."""
-    without = probes.without_tools()
     if not (probes.shows_tools or probes.tools_in_system):
         return None
+    without = probes.text([], tools=())
     for silence in ("", None):
-        whole = probes.prompt(silence, is_text=False)
-        if whole is None:
+        whole = probes.text(_conversation(silence, is_text=False))
+        if not whole:
             continue
         # Of Python's calls, what some templates show is not what they tell the model to write.
         is_shown = any(value in whole for value in ARGUMENTS.values())

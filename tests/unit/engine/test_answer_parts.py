@@ -14,7 +14,6 @@ from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import PartKind
-from edge_spec.text.parts.thought_reader import PossibleCalls
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.formats import GENERIC
 from fixtures.echo_model import EOS, byte_tokenizer
@@ -90,7 +89,8 @@ CALLS = AnswerForm(
     THINK,
     is_opened=True,
     following=GENERIC.reader,
-    calls=PossibleCalls(GENERIC.markers, frozenset(["f"])),
+    call_markers=GENERIC.markers,
+    tool_names=frozenset(["f"]),
 )
 
 

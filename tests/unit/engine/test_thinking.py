@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind, SamplingParams
 from edge_spec.core.constraint import Constraint
 from edge_spec.testing import ScriptedModel
-from edge_spec.text.parts.answer_form import ThoughtForm
+from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint
 from edge_spec.text.token_pieces import TokenPieces
 from fixtures.echo_model import EOS, byte_tokenizer, open_echo
@@ -130,9 +130,10 @@ def test_a_thought_that_the_model_opens_all_the_same_is_ended_at_once(engine: En
     assert result.reasoning == "" and result.reasoning_n > 0
 
 
+AIM, SAY = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 HEADED = (
-    "{% set head = '<|c|>say<|m|>' %}{% for m in messages %}{{ m.role[0] }}:"
-    "{% if m.thinking %}<|c|>aim<|m|>{{ m.thinking }}<|end|>a:{% endif %}"
+    "{% set head = '<|channel|>final<|message|>' %}{% for m in messages %}{{ m.role[0] }}:"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>a:{% endif %}"
     "{% if m.role == 'assistant' %}{{ head }}{% endif %}{{ m.content }}<eos>{% endfor %}a:"
 )
 
@@ -140,12 +141,22 @@ HEADED = (
 @pytest.mark.parametrize(
     ("written", "options", "reasoning", "text"),
     [
-        ("<|c|>aim<|m|>so<|end|>a:<|c|>say<|m|>yes", {}, "so", "yes"),
-        ("<|c|>aim<|m|>so<|end|>a:<|c|>say<|m|>yes", {"grammar": YES}, "so", "yes"),
-        ("<|c|>aim<|m|>so<|end|>", {"grammar": YES}, "so", "no"),
-        ("<|c|>aim<|m|>so far", {"grammar": YES, "reasoning": 2}, "so", "no"),
-        ("<|c|>say<|m|>yes", {}, "", "yes"),
-        ("<|c|>say<|m|>yes", {"grammar": YES}, "", "yes"),
+        (
+            f"{AIM}so<|end|>a:{SAY}yes",
+            {},
+            "so",
+            "yes",
+        ),
+        (
+            f"{AIM}so<|end|>a:{SAY}yes",
+            {"grammar": YES},
+            "so",
+            "yes",
+        ),
+        (f"{AIM}so<|end|>", {"grammar": YES}, "so", "no"),
+        (f"{AIM}so far", {"grammar": YES, "reasoning": 2}, "so", "no"),
+        (f"{SAY}yes", {}, "", "yes"),
+        (f"{SAY}yes", {"grammar": YES}, "", "yes"),
     ],
 )
 def test_thoughts_and_text_have_headers(
@@ -166,9 +177,8 @@ def constraint(
 ) -> ThoughtConstraint:
     vocab_size = len(tokenizer.vocabulary())
     pieces = TokenPieces(tokenizer)
-    return ThoughtConstraint(
-        THINK, pieces, vocab_size, [EOS], is_opened=is_opened, budget=budget, inner=inner
-    )
+    form = AnswerForm(THINK, is_opened=is_opened, budget=budget)
+    return ThoughtConstraint(form, THINK, pieces, vocab_size, [EOS], inner)
 
 
 class _Digits:

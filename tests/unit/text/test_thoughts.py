@@ -10,8 +10,7 @@ import pytest
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
-from edge_spec.text.parts.thought_forms import TAGS
-from edge_spec.text.thoughts import speaks_of_thoughts
+from edge_spec.text.thoughts import TAGS, speaks_of_thoughts
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (
@@ -52,8 +51,10 @@ def test_a_thought_is_closed_that_the_template_opens(opening: str, closed: str) 
 THINK = ("<think>", "</think>", "\n</think>\n\n")
 # Of a message of the assistant: what is written before its content, and where one begins.
 SHOWN = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-ALWAYS = "<think:x>{{ m.reasoning_content }}</think:x>"
-CHANNELS = "{% if m.thinking %}<|c|>aim<|m|>{{ m.thinking }}<|end|><a>{% endif %}<|c|>say<|m|>"
+FINAL = "<|channel|>final<|message|>"
+CHANNELS = (
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><a>{% endif %}" + FINAL
+)
 SWITCHED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
 
 
@@ -63,14 +64,8 @@ SWITCHED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
         (SHOWN, "", THINK),
         (SHOWN, "<think>\n", THINK),
         (SHOWN, "<think>\n\n</think>\n\n", THINK),
-        (ALWAYS, "<think:x>", ("<think:x>", "</think:x>", "</think:x>")),
-        (ALWAYS, "<think:x></think:x>", ("<think:x>", "</think:x>", "</think:x>")),
-        (CHANNELS, "", ("<|c|>aim<|m|>", "<|end|>", "<|end|><a><|c|>say<|m|>")),
-        (
-            "{{ m.thinking or '' }}\n[SO]\n",
-            "Step by step:\n",
-            ("Step by step:", "[SO]", "\n[SO]\n"),
-        ),
+        (SHOWN.replace("\n\n{%", "\n{%"), "", ("<think>", "</think>", "\n</think>\n")),
+        (CHANNELS, "", ("<|channel|>analysis<|message|>", "<|end|>", f"<|end|><a>{FINAL}")),
         ("{{ m.content.split('</think>')[-1] }}", "", THINK),  # thoughts are left out of histories
         ("", SWITCHED, THINK),
         ("", "[THINK]", ("[THINK]", "[/THINK]", "[/THINK]")),
@@ -93,7 +88,7 @@ def test_the_form_of_thoughts_is_found_in_the_template(
         assert found is None
     else:
         assert found is not None and found.thought == ThoughtForm(*form)
-        assert found.text_opening == ("<|c|>say<|m|>" if before == CHANNELS else "")
+        assert found.text_opening == (FINAL if before == CHANNELS else "")
         assert found.is_opened == shown.endswith(form[0])
         assert found.is_closed == shown.endswith(form[1])
 
@@ -171,7 +166,7 @@ def test_a_model_without_a_switch_is_held_to_no_thought() -> None:
     assert form == AnswerForm(ThoughtForm(*THINK), budget=0)
 
 
-@pytest.mark.parametrize(("_", "closing"), TAGS)
+@pytest.mark.parametrize(("_", "closing"), TAGS[:-1])  # the last one ends any message
 def test_a_grammar_that_writes_any_known_closing_speaks_of_thoughts(_: str, closing: str) -> None:
     assert speaks_of_thoughts(f'root ::= {json.dumps(closing, ensure_ascii=False)} "x"')
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from edge_spec.errors import ModelFileError
-from edge_spec.text.stop_cutter import StopCutter
+from edge_spec.text.parts.part import StopCutter
 from edge_spec.text.tokenizer import Tokenizer
 
 BOS = 259

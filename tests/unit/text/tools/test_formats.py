@@ -16,8 +16,8 @@ from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.plain_messages import Tools
 from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.tools.call_shape import TAG
 from edge_spec.text.tools.formats import FORMATS, PYTHON
-from edge_spec.text.tools.pieces import TAG
 from fixtures import form_walks
 from fixtures.call_templates import JSON, TEMPLATES, template
 from fixtures.echo_model import EOS, VOCAB_SIZE, byte_tokenizer
@@ -118,7 +118,7 @@ def test_what_is_written_for_the_history_is_read_back_and_fits(name: str) -> Non
 def test_every_text_that_the_grammar_allows_is_a_call_that_fits_the_schema(name: str) -> None:
     form = FORMATS[name]
     grammar = form.grammar(TOOLS, required=True, several=True)
-    ends = ['"'] if form.keyed is None else [form.keyed.closing, form.keyed.values.quote]
+    ends = ['"'] if form.keyed is None else [form.keyed.closing, form.keyed.quote]
     found = 0
     for seed in range(6):
         text = walked_to(grammar, seed, [end for end in ends if end])

@@ -9,7 +9,7 @@ import pytest
 
 from edge_spec.text.grammar import Grammar
 from edge_spec.text.plain_messages import Tools
-from edge_spec.text.tools.harmony import HarmonyForm
+from edge_spec.text.tools.formats import HarmonyForm
 from fixtures import form_walks
 
 PARAMETERS = {
