@@ -22,13 +22,13 @@ from typing import Any
 
 from real_models import MODELS
 
-from edge_spec.models import demo
+from edge_spec.models import source
 from edge_spec.storage.atomic import atomic_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FOUND, FOUND_LARGER = RESULTS / "bench.json", RESULTS / "bench-1.5b.json"
-QUOTED = {demo.NAME: FOUND, MODELS["coder-1.5b"].file_name: FOUND_LARGER}
+QUOTED = {source.DEMO: FOUND, MODELS["coder-1.5b"].file_name: FOUND_LARGER}
 LARGER = "Qwen2.5-Coder 1.5B Instruct, Q4_K_M"
 DEMO = "The demo model of 135M parameters"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")

@@ -19,9 +19,8 @@ from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import may_replace, open_bundle
-from edge_spec.models.hub.cache import find_cached
 from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import pull
+from edge_spec.models.hub.download import find_cached, pull
 from edge_spec.models.pair_history import PairHistory
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts

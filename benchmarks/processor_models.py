@@ -16,7 +16,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.tensor_shapes import expected_shapes
 from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
-from edge_spec.models.demo import fetch_demo_model
+from edge_spec.models.source import fetch_demo_model
 
 TESTS = Path(__file__).parents[1] / "tests"
 LAYERS, TOKENS, CONTEXT = 2, 4096, 512

@@ -186,7 +186,7 @@ def print_tables(name: str, found: dict[str, Any]) -> None:
 def made_files(folder: Path, layers: int | None) -> Iterator[Path]:
     """Makes the demo in other types and files of random weights; each is gone when the next one is
     asked for."""
-    from edge_spec.models.demo import fetch_demo_model
+    from edge_spec.models.source import fetch_demo_model
 
     demo = fetch_demo_model(lambda what, fraction: None)
     for type_name in DEMO_TYPES:

@@ -23,7 +23,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.gguf_types import unread_type
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.models.bundle_files import regular_size
+from edge_spec.models.bundle import regular_size
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.errors import ModelFileError
-from edge_spec.models.bundle_files import regular_size
+from edge_spec.models.bundle import regular_size
 
 MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
 

@@ -28,7 +28,7 @@ from edge_spec.exporters.hf_templates import template_fields
 from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.models.bundle_files import is_below
+from edge_spec.models.bundle import is_below
 
 _OF_ANSWERS = ("decoder_start_token_id", "forced_bos_token_id")
 INDEX = "model.safetensors.index.json"

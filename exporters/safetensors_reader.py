@@ -17,7 +17,7 @@ from gguf.constants import GGMLQuantizationType
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.models.bundle_files import regular_size
+from edge_spec.models.bundle import regular_size
 
 # The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
 MAX_HEADER_BYTES = 32_000_000

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import DownloadError
-from edge_spec.models.demo import FILE_NAME, fetch_demo_model
+from edge_spec.models.source import DEMO_FILE, fetch_demo_model
 from edge_spec.placement.idle_process import SWITCH
 from edge_spec.runtimes.llamacpp.rows import library
 from edge_spec.runtimes.llamacpp.rows.install import TABLE_VARIABLE
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.setdefault(TABLE_VARIABLE, "portable")
     if os.environ.get(CACHE_VARIABLE):  # as it is in a worker
         return
-    kept = [cache_directory() / "models" / FILE_NAME, real_models.MODELS[CODER].path]
+    kept = [cache_directory() / "models" / DEMO_FILE, real_models.MODELS[CODER].path]
     directory = tempfile.TemporaryDirectory(prefix="edge-spec-tests-", ignore_cleanup_errors=True)
     models = Path(directory.name) / "models"
     models.mkdir()

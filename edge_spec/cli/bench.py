@@ -161,7 +161,7 @@ def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.core.export import ExportOptions
     from edge_spec.diagnostics.bench.peers import PeerChoice
-    from edge_spec.models.conversion import StoredModel, gguf_file
+    from edge_spec.models.resolve import StoredModel, gguf_file
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
 

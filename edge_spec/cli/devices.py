@@ -78,7 +78,7 @@ def _row(device: Device) -> tuple[str, tuple[str, ...]]:
 
 
 def _memory(device: Device) -> str:
-    from edge_spec.fitting.memory import format_bytes
+    from edge_spec.fitting.devices import format_bytes
 
     if device.free_bytes is None and device.total_bytes is None:
         return "-"

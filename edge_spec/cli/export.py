@@ -15,8 +15,8 @@ from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
-    from edge_spec.models.export_presets import ExportChoices
     from edge_spec.models.pair_bundle import PairManifest
+    from edge_spec.models.pair_export import ExportChoices
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
@@ -149,7 +149,7 @@ def _export_options(asked: AskedExport, choices: ExportChoices | None) -> Export
 
 def _choices(asked: AskedExport) -> ExportChoices | None:
     """Returns those of a pair bundle; None for a single format. Raises UsageError."""
-    from edge_spec.models.export_presets import (
+    from edge_spec.models.pair_export import (
         ALL_FORMATS,
         choices_for,
         compiled_choices,

@@ -128,7 +128,7 @@ def _drafter(placement: Placement) -> str:
 
 
 def _memory(main: int, on_devices: Mapping[str, int]) -> str:
-    from edge_spec.fitting.memory import format_bytes
+    from edge_spec.fitting.devices import format_bytes
 
     parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
     return " + ".join([format_bytes(main), *parts])

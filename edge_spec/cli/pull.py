@@ -11,8 +11,8 @@ from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
 
 if TYPE_CHECKING:
-    from edge_spec.models.hub.cache import HubModel
     from edge_spec.models.hub.client import HubReference
+    from edge_spec.models.hub.download import HubModel
 
 
 def pull(
@@ -53,8 +53,7 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub.choosing import known_draft, known_head
-    from edge_spec.models.hub.client import PREFIX, HubReference
+    from edge_spec.models.hub.client import PREFIX, HubReference, known_draft, known_head
 
     if draft != "auto":
         return HubReference.parse(draft)
@@ -95,7 +94,7 @@ def _compare(target: HubModel, draft: HubModel) -> None:
 
 
 def _document(model: HubModel) -> dict[str, Any]:
-    from edge_spec.models.hub.cache import content_sha256
+    from edge_spec.models.hub.download import content_sha256
 
     files = [
         {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}

@@ -23,8 +23,7 @@ from edge_spec.distill.draft_runs import UNTRAINED
 from edge_spec.distill.features import Example
 from edge_spec.distill.kinds import KINDS, Kind
 from edge_spec.distill.request import DistillRequest
-from edge_spec.loader.head import StoredTables
-from edge_spec.loader.target_sample import SAMPLE, target_sample
+from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
 from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_directory
 

@@ -40,8 +40,7 @@ from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, IdleProcess, give_way, is_idle
 from edge_spec.placement.machine import on_battery
 from edge_spec.placement.profile import stored_weights
-from edge_spec.storage.atomic import atomic_directory
-from edge_spec.storage.locks import try_hold
+from edge_spec.storage.atomic import atomic_directory, try_hold
 
 QUIET_S = 8.0  # after an answer, before learning begins
 MOST_S_A_DAY = 1800.0  # of one core, of one engine: at 10 W, 5 Wh

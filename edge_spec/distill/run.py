@@ -51,8 +51,8 @@ from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader import load_asked
 from edge_spec.loader.head import open_tables, open_weights
 from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.draft_choice import place_of
 from edge_spec.models.source import Source
-from edge_spec.models.trained_drafter import place_of
 from edge_spec.placement.measure import median_seconds, quick_passes
 from edge_spec.storage.atomic import as_storage_error, atomic_directory
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts

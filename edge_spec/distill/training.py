@@ -19,7 +19,7 @@ from edge_spec.distill.arrays import load_arrays, save_arrays
 from edge_spec.distill.features import Example
 from edge_spec.distill.trainee import Teacher, Trainee, as_arrays, drafted, loss_of
 from edge_spec.distill.windows import Window, batch_of, in_batches, shuffled, windows_of
-from edge_spec.fitting.memory import return_freed
+from edge_spec.fitting.devices import return_freed
 
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
 # Batches differ in size, so that the holes between what glibc keeps of them would grow to several

@@ -14,8 +14,7 @@ from pathlib import Path
 from edge_spec.distill.conversations import ANSWERS_FILE
 from edge_spec.errors import UsageError
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import as_storage_error, cache_directory
-from edge_spec.storage.locks import try_hold
+from edge_spec.storage.atomic import as_storage_error, cache_directory, try_hold
 
 DIRECTORY = "distill"  # in the cache
 KEPT_DAYS = 7

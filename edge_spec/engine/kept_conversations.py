@@ -12,7 +12,7 @@ from threading import Lock
 
 import numpy as np
 
-from edge_spec.fitting.memory import free_bytes
+from edge_spec.fitting.devices import free_bytes
 
 MAX_BYTES = 1_000_000_000  # of all of them
 LEAST_TOKENS = 256  # that are worth keeping, or taking up again: fewer are read in no time

@@ -30,7 +30,7 @@ from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.exactness.lossless import ExactPolicy, Losslessness
-from edge_spec.models.device_names import DraftOverlap
+from edge_spec.models.asked_options import DraftOverlap
 
 _log = logging.getLogger(__name__)
 

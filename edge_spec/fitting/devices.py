@@ -1,26 +1,164 @@
-"""Every device that the installed runtimes can put a model on, and where a library means to run
-each operation of a model (`edge-spec devices --model`)."""
+"""Every device that the installed runtimes can put a model on, the memory of models and of this
+machine, known before anything is loaded, and where a library means to run each operation of a model
+(`edge-spec devices --model`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from edge_spec.core import entry_points
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.fitting.memory import free_bytes, total_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 
+PLANNED_TOKENS = 4096  # of context in use: a cache grows with its text, few fill a long context
+# glibc's, which keeps what was freed before anything that is in use.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+_STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CPU, GPU, NPU, REMOTE = "cpu", "gpu", "npu", "remote"  # remote: who serves there is not known
 _TIMEOUT_S = 60.0  # more than a runtime takes to try a device
 _SERVER_TIMEOUT_S = 20.0  # more for each
-
 UNKNOWN = "unknown"  # a device that the library does not tell
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that stay resident for one model with one session.
+
+    weights: with what the library copies of them; cache: of keys and values; work: buffers for
+    the widest passes; library: its code and tables, once however many of its models are open;
+    mapped_twice: of the weights, what stays mapped beside a copy that alone is used, and is dropped
+    where memory is wanted; on_devices: in devices' own memory, by their names, which the other
+    numbers leave out.
+    """
+
+    weights: int
+    cache: int
+    work: int
+    library: int = 0
+    mapped_twice: int = 0
+    on_devices: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work + self.library
+
+
+@runtime_checkable
+class Sizing(Protocol):
+    """A runtime that knows what its models will take, in the memory of the processor."""
+
+    def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
+        """Returns what `open` and one session will keep resident with `num_tokens` of context in
+        use.
+
+        source: what `open` takes; num_tokens: None is a full context. Nothing is loaded.
+        """
+
+
+@runtime_checkable
+class SizingQuantizations(Protocol):
+    """A runtime that knows what a model would take if its weights were smaller."""
+
+    def smaller_memory(
+        self, source: Any, options: RuntimeOptions, num_tokens: int | None
+    ) -> tuple[str, Memory] | None:
+        """Returns a quantization of exporters and what it would take; None where the model has no
+        larger weights, or cannot be converted."""
+
+
+def context_tokens(limit: int, options: RuntimeOptions, num_tokens: int | None) -> tuple[int, int]:
+    """The context that sessions get of the model's `limit`, and how much of it is in use."""
+    length = limit if options.context_length is None else min(options.context_length, limit)
+    return length, length if num_tokens is None else min(num_tokens, length)
+
+
+def resident_bytes() -> int | None:
+    """Returns the resident memory of this process, mapped files included; None where the system
+    does not say."""
+    if not _STATM.exists():
+        return None
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes() -> int | None:
+    """Returns the main memory that can still be used, in a container of its share; None where the
+    system does not say."""
+    free = _meminfo("MemAvailable")
+    rooms = [limit - used for limit, used in _limits()]
+    return None if free is None else max(0, min([free, *rooms]))
+
+
+def total_bytes() -> int | None:
+    """Returns the main memory, in a container its share; None where the system does not say."""
+    total = _meminfo("MemTotal")
+    return None if total is None else min([total, *(limit for limit, _ in _limits())])
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Gives the limits of the control groups that this process is in, and what is used of each:
+    contents of files are dropped where memory is wanted. Version 2, and the memory controller of
+    version 1."""
+    lines = GROUP.read_text("utf-8", "replace").splitlines() if GROUP.exists() else []
+    for line in lines:
+        _, controllers, own = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            yield from _group_limits(GROUPS, own, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            yield from _group_limits(GROUPS / "memory", own, *names)
+
+
+def _group_limits(
+    root: Path, own: str, limit_file: str, used_file: str, prefix: str
+) -> Iterator[tuple[int, int]]:
+    """Gives the limits of a group and of all above it. prefix: of the statistics that count those
+    below, too."""
+    group = root / own.lstrip("/")
+    for each in (group, *group.parents):
+        if not each.is_relative_to(root):
+            return
+        with suppress(OSError, ValueError, KeyError):  # no limit, or none that we may read
+            limit = int((each / limit_file).read_text(encoding="ascii"))
+            used = int((each / used_file).read_text(encoding="ascii"))
+            stat = dict(
+                line.split() for line in (each / "memory.stat").read_text("ascii").splitlines()
+            )
+            files = int(stat[f"{prefix}active_file"]) + int(stat[f"{prefix}inactive_file"])
+            yield limit, used - files
+
+
+def _meminfo(name: str) -> int | None:
+    if not MEMINFO.exists():
+        return None
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def format_bytes(num_bytes: int) -> str:
+    """ "412 MB", from 10,000 MB on "12.3 GB"; decimal units, as for files."""
+    if num_bytes >= 10_000_000_000:
+        return f"{num_bytes / 1e9:,.1f} GB"
+    return f"{num_bytes / 1e6:,.0f} MB"
+
+
+def return_freed() -> None:
+    """Gives freed memory back to the system, where the allocator keeps it."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,14 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.loader.compose import Learner, StartLearning, compose_engine
-from edge_spec.loader.open import OpenModels, check_capabilities, open_models
-from edge_spec.loader.opening import TargetOpening, TargetRefusedError, open_target
+from edge_spec.loader.open import (
+    OpenModels,
+    TargetOpening,
+    TargetRefusedError,
+    check_capabilities,
+    open_models,
+    open_target,
+)
 from edge_spec.loader.place import (
     PlacedModels,
     place_models,
@@ -37,8 +43,7 @@ from edge_spec.models.asked_options import (
     AskedOptions,
     LoadArguments,
 )
-from edge_spec.models.option import declared_options
-from edge_spec.models.option_values import meant, require_type
+from edge_spec.models.option import declared_options, meant, require_type
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 

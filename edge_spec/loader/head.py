@@ -1,4 +1,10 @@
-"""A trained head beside its target: it shares the target's embedding and output matrix."""
+"""A trained head beside its target: it shares the target's embedding and output matrix.
+
+Its own target is told from another model of the same shape by some numbers of the target's weights,
+which a head keeps: they are nearly the same in every form of that model and others in another. A
+fine-tune that has moved its weights by less than the tolerance is not told apart: a head mostly
+drafts well for it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import io
 import json
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -38,13 +44,11 @@ from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.target_sample import require_own_target
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import available_cores
-from edge_spec.storage.atomic import atomic_directory, cache_directory
-from edge_spec.storage.locks import single_flight
+from edge_spec.storage.atomic import atomic_directory, cache_directory, single_flight
 from edge_spec.text.frequent_tokens import frequent_tokens
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
@@ -62,6 +66,12 @@ _Scoring = TypeVar("_Scoring", EagleHead, DFlashHead, AssistantHead)
 _log = logging.getLogger(__name__)
 
 _Write = Callable[[BinaryIO], bytes]  # writes matrices, and returns the graph
+SAMPLE = "target_sample"  # of a head's config.json: rows of numbers, by names of tensors
+_PLACES = (0.05, 0.2, 0.35, 0.5)  # of rows: neither special tokens nor padding
+_COLUMNS = 32
+# How long the difference is beside the numbers: two bits make 0.3, weights of another model 1.4.
+_TOLERANCE = 0.4
+_LARGEST_CONFIG = 1_000_000  # bytes
 
 
 class StoredTables:
@@ -276,3 +286,65 @@ def _identity(head: Path, target: str) -> str:
     told = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     key = repr((str(head.resolve()), told, target, STORED_VERSION))
     return sha256(key.encode()).hexdigest()[:16]
+
+
+def target_sample(weights: TensorRows) -> dict[str, list[list[float]]]:
+    """Returns what a head keeps of its target: some of the embedding, of the output matrix and of a
+    layer in the middle, as far as they can be read."""
+    middle = f"model.layers.{weights.config.num_layers // 2}.mlp.down_proj.weight"
+    found = {name: _read_sample(weights, name) for name in (_EMBEDDING, _OUTPUT, middle)}
+    return {
+        name: [[float(f"{value:.4g}") for value in row] for row in rows.tolist()]
+        for name, rows in found.items()
+        if rows is not None
+    }
+
+
+def require_own_target(path: Path, head: TrainedHead, weights: Callable[[], TensorRows]) -> None:
+    """weights: the target's, which are opened where the head has something to compare with; where
+    they cannot be, nothing is. Raises UsageError for the head of another model."""
+    kept = dict(_kept_sample(path, head))
+    if not kept:
+        return
+    try:
+        tensors = weights()
+    except EdgeSpecError:
+        return
+    for name, expected in kept.items():
+        found = _read_sample(tensors, name)
+        if found is None or found.shape != expected.shape:
+            continue
+        if np.linalg.norm(found - expected) > _TOLERANCE * np.linalg.norm(expected):
+            raise UsageError(
+                f"{path} is a head for another target: it is of this shape, but its {name} has "
+                "other numbers",
+                remedy="Use the head with the model that it was trained for.",
+            )
+
+
+def _kept_sample(path: Path, head: TrainedHead) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields what a head has of its target: what it keeps to be compared, or a copy of the
+    embedding, which DSpark heads have."""
+    if isinstance(head, DFlashHead) and head.embed_rows is not None:
+        yield _EMBEDDING, head.embed_rows(_sampled(head.config.vocab_size))[:, :_COLUMNS]
+    try:
+        with (path / "config.json").open("rb") as file:
+            stated = json.loads(file.read(_LARGEST_CONFIG)).get(SAMPLE, {})
+        for name, rows in stated.items():
+            yield str(name), np.asarray(rows, np.float32)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return  # a head that keeps nothing that can be compared
+
+
+def _read_sample(weights: TensorRows, name: str) -> np.ndarray | None:
+    """Returns [rows, columns] of a matrix, None where there is none of this name."""
+    config = weights.config
+    count = config.vocab_size if name in (_EMBEDDING, _OUTPUT) else config.hidden_size
+    try:
+        return weights.float32_rows(name, _sampled(count))[:, :_COLUMNS]
+    except (KeyError, IndexError):
+        return None
+
+
+def _sampled(count: int) -> np.ndarray:
+    return np.array([int(count * place) for place in _PLACES], np.int64)

@@ -14,23 +14,21 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
-from edge_spec.fitting.fit import require_fit, require_room_to_convert
-from edge_spec.fitting.forecast import forecast
+from edge_spec.fitting.forecast import forecast, require_fit, require_room_to_convert
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.draft_choice import chosen_drafts
-from edge_spec.models.draft_form import cheapest
+from edge_spec.models.draft_choice import cheapest, chosen_drafts, trained_drafter
 from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, prepare_model
-from edge_spec.models.runtime_choice import (
+from edge_spec.models.resolve import (
     Refusal,
     Resolution,
+    ResolvedModel,
     RuntimeCandidates,
     candidates_for,
+    prepare_model,
 )
 from edge_spec.models.source import Source
-from edge_spec.models.trained_drafter import trained_drafter
 from edge_spec.placement.pinning import planned
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.storage.atomic import expanded

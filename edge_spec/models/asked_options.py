@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
+from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.option import Option
 
 if TYPE_CHECKING:
@@ -28,6 +29,27 @@ MODEL_HELP = (
     "A GGUF file, a Hugging Face directory, a bundle or pair bundle, hf:org/name[:file], or "
     "smollm2."
 )
+
+# Other libraries call the model so.
+MODEL_ALSO = ("model_path", "model_id", "model_name", "pretrained_model_name_or_path", "path")
+
+
+class DraftOverlap(StrEnum):
+    """Says when drafting for the next round goes on while the target verifies."""
+
+    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
+    ON = "on"
+    OFF = "off"
+
+    @classmethod
+    def parse(cls, text: str) -> DraftOverlap:
+        """Raises UsageError."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise UsageError(
+                f"drafts cannot overlap {text!r}", remedy=f"Choose: {', '.join(cls)}."
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +333,3 @@ class LoadArguments(AskedOptions):
     model: str | Path = "smollm2"
     _: KW_ONLY
     progress: Progress | None = None
-
-
-# Other libraries call the model so.
-MODEL_ALSO = ("model_path", "model_id", "model_name", "pretrained_model_name_or_path", "path")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -18,21 +19,21 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.config_problem import config_problem
 from edge_spec.errors import BundleError, UsageError, readable
-from edge_spec.models.bundle_files import (
-    EXPORT_AGAIN,
-    FileEntry,
-    check_file,
-    check_size,
-    list_files,
-    regular_size,
-)
-from edge_spec.storage.atomic import atomic_file, is_work
+from edge_spec.storage.atomic import atomic_file, is_work, sha256_file
+from edge_spec.storage.json_store import known_sha256
 
+EXPORT_AGAIN = "Delete the directory and export the model again."
+# Windows opens these as devices, whatever the folder and the ending.
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"{port}{number}" for port in ("com", "lpt") for number in "0123456789\u00b9\u00b2\u00b3"}
+)
+_FORBIDDEN = frozenset({"\\", ":", *map(chr, range(32))})
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 PARTS_FILE = "parts.json"  # is added later; a kill may leave it unlisted
 MAX_MANIFEST_BYTES = 16_000_000
-_SHOWN = 200  # characters of a value in a message
+_SHOWN = 200  # characters of a name or a value in a message
 # Several times what any model has, and little enough to compute with. intermediate_size is 0 in
 # bundles of architectures that do not state it.
 _MAX_COUNTS = {
@@ -49,6 +50,76 @@ _MAX_BLOCK = 1 << 16  # weights of one scale
 _BLOCK = re.compile(r"block (\d+)")  # of a quantization
 _Model = TypeVar("_Model", bound=BaseModel)
 _ARCHITECTURE = TypeAdapter(ModelConfig)
+
+
+class FileEntry(BaseModel):
+    """Holds what a manifest says of one file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    num_bytes: int = Field(ge=0)
+
+
+def regular_size(path: Path) -> int:
+    """Returns the size in bytes. Raises OSError for what is no file, nor a link to one: it may have
+    no end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is no regular file")
+    return found.st_size
+
+
+def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
+    """The files at or below `start`, by their paths in `directory`, with sizes and hashes."""
+    found = sorted(start.rglob("*")) if start.is_dir() else [start]
+    named = {file.relative_to(directory).as_posix(): file for file in found if not file.is_dir()}
+    return {
+        name: FileEntry(sha256=sha256_file(file), num_bytes=file.stat().st_size)
+        for name, file in named.items()
+    }
+
+
+def check_file(directory: Path, name: str, entry: FileEntry) -> None:
+    """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
+    check_size(directory, name, entry)
+    file = directory / name
+    if known_sha256(file) != entry.sha256:
+        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=EXPORT_AGAIN)
+
+
+def check_size(directory: Path, name: str, entry: FileEntry) -> None:
+    """Checks a file as `check_file` does, without reading it: its content may be another."""
+    if not is_below(name):
+        raise BundleError(
+            f"{directory} lists a file outside itself: {_shown(name)}", remedy=EXPORT_AGAIN
+        )
+    file = directory / name
+    links = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
+    if links or not file.is_file():
+        raise BundleError(f"{file} is missing", remedy=EXPORT_AGAIN)
+    size = file.stat().st_size
+    if size != entry.num_bytes:
+        raise BundleError(
+            f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=EXPORT_AGAIN
+        )
+
+
+def _shown(name: str) -> str:
+    """Cut, and on one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:_SHOWN])
+
+
+def is_below(name: str) -> bool:
+    """Says whether it is a plain relative path on every system: no root, drive, device or step
+    upwards, and nothing that a system would read as another name."""
+    return all(
+        part
+        and part[-1] not in ". "  # Windows leaves them out
+        and _FORBIDDEN.isdisjoint(part)
+        and part.partition(".")[0].rstrip(" ").lower() not in _DEVICES
+        for part in name.split("/")
+    )
 
 
 class CompiledFor(BaseModel):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
@@ -20,10 +23,15 @@ from edge_spec.models.asked_options import (
     AskedDrafting,
     AskedOptions,
     AskedPlace,
+    DraftOverlap,
 )
-from edge_spec.models.device_names import DraftOverlap, share_chip
 from edge_spec.models.option import declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
+
+_NUMBERED = re.compile(r"(.*?):?(\d*)")
+_PROVIDERS = ("openvino-", "coreml-")  # of onnxruntime, before the kind of their devices
+_NPUS = ("npu", "qnn", "ane")  # of which no machine has two
+_ALL_GPUS = "gpu"  # llama.cpp's name of all that are no processor, and the first one of others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,3 +298,33 @@ def _require_consistent_devices(options: LoadOptions) -> None:
     ):
         if contradict:
             raise UsageError(f"{first} contradicts {second}", remedy="Leave one of them out.")
+
+
+class Chip(NamedTuple):
+    """kind: "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda"."""
+
+    kind: str
+    number: int = 0
+
+    def may_be(self, other: Chip) -> bool:
+        """Says whether the names may stand for one chip. A GPU has another number with each
+        interface, so two interfaces count as two chips."""
+        kinds = {self.kind, other.kind}
+        if _ALL_GPUS in kinds:
+            return not kinds & {"cpu", "npu"}
+        return self == other
+
+
+def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
+    """Says whether models on these devices, by names of any runtime, take turns on a chip."""
+    others = [_chip(name) for name in other]
+    return any(_chip(name).may_be(each) for name in one for each in others)
+
+
+def _chip(name: str) -> Chip:
+    base = name.lower()
+    for prefix in _PROVIDERS:
+        base = base.removeprefix(prefix)
+    found = _NUMBERED.fullmatch(base)
+    kind, number = found.groups() if found else (base, "")
+    return Chip("npu") if kind in _NPUS else Chip(kind, int(number or 0))

@@ -23,8 +23,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edge_spec.errors import BundleError, UsageError
-from edge_spec.models.bundle import MANIFEST, TOKENIZER, read_model
-from edge_spec.models.bundle_files import FileEntry, check_file, is_below
+from edge_spec.models.bundle import MANIFEST, TOKENIZER, FileEntry, check_file, is_below, read_model
 
 PAIR_MANIFEST = "pair.json"
 PROFILES = "profiles"

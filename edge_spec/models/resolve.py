@@ -1,31 +1,395 @@
-"""Resolves a model's name to what a runtime opens: fetched, converted once, described."""
+"""Resolves a model's name to what a runtime opens: the first of those installed that can run it,
+found from headers, and the model as it reads it, converted once and kept in the cache.
+
+In which order runtimes are asked is decided in `edge_spec.placement.runtime_order`.
+"""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
 from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.runtime_protocols import ScreeningRuntime
+from edge_spec.core.runtime_protocols import (
+    ConfigScreeningRuntime,
+    DeviceScreeningRuntime,
+    LaidOut,
+    ScreeningRuntime,
+)
 from edge_spec.core.scored_tokens import ScoredTokens
-from edge_spec.errors import ModelFileError
+from edge_spec.errors import (
+    BundleError,
+    DeviceError,
+    EdgeSpecError,
+    MissingDependencyError,
+    ModelFileError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle, open_unhashed
-from edge_spec.models.conversion import bundle_of, gguf_file, require_format
+from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, open_unhashed
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.options import ConversionOptions
-from edge_spec.models.runtime_choice import Resolution, choose_runtime
 from edge_spec.models.source import Source
+from edge_spec.storage.atomic import atomic_file, sha256_file, single_flight
+from edge_spec.storage.json_store import known_sha256
 from edge_spec.text.chat_format import ChatFormat
 
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found", Bundle, Path)
+_MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that its library knows
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model in one format: the very file or bundle that was named, or its conversion."""
+
+    source: Source
+    format: str  # "checkpoint": whatever exporters read
+    options: ExportOptions
+
+    @cached_property
+    def own(self) -> Path | None:
+        """Returns what was named, if it is opened as it is; None if a conversion is. Raises as
+        `Source.at` does."""
+        is_demo = self.source.is_demo
+        if is_demo and self.format not in ("checkpoint", "gguf"):
+            return None  # the demo is in no such format, and need not be fetched to know it
+        path = self.source.at(self.format)
+        if self.format == "checkpoint" or (not is_demo and is_bundle(path)):
+            return path
+        is_file = self.format == "gguf" and path.is_file()
+        return path if is_file and self.options.quantization is None else None
+
+    @cached_property
+    def kept(self) -> Path:
+        """Returns where the conversion is kept, whether or not it exists yet."""
+        cached = self.source.cached(self.format, self.options)
+        # A model's name may have dots, so the suffix is added to all of it.
+        return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
+
+    @property
+    def is_there(self) -> bool:
+        """Says whether nothing has to be converted."""
+        if self.own is not None:
+            return True
+        return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
+
+
+def gguf_file(
+    stored: StoredModel,
+    progress: Progress,
+    before_conversion: Callable[[Any], None] | None = None,
+) -> Path:
+    """Returns a GGUF file as it is; anything else, or with another quantization, is converted once.
+
+    before_conversion: is shown the model that has to be converted, and may raise. Raises UsageError
+    for a bundle.
+    """
+    path = stored.source.at("gguf")
+    if not stored.source.is_demo and is_bundle(path):
+        raise UsageError(
+            f"{path} is a bundle, not a GGUF file",
+            remedy="Choose another --runtime, or give the model that the bundle was made from.",
+        )
+    if stored.own is not None:
+        return stored.own
+    cached = stored.kept
+
+    def convert() -> None:
+        checkpoint = runtimes.open_checkpoint(path)
+        if before_conversion is not None:
+            before_conversion(checkpoint)
+        runtimes.load_exporter("gguf").export(checkpoint, cached, stored.options, progress)
+        with atomic_file(_digest_file(cached)) as file:
+            file.write_text(sha256_file(cached), encoding="ascii")
+
+    return _converted(cached, partial(_cached_gguf, cached), convert, progress)
+
+
+def bundle_of(
+    stored: StoredModel, progress: Progress, before_conversion: Callable[[Any], None] | None
+) -> Bundle:
+    """Returns a bundle as it is; anything else is converted once. before_conversion: as of
+    `gguf_file`. Raises UsageError for a bundle of another format."""
+    if stored.own is not None:
+        bundle = open_bundle(stored.own)
+        require_format(bundle, stored.format)
+        return bundle
+    cached = stored.kept
+
+    def convert() -> None:
+        exporter, model = runtimes.exporter_for(stored.format, stored.source.at(stored.format))
+        if before_conversion is not None:
+            before_conversion(model)
+        shutil.rmtree(cached, ignore_errors=True)  # a damaged one
+        exporter.export(model, cached, stored.options, progress)
+
+    return _converted(cached, partial(_cached_bundle, cached), convert, progress)
+
+
+def _converted(
+    cached: Path, find: Callable[[], _Found | None], convert: Callable[[], None], progress: Progress
+) -> _Found:
+    """Returns what `find` finds. If that is nothing, `convert` is called first: once, also if
+    several processes want it, of which the others wait."""
+    found = find()
+    if found is not None:
+        return found
+    waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
+    with single_flight(cached, waiting):
+        found = find()
+        if found is None:
+            if cached.exists():
+                _log.warning("%s is damaged or incomplete: the model is converted again", cached)
+            convert()
+            found = find()
+    if found is None:
+        raise ModelFileError(
+            f"{cached} is damaged as soon as it is written", remedy="Check the disk it is on."
+        )
+    return found
+
+
+def _cached_bundle(cached: Path) -> Bundle | None:
+    with suppress(BundleError):
+        return open_bundle(cached)
+    return None
+
+
+def _cached_gguf(cached: Path) -> Path | None:
+    with suppress(OSError):
+        if known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii"):
+            return cached
+    return None
+
+
+def _digest_file(cached: Path) -> Path:
+    return cached.with_name(f"{cached.name}.sha256")
+
+
+def require_format(bundle: Bundle, format: str) -> None:
+    """Raises UsageError for a bundle of another format."""
+    if bundle.manifest.format != format:
+        raise UsageError(
+            f"{bundle.path} is a bundle of format {bundle.manifest.format}",
+            remedy=f"The chosen runtime and device read {format}; choose others with --runtime "
+            "and --device.",
+        )
+
+
+class Refusal(NamedTuple):
+    """Why a runtime cannot run a model."""
+
+    runtime: str
+    error: EdgeSpecError
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A model, the runtime and devices that it gets, and what that runtime opens.
+
+    Everything is found from headers: nothing is converted, and no weights are read. refusals: why
+    runtimes that were asked before this one cannot run the model. is_screened: the runtime has
+    found in the file's header that it can.
+    """
+
+    source: Source
+    runtime: Runtime
+    options: ConversionOptions
+    providers: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    is_screened: bool = False
+
+    @cached_property
+    def stored(self) -> StoredModel:
+        """Returns what the runtime opens. Raises as `Source.member` does, and UsageError,
+        DeviceError for devices that the runtime does not have."""
+        runtime, source, providers = self.runtime, self.source, self.providers
+        compute = runtime.compute(providers) if isinstance(runtime, LaidOut) else None
+        options = ExportOptions(self.options.quantization, self.options.block_size, compute=compute)
+        format = runtimes.format_for(runtime, source.formats, providers)
+        return StoredModel(source, format, options)
+
+    @property
+    def reads_header(self) -> bool:
+        """Says whether the header of a GGUF file is read in any case."""
+        return self.runtime.reads == "gguf" or not self.stored.is_there
+
+    def require_devices(self) -> None:
+        """Raises UsageError, DeviceError, MissingDependencyError for devices that are not here, if
+        the runtime can say so without a model."""
+        if self.providers and isinstance(self.runtime, DeviceScreeningRuntime):
+            self.runtime.require_devices(self.providers)
+
+    def screened(self) -> Resolution:
+        """Returns it after a look at the headers.
+
+        Raises UnsupportedModelError, MissingDependencyError where the runtime cannot run the model,
+        and ModelFileError for a damaged file.
+        """
+        if self.runtime.reads == "gguf" and self.stored.own is not None:
+            info = self.source.header
+            if isinstance(self.runtime, ScreeningRuntime):
+                self.runtime.require_runnable(info)
+            return replace(self, is_screened=True)
+        if not self.stored.is_there:
+            self.require_convertible()
+        return self
+
+    def require_convertible(self) -> None:
+        """Raises what a conversion for the runtime would, if headers show it."""
+        format = self.stored.format
+        exporter, model = runtimes.exporter_for(format, self.source.at(format))
+        reads_itself = isinstance(exporter, ReadingExporter)
+        if isinstance(exporter, ScreeningExporter):
+            exporter.require_exportable(model)  # first: what a runtime names instead may need it
+        if isinstance(self.runtime, ConfigScreeningRuntime) and not reads_itself:
+            self.runtime.require_config(model.config, model.path)
+        if not reads_itself:
+            model.tokenizer_json()
+
+    def __str__(self) -> str:
+        name = self.source.name
+        refused = "; ".join(
+            f"{each.runtime} cannot run {name} ({each.error.shown})" for each in self.refusals
+        )
+        return f"{refused}: {self.runtime.name} runs it" if refused else self.runtime.name
+
+
+def resolution_on(
+    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+) -> Resolution:
+    """Returns how this runtime would run the model; it is not asked yet. "auto" is
+    `auto_runtime`."""
+    formats = source.formats if name == "auto" else None
+    return Resolution(source, runtimes.load_runtime(name, formats), options, tuple(providers))
+
+
+@dataclass(frozen=True)
+class RuntimeCandidates:
+    """The runtimes that may run a model, in the order in which they are asked.
+
+    Each is loaded when it is looked at first, and once: a library may take long to import.
+    is_bound: there is one alone, which was asked for by name or is bound by the model's format.
+    refusals: why others cannot run the model, which were asked before.
+    """
+
+    source: Source
+    names: tuple[str, ...]
+    options: ConversionOptions
+    providers: tuple[str, ...] = ()
+    is_bound: bool = False
+    refusals: tuple[Refusal, ...] = ()
+    _loaded: dict[str, Resolution] = field(default_factory=dict, repr=False, compare=False)
+
+    def resolution(self, name: str) -> Resolution:
+        """Returns how this runtime would run the model. Raises MissingDependencyError where its
+        library cannot be loaded."""
+        if name not in self._loaded:
+            found = resolution_on(self.source, name, self.options, self.providers)
+            self._loaded[name] = found
+        return self._loaded[name]
+
+    def choose(self) -> Resolution:
+        """Returns the first that can run the model. Nothing is converted, and weights stay unread.
+
+        Raises UnsupportedModelError, MissingDependencyError if none can run it, with the command
+        that installs one that may; for a file that is damaged, whatever reads it, ModelFileError.
+        """
+        if self.is_bound:
+            return self.resolution(self.names[0])
+        refusals = list(self.refusals)
+        for name in self.names:
+            try:
+                return replace(self.resolution(name).screened(), refusals=tuple(refusals))
+            except (UnsupportedModelError, MissingDependencyError) as error:
+                refusals.append(Refusal(name, error))
+        raise _refused(self.source, refusals)
+
+    def after(self, chosen: Resolution) -> RuntimeCandidates | None:
+        """Returns those that were to be asked after this one; None where there are none."""
+        left = self.names[self.names.index(chosen.runtime.name) + 1 :]
+        return replace(self, names=left, refusals=chosen.refusals) if left else None
+
+    def without_conversion(self) -> RuntimeCandidates | None:
+        """Returns those for which nothing has to be converted; None where there are none."""
+        left = tuple(name for name in self.names if self.resolution(name).stored.is_there)
+        return replace(self, names=left) if left else None
+
+
+def candidates_for(
+    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+) -> RuntimeCandidates:
+    """Lists the installed runtimes, the usual one first, for "auto" and a model that no format
+    binds to one; else the one that was asked for. None of them is loaded yet."""
+    installed = runtimes.installed_runtimes()
+    is_bound = name != "auto" or source.formats is not None or not installed
+    names = (name,) if is_bound else tuple(installed)
+    return RuntimeCandidates(source, names, options, tuple(providers), is_bound)
+
+
+def choose_runtime(
+    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+) -> Resolution:
+    """Chooses in the usual order. Raises as `candidates_for` and `RuntimeCandidates.choose`."""
+    return candidates_for(source, name, options, providers).choose()
+
+
+def where_it_runs(
+    source: Source, names: Sequence[str], options: ConversionOptions
+) -> tuple[list[str], list[Refusal]]:
+    """Returns those of the runtimes that can run a model which no format binds to one, and why the
+    others cannot. Nothing is converted, and weights stay unread. Raises ModelFileError."""
+    can: list[str] = []
+    refusals: list[Refusal] = []
+    for name in names:
+        try:
+            resolution = resolution_on(source, name, options)
+            if resolution.runtime.reads == "checkpoint":
+                runtimes.open_checkpoint(source.path)
+            resolution.screened()
+        except (UnsupportedModelError, MissingDependencyError, DeviceError) as error:
+            refusals.append(Refusal(name, error))
+        else:
+            can.append(name)
+    return can, refusals
+
+
+def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
+    """One error for all of them, which names what may help."""
+    if source.path.is_file():
+        try:
+            _ = source.header
+        except EdgeSpecError as error:  # no runtime's own: it is of another kind
+            return error
+    for each in refusals:
+        if isinstance(each.error, MissingDependencyError):
+            return each.error
+    first = refusals[0].error
+    asked = [each.runtime for each in refusals]
+    if source.path.is_file() and _MANY_ARCHITECTURES not in asked:
+        return UnsupportedModelError(
+            f"{first.message}, which {' and '.join(asked)} cannot run",
+            remedy=f'Run: pip install "edge-spec[{_MANY_ARCHITECTURES}]", which reads GGUF files '
+            "of many more architectures.",
+        )
+    if len(refusals) == 1:
+        return first
+    reasons = "; ".join(f"{each.runtime}: {each.error.shown}" for each in refusals)
+    return UnsupportedModelError(
+        f"nothing that is installed can run {source.name}: {reasons}",
+        remedy="Update the libraries, which may know it by now, or use another model.",
+    )
 
 
 @dataclass(frozen=True)

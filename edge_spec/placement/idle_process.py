@@ -25,11 +25,10 @@ from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
-from edge_spec.fitting.devices import processor
-from edge_spec.fitting.memory import free_bytes
+from edge_spec.fitting.devices import free_bytes, processor
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtime_choice import resolution_on
+from edge_spec.models.resolve import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.machine import busy_share, on_battery

@@ -9,8 +9,7 @@ from itertools import product
 
 from edge_spec.core.model import Progress
 from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.models.device_names import share_chip
-from edge_spec.models.options import LoadOptions
+from edge_spec.models.options import LoadOptions, share_chip
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import described
 from edge_spec.placement.gains import Pair, with_draft

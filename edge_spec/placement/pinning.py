@@ -14,9 +14,8 @@ from edge_spec.core import entry_points
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import CPU, Device, list_devices
+from edge_spec.fitting.devices import CPU, Device, free_bytes, list_devices
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
-from edge_spec.fitting.memory import free_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option import declared_options

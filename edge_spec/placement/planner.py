@@ -12,8 +12,7 @@ from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
 from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.fitting.devices import Device
-from edge_spec.fitting.memory import format_bytes
+from edge_spec.fitting.devices import Device, format_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source

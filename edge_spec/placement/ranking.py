@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edge_spec.drafters import factory
+from edge_spec.fitting.devices import format_bytes
 from edge_spec.fitting.forecast import FreeMemory
-from edge_spec.fitting.memory import format_bytes
 from edge_spec.placement.plan import Placement
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens

@@ -17,8 +17,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import read_manifest
-from edge_spec.models.resolve import joined_types
-from edge_spec.models.runtime_choice import Resolution, RuntimeCandidates
+from edge_spec.models.resolve import Resolution, RuntimeCandidates, joined_types
 from edge_spec.models.source import Source
 from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
 from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from edge_spec.core.model import Progress
-from edge_spec.fitting.devices import Device
+from edge_spec.fitting.devices import PLANNED_TOKENS, Device, Sizing, free_bytes
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, forecast
-from edge_spec.fitting.memory import PLANNED_TOKENS, Sizing, free_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidates

@@ -26,11 +26,11 @@ from edge_spec.models.bundle import (
     TOKENIZER,
     Bundle,
     CompiledFor,
+    list_files,
     open_bundle,
     open_unhashed,
     write_manifest,
 )
-from edge_spec.models.bundle_files import list_files
 from edge_spec.storage.atomic import atomic_directory
 
 QUANTIZATIONS = ("int4", "int8", "fp16")

@@ -19,7 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
-from edge_spec.fitting.memory import Memory, context_tokens
+from edge_spec.fitting.devices import Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, Offload
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS

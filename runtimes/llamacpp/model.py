@@ -12,7 +12,7 @@ from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.errors import UsageError
-from edge_spec.fitting.memory import free_bytes
+from edge_spec.fitting.devices import free_bytes
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.devices import (

@@ -16,7 +16,7 @@ from itertools import accumulate
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.errors import DeviceMemoryError
-from edge_spec.fitting.memory import PLANNED_TOKENS
+from edge_spec.fitting.devices import PLANNED_TOKENS
 from edge_spec.runtimes.llamacpp.library import LibraryDevice, Offload
 from edge_spec.runtimes.llamacpp.memory import Parts, model_parts
 

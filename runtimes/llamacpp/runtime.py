@@ -21,7 +21,7 @@ from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
 if TYPE_CHECKING:
     from edge_spec.fitting import devices as placement
-    from edge_spec.fitting.memory import Memory
+    from edge_spec.fitting.devices import Memory
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 _VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)

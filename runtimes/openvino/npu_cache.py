@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file
-from edge_spec.storage.locks import single_flight
+from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file, single_flight
 
 _ENTRY = "entry.json"
 _MAX_ENTRY_BYTES = 1_000_000

@@ -16,7 +16,7 @@ from edge_spec.runtimes.openvino.library import core
 from edge_spec.runtimes.openvino.npu_device import find_npu, is_npu, listed_stand_in
 
 if TYPE_CHECKING:
-    from edge_spec.fitting.memory import Memory
+    from edge_spec.fitting.devices import Memory
     from edge_spec.runtimes.openvino.model import OpenVinoModel
     from edge_spec.runtimes.static.model import StaticModel
 

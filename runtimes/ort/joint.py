@@ -16,7 +16,7 @@ from edge_spec.core.preceding import preceding
 from edge_spec.core.shared_pass import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
-from edge_spec.fitting.memory import free_bytes
+from edge_spec.fitting.devices import free_bytes
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes

@@ -17,8 +17,7 @@ import re
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting.devices import CPU
-from edge_spec.fitting.memory import Memory, context_tokens
+from edge_spec.fitting.devices import CPU, Memory, context_tokens
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory

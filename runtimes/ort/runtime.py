@@ -20,7 +20,7 @@ from edge_spec.runtimes.ort.model import OrtModel
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
-    from edge_spec.fitting.memory import Memory
+    from edge_spec.fitting.devices import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.ort.trial import TrialScores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting.memory import context_tokens
+from edge_spec.fitting.devices import context_tokens
 from edge_spec.models.bundle import Bundle
 
 FLOAT, HALF = 4, 2  # bytes

@@ -26,13 +26,12 @@ from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.fitting.devices import CPU, Device
+from edge_spec.fitting.devices import CPU, Device, Memory
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
-from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
-from edge_spec.models.runtime_choice import candidates_for
+from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
 from edge_spec.placement.machine import cpu_name

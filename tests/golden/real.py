@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_spec.models.demo import fetch_demo_model
+from edge_spec.models.source import fetch_demo_model
 from fixtures.scripts import load_script
 from golden.texts import GREEDY, opened
 

@@ -33,9 +33,8 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader import load_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.models.export_presets import named_formats
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
+from edge_spec.models.pair_export import PairMember, PairRequest, export_pair, named_formats
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel

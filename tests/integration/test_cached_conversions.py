@@ -10,9 +10,8 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import UsageError
-from edge_spec.models.conversion import StoredModel, gguf_file
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
+from edge_spec.models.resolve import StoredModel, gguf_file, resolve_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 from fixtures.axes import each

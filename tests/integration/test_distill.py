@@ -20,8 +20,8 @@ from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.run import Distilled, distill
 from edge_spec.errors import StorageError, UnsupportedModelError
 from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.draft_choice import trained_drafter
 from edge_spec.models.source import Source
-from edge_spec.models.trained_drafter import trained_drafter
 from fixtures import hybrid_models
 
 torch = pytest.importorskip("torch")

@@ -14,8 +14,7 @@ from edge_spec.diagnostics.doctor.diagnose import examine
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
 from edge_spec.errors import DeviceError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle
-from edge_spec.models.bundle_files import list_files
+from edge_spec.models.bundle import Bundle, list_files
 from edge_spec.models.pair_bundle import read_pair
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet

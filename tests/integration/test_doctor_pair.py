@@ -15,8 +15,7 @@ from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
 from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.fitting.devices import Device
-from edge_spec.fitting.memory import Memory
+from edge_spec.fitting.devices import Device, Memory
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.pair_history import MAX_ROUNDS, PairHistory, history_path

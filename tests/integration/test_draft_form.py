@@ -15,7 +15,7 @@ from edge_spec import SamplingParams, load
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import ExportError
 from edge_spec.exporters.gguf.export import GgufExporter
-from edge_spec.models import draft_form
+from edge_spec.models import draft_choice as draft_form
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.storage.atomic import cache_directory
 

@@ -30,8 +30,7 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.loader.head import StoredBackend, StoredTables
-from edge_spec.loader.target_sample import SAMPLE, target_sample
+from edge_spec.loader.head import SAMPLE, StoredBackend, StoredTables, target_sample
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel

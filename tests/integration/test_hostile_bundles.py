@@ -15,8 +15,7 @@ from onnx import TensorProto, helper
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, ModelFileError
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
-from edge_spec.models.bundle_files import is_below
+from edge_spec.models.bundle import MANIFEST, Bundle, is_below, open_bundle, write_manifest
 from edge_spec.models.model_text import text_of_bundle
 from edge_spec.runtimes.coreml.package import package_of
 from edge_spec.runtimes.ort import OrtRuntime

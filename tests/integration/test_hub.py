@@ -24,9 +24,8 @@ from edge_spec.errors import DownloadError, UnsupportedModelError, UsageError
 from edge_spec.models import draft_choice
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub import download
-from edge_spec.models.hub.cache import find_cached
 from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import open_model, pull
+from edge_spec.models.hub.download import find_cached, open_model, pull
 from edge_spec.models.source import Source
 from fixtures import fake_hub, heads
 from fixtures.silence import quiet

@@ -18,8 +18,7 @@ from edge_spec.models import model_text, runtimes
 from edge_spec.models.draft_choice import describe
 from edge_spec.models.model_text import kept_tokenizer_json
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import find_resolved, prepare_model
-from edge_spec.models.runtime_choice import resolution_on
+from edge_spec.models.resolve import find_resolved, prepare_model, resolution_on
 from edge_spec.models.source import Source
 from edge_spec.text.tokenizer import Tokenizer
 

@@ -20,8 +20,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, SessionError
 from edge_spec.exporters.onnx import OnnxExporter, segments, stacked
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
-from edge_spec.models.bundle_files import list_files
+from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from fixtures import families

@@ -20,9 +20,15 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.export_presets import ExportChoices, choices_for, named_formats
 from edge_spec.models.pair_bundle import PairManifest, read_pair
-from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
+from edge_spec.models.pair_export import (
+    ExportChoices,
+    PairMember,
+    PairRequest,
+    choices_for,
+    export_pair,
+    named_formats,
+)
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 from fixtures.silence import quiet

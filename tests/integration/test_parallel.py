@@ -25,7 +25,7 @@ from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
-from edge_spec.models.device_names import DraftOverlap
+from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.models.options import LoadOptions
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.axes import pairwise

@@ -25,7 +25,7 @@ from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.runtime_choice import candidates_for, choose_runtime
+from edge_spec.models.resolve import candidates_for, choose_runtime
 from edge_spec.models.source import Source
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime

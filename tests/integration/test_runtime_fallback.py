@@ -14,7 +14,8 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.errors import DeviceError, DeviceMemoryError, ModelFileError
-from edge_spec.loader import load_engine, opening, place
+from edge_spec.loader import load_engine, place
+from edge_spec.loader import open as opening
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source

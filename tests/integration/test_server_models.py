@@ -19,7 +19,7 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
-from edge_spec.fitting import fit as fitting
+from edge_spec.fitting import forecast as fitting
 from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader import load_asked
 from edge_spec.loader.on_demand import ModelOnDemand

@@ -19,17 +19,14 @@ from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warni
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
-from edge_spec.fitting.fit import what_fits
-from edge_spec.fitting.forecast import forecast
-from edge_spec.fitting.memory import PLANNED_TOKENS, format_bytes
+from edge_spec.fitting.devices import PLANNED_TOKENS, format_bytes
+from edge_spec.fitting.forecast import forecast, what_fits
 from edge_spec.models import runtimes
-from edge_spec.models.draft_choice import LARGEST_SHARE
-from edge_spec.models.draft_form import cheapest
+from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import PairHistory, check_history, history_path
-from edge_spec.models.resolve import ResolvedModel, find_resolved
-from edge_spec.models.runtime_choice import Resolution, candidates_for
+from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
 from edge_spec.placement.pinning import applied, planned

@@ -46,9 +46,8 @@ from edge_spec.diagnostics.doctor.subject import (
 )
 from edge_spec.errors import EdgeSpecError, MissingDependencyError
 from edge_spec.fitting.devices import Device, list_devices
-from edge_spec.loader.head import open_tables
+from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.loader.place import head_path
-from edge_spec.loader.target_sample import require_own_target
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions

@@ -14,19 +14,18 @@ from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warni
 from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
-from edge_spec.fitting.devices import Device
-from edge_spec.fitting.memory import format_bytes, free_bytes, total_bytes
+from edge_spec.fitting.devices import Device, format_bytes, free_bytes, total_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, open_unhashed
 from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import check_history
-from edge_spec.models.runtime_choice import where_it_runs
+from edge_spec.models.resolve import where_it_runs
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.placement.row_findings import read_rows
-from edge_spec.storage.digests import check_digests
+from edge_spec.storage.json_store import check_digests
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model

@@ -33,12 +33,14 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import (
     MANIFEST,
     Bundle,
+    FileEntry,
     Manifest,
+    check_file,
+    check_size,
     is_bundle,
     open_unhashed,
     read_manifest,
 )
-from edge_spec.models.bundle_files import FileEntry, check_file, check_size
 from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
 from edge_spec.models.pair_bundle import (
     ROLES,

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from edge_spec.drafters.lookup.corpus_index import CorpusIndex, index_of
-from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.atomic import cache_directory, locked
 from edge_spec.storage.json_store import (
     DamagedError,
     read_sealed,
@@ -27,7 +27,6 @@ from edge_spec.storage.json_store import (
     tell_unkept,
     write_sealed,
 )
-from edge_spec.storage.locks import locked
 from edge_spec.text.vocabulary import Vocabulary
 
 MAX_TOKENS = 250_000  # of all answers: below 2 MB; the oldest go

@@ -1,45 +1,162 @@
-"""Fetches models of the hub into the cache: files are checked before they appear, and resumed after
-an interrupt."""
+"""Finds models in huggingface_hub's cache, and fetches them into it: files are checked before they
+appear, and resumed after an interrupt.
+
+models--org--name/blobs/DIGEST             a file's content
+models--org--name/snapshots/COMMIT/FILE    a link to it
+models--org--name/refs/REVISION            the commit that a branch or tag was last seen at
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
 from edge_spec.core.model import Progress
-from edge_spec.errors import DownloadError, StorageError, UsageError
+from edge_spec.errors import DownloadError, EdgeSpecError, StorageError, UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.hub.cache import HubModel, cache_root, find_cached, folder, link, remember
-from edge_spec.models.hub.choosing import CONFIG, choose, missing_tokenizer
 from edge_spec.models.hub.client import (
+    COMMIT,
+    CONFIG,
+    ChosenFiles,
     HubReference,
     RemoteFile,
     RepositoryListing,
     UnreachableError,
+    choose,
     in_words,
     library,
     list_files,
+    missing_tokenizer,
 )
-from edge_spec.storage.atomic import as_storage_error, sha256_file, sync
-from edge_spec.storage.locks import locked
+from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_SMALL_BYTES = 100_000_000  # of a file that is no weights: several times what any has
 MAX_FILE_BYTES = 50_000_000_000  # the hub hands out no larger one over plain HTTP
 _MAKE_ROOM = "Free space, or set HF_HUB_CACHE to a directory on another disk."
 _FETCHED_AFTER_S = 6 * 3600.0  # of another process that fetches the same
 _WEIGHTS = (".gguf", ".safetensors")
-
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model whose files are all in the cache."""
+
+    reference: HubReference
+    commit: str
+    snapshot: Path
+    choice: ChosenFiles
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file, or the directory."""
+        return self.snapshot / self.choice.names[0] if self.choice.is_gguf else self.snapshot
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.choice.is_gguf else self.reference.name
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return {name: self.snapshot / name for name in self.choice.names}
+
+    @cached_property
+    def identity(self) -> str:
+        """Changes with the files' content, not with the revision they were asked by.
+
+        Where the cache has no links, it changes with the commit, too.
+        """
+        contents = [
+            (name, path.resolve().name if path.is_symlink() else self.commit)
+            for name, path in sorted(self.files.items())
+        ]
+        return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
+def cache_root() -> Path:
+    """HF_HUB_CACHE, else in HF_HOME, else ~/.cache/huggingface/hub."""
+    return Path(library().constants.HF_HUB_CACHE)
+
+
+def folder(reference: HubReference) -> Path:
+    return cache_root() / f"models--{reference.repository.replace('/', '--')}"
+
+
+def find_cached(reference: HubReference) -> HubModel | None:
+    """Returns the model if the cache alone has all of its files, else None."""
+    commit = _commit(reference)
+    snapshot = folder(reference) / "snapshots" / (commit or "")
+    if commit is None or not snapshot.is_dir():
+        return None
+    names = [
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
+    ]
+    try:
+        choice = choose(reference, names)
+    except EdgeSpecError:  # not all of it is here
+        return None
+    if choice.has_to_be_head and not runtimes.says_head(snapshot / CONFIG):
+        return None
+    return HubModel(reference, commit, snapshot, choice)
+
+
+def list_cached() -> list[HubModel]:
+    """All models in the cache that can be read, by the branches and tags they are known by."""
+    found = []
+    for ref in sorted(cache_root().glob("models--*--*/refs/*")):
+        _, org, name = ref.parent.parent.name.split("--", 2)
+        model = find_cached(HubReference(f"{org}/{name}", ref.name))
+        if model is not None:
+            found.append(model)
+    return found
+
+
+def _commit(reference: HubReference) -> str | None:
+    if COMMIT.fullmatch(reference.revision):
+        return reference.revision
+    ref = folder(reference) / "refs" / reference.revision
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
+    return commit if COMMIT.fullmatch(commit) else None
+
+
+def link(blob: Path, file: Path) -> None:
+    """The blob appears as `file`; where the system makes no links, it is moved there."""
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)  # a link that leads nowhere
+    try:
+        file.symlink_to(os.path.relpath(blob, file.parent))
+    except FileExistsError:  # another process has linked it meanwhile
+        pass
+    except OSError:
+        blob.replace(file)
+
+
+def remember(reference: HubReference, commit: str) -> None:
+    """Notes the commit that a branch or tag stands for, for use without the network."""
+    if COMMIT.fullmatch(reference.revision):
+        return
+    with atomic_file(folder(reference) / "refs" / reference.revision) as file:
+        file.write_text(commit, encoding="utf-8")
+
+
+def content_sha256(path: Path) -> str:
+    """Hashes a file in the cache, whose content's name may be it already."""
+    name = path.resolve().name
+    return name if _SHA256.fullmatch(name) else sha256_file(path)
 
 
 def format_size(num_bytes: int) -> str:

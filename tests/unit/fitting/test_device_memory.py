@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.fitting.devices import Device
+from edge_spec.fitting.devices import Device, Memory
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, Needs
-from edge_spec.fitting.memory import Memory
 
 
 def card(runtime: str, name: str, description: str = "", free: int | None = 100) -> Device:

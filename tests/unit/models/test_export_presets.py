@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.models.export_presets import (
+from edge_spec.models.pair_export import (
     ALL_FORMATS,
     KINDS,
     choices_for,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import BundleError
-from edge_spec.models.bundle_files import FileEntry, list_files
+from edge_spec.models.bundle import FileEntry, list_files
 from edge_spec.models.pair_bundle import (
     PAIR_MANIFEST,
     Member,

@@ -9,7 +9,7 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError
-from edge_spec.models import demo as demo_model
+from edge_spec.models import source as demo_model
 from edge_spec.models import source as sources
 from edge_spec.models.source import Source
 from fixtures.silence import quiet

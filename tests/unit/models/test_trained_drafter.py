@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from edge_spec.models.draft_choice import place_of, trained_drafter
 from edge_spec.models.source import Source
-from edge_spec.models.trained_drafter import place_of, trained_drafter
 
 
 @pytest.fixture

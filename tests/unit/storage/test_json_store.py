@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from edge_spec.storage import json_store as kept_file
+from edge_spec.storage.atomic import try_hold
 from edge_spec.storage.json_store import (
     DamagedError,
     KeptFile,
@@ -17,7 +18,6 @@ from edge_spec.storage.json_store import (
     tell_unkept,
     write_sealed,
 )
-from edge_spec.storage.locks import try_hold
 
 KIND = TypeAdapter(dict[str, Any])
 CONTENT = {"version": 1, "values": [0.1, 1e-300, "ü\n"]}

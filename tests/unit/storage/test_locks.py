@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import StorageError
-from edge_spec.storage import locks
-from edge_spec.storage.locks import locked, single_flight
+from edge_spec.storage import atomic as locks
+from edge_spec.storage.atomic import locked, single_flight
 
 
 def test_who_waits_is_told_once_and_gives_up(

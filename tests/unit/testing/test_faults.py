@@ -17,7 +17,7 @@ from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError
-from edge_spec.models.device_names import DraftOverlap
+from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from fixtures.fault_matrix import check_faults
 from fixtures.faults import Fault, FaultKind, FaultyModel

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.models.hub.choosing import choose, known_draft, known_head
-from edge_spec.models.hub.client import HubReference
+from edge_spec.models.hub.client import HubReference, choose, known_draft, known_head
 
 DIRECTORY = ["config.json", "tokenizer.json"]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
