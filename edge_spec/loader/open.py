@@ -42,7 +42,7 @@ from edge_spec.fitting.devices import free_bytes, processor
 from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.options import DraftingOptions
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.candidates import candidate_of, described
@@ -321,7 +321,7 @@ def _drafter_context(
     drafts: Sequence[Draft],
     costs: Callable[[], RowCosts],
     measured: Callable[[], RowCosts],
-    options: DraftingOptions,
+    options: LoadOptions,
 ) -> DrafterContext:
     """costs, measured: of the target's rows; the second in seconds, for searches that were asked
     for and are themselves measurements."""
@@ -372,7 +372,7 @@ def _warn_of_slow_draft(name: str, draft_s: float, target_s: float) -> None:
         )
 
 
-def check_capabilities(name: str, runtime: str, model: Model, options: DraftingOptions) -> None:
+def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
     """Refuses here what the model cannot do, so that nothing fails in the middle of a text.
 
     Raises UsageError, UnsupportedModelError.
@@ -399,7 +399,7 @@ def check_capabilities(name: str, runtime: str, model: Model, options: DraftingO
 
 
 def _tell_of_chains(
-    name: str, runtime: str, capabilities: Capabilities, options: DraftingOptions
+    name: str, runtime: str, capabilities: Capabilities, options: LoadOptions
 ) -> None:
     """Logs one line if drafters were asked for by name whose draft tokens would branch."""
     traits = factory.traits_of(options.drafter)

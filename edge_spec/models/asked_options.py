@@ -53,9 +53,10 @@ class DraftOverlap(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedPlace:
-    """Says where models run, and how their runtimes open them."""
+class AskedOptions:
+    """Holds what a user asked for, as it was said."""
 
+    # Where models run, and how their runtimes open them.
     runtime: Annotated[
         str,
         Option(
@@ -151,12 +152,7 @@ class AskedPlace:
             also=("rpc_servers",),
         ),
     ] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedDrafting:
-    """Says who drafts, and from what."""
-
+    # Who drafts, and from what.
     drafter: Annotated[
         str,
         Option(
@@ -248,12 +244,7 @@ class AskedDrafting:
             noun="the initial tokens of Jacobi",
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedDecoding:
-    """Says how rounds run."""
-
+    # How rounds run.
     lossless: Annotated[
         str,
         Option(
@@ -318,12 +309,6 @@ class AskedDecoding:
             also=("timeout",),
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedOptions(AskedDecoding, AskedDrafting, AskedPlace):
-    """Holds what a user asked for, as it was said. Fields come in the order of the bases from the
-    last to the first, as dataclasses have it."""
 
 
 @dataclass(frozen=True)

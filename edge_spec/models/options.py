@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +19,7 @@ from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
 from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.models.asked_options import (
-    AskedDecoding,
-    AskedDrafting,
     AskedOptions,
-    AskedPlace,
     DraftOverlap,
 )
 from edge_spec.models.option import declared_options
@@ -43,24 +40,27 @@ class ConversionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOptions(AskedPlace):
-    """Says where models run."""
+class LoadOptions(ConversionOptions, AskedOptions):
+    """All of them; `draft` names models, no longer "auto" or "none".
 
-    @property
-    def providers(self) -> tuple[str, ...]:
-        return device_names(self.device)
-
-    @property
-    def draft_providers(self) -> tuple[str, ...]:
-        return device_names(self.draft_device)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftingOptions(AskedDrafting):
-    """Says who drafts; `draft` names models, no longer "auto" or "none"."""
+    Raises UsageError for values that are out of range or contradict each other.
+    """
 
     keeps_answers: bool = True  # for later runs, where answers is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
+
+    def __post_init__(self) -> None:
+        for is_wrong, what, remedy in _problems(self):
+            if is_wrong:
+                raise UsageError(what, remedy=remedy)
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        return _split(self.device)
+
+    @property
+    def draft_providers(self) -> tuple[str, ...]:
+        return _split(self.draft_device)
 
     @property
     def drafts(self) -> tuple[str, ...]:
@@ -77,25 +77,6 @@ class DraftingOptions(AskedDrafting):
     def fill(self) -> JacobiInit | None:
         """Returns how Jacobi's initial tokens are made; None for its default."""
         return None if self.jacobi is None else JacobiInit.parse(self.jacobi)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOptions):
-    """All of them. A stage of the loader is given it as the part that it may read.
-
-    Raises UsageError for values that are out of range or contradict each other.
-    """
-
-    def __post_init__(self) -> None:
-        _require_in_range(self)
-        _require_used(self)
-        _require_draft(self)
-        _require_one_mode(self)
-        _require_room_for_window(self)
-        _require_prompt_directory(self)
-        if (self.num_gpu_layers or 0) < 0:
-            raise UsageError(f"gpu-layers is {self.gpu_layers}", remedy="It has to be 0 or more.")
-        _require_consistent_devices(self)
 
     @property
     def num_gpu_layers(self) -> int | None:
@@ -183,33 +164,66 @@ class LoadOptions(ConversionOptions, AskedDecoding, DraftingOptions, PlaceOption
         )
 
 
-def device_names(joined: str | None) -> tuple[str, ...]:
+def _split(joined: str | None) -> tuple[str, ...]:
     """Splits names that are joined by commas."""
     return tuple(name.strip() for name in joined.split(",")) if joined else ()
 
 
-def _require_in_range(options: LoadOptions) -> None:
-    _ = options.window, options.fill, options.overlap  # each raises where it cannot be read
-    if options.draft_n_max is not None and options.draft_n_max < 1:
-        raise UsageError(
-            f"the largest number of draft tokens is {options.draft_n_max}",
-            remedy="It has to be 1 or more; --drafter none turns drafting off.",
-        )
-    for name, value in (
-        ("threads", options.threads),
-        ("draft-threads", options.draft_threads),
-        ("context", options.context_length),
-        ("parallel-rows", options.parallel_rows),
-    ):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}", remedy="It has to be 1 or more.")
-    if options.call_timeout_s is not None and not options.call_timeout_s > 0:  # NaN, too
-        raise UsageError(
-            f"call-timeout is {options.call_timeout_s}", remedy="It has to be above 0 seconds."
-        )
+_Problem = tuple[bool, str, str]  # whether it is there, what is wrong, and the remedy
+_ONE_OR_MORE = {
+    "threads": "threads",
+    "draft_threads": "draft-threads",
+    "context_length": "context",
+    "parallel_rows": "parallel-rows",
+}
+_DROP_ONE = "Leave one of them out."
 
 
-def _require_used(options: LoadOptions) -> None:
+def _problems(options: LoadOptions) -> Iterator[_Problem]:
+    """Raises UsageError itself for what cannot be read."""
+    window, most, directory = options.window, options.draft_n_max, options.prompt_directory
+    _ = options.fill, options.overlap
+    yield (
+        most is not None and most < 1,
+        f"the largest number of draft tokens is {most}",
+        "It has to be 1 or more; --drafter none turns drafting off.",
+    )
+    for name, flag in _ONE_OR_MORE.items():
+        value = getattr(options, name)
+        yield value is not None and value < 1, f"{flag} is {value}", "It has to be 1 or more."
+    timeout = options.call_timeout_s
+    above = "It has to be above 0 seconds."
+    yield timeout is not None and not timeout > 0, f"call-timeout is {timeout}", above  # NaN, too
+    yield from _unused(options)
+    yield from _draft_problems(options)
+    is_ties = LosslessMode.parse(options.lossless) is LosslessMode.TIES
+    yield options.exact and is_ties, "--exact contradicts --lossless ties", _DROP_ONE
+    wanted = window.num_rows - 1 if window else 0
+    yield (
+        most is not None and most < wanted,
+        f"a lookahead window of {window} drafts up to {wanted} tokens a round, "
+        f"and at most {most} are allowed",
+        "Choose a smaller window or a larger --draft-n-max.",
+    )
+    yield (
+        directory is not None and directory.exists() and not directory.is_dir(),
+        f"{directory} is no directory, so prompts cannot be kept there",
+        "Give --prompt-cache auto or a directory.",
+    )
+    layers = options.num_gpu_layers
+    yield (layers or 0) < 0, f"gpu-layers is {options.gpu_layers}", "It has to be 0 or more."
+    # Devices that the rest of the options leave nothing for would silently do nothing.
+    servers = {Endpoint.parse(server) for server in options.rpc}
+    yield len(servers) < len(options.rpc), "--rpc names a server twice", "Name each once."
+    device = f"--device {','.join(options.providers)}"
+    on_cpu = {name.lower() for name in options.providers} == {"cpu"}
+    said = f"--gpu-layers {options.gpu_layers}"
+    yield on_cpu and bool(layers), f"{device} contradicts {said}", _DROP_ONE
+    yield on_cpu and bool(servers), f"{device} contradicts --rpc", _DROP_ONE
+    yield options.gpu_layers == 0 and bool(servers), f"{said} contradicts --rpc", _DROP_ONE
+
+
+def _unused(options: LoadOptions) -> Iterator[_Problem]:
     """An option for a drafter that was not asked for would silently do nothing."""
     factory.require_current_names(options.drafter)
     asked = factory.traits_of(options.drafter).values()
@@ -224,80 +238,30 @@ def _require_used(options: LoadOptions) -> None:
             told.append((name, option.noun, option.drafters[0], option.in_auto))
     for name, noun, example, in_auto in told:
         used = any(traits.uses(name) for traits in asked) or (auto and in_auto)
-        if getattr(options, name) and not used:
-            raise UsageError(
-                f"{noun} would not be used by --drafter {options.drafter}",
-                remedy=f"Add {example} to --drafter, or leave the option out.",
-            )
-
-
-def _require_one_mode(options: LoadOptions) -> None:
-    if options.exact and LosslessMode.parse(options.lossless) is LosslessMode.TIES:
-        raise UsageError("--exact contradicts --lossless ties", remedy="Leave one of them out.")
-    _ = options.lossless_mode  # raises where it cannot be read
-
-
-def _require_draft(options: LoadOptions) -> None:
-    if options.drafts and options.head is not None:
-        raise UsageError(
-            f"the head {options.head} drafts without other drafts", remedy="Leave one of them out."
+        yield (
+            bool(getattr(options, name)) and not used,
+            f"{noun} would not be used by --drafter {options.drafter}",
+            f"Add {example} to --drafter, or leave the option out.",
         )
+
+
+def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
+    """Raises UsageError itself where a drafter lacks what it drafts with."""
     if options.drafts:
+        has_both = options.head is not None
+        yield has_both, f"the head {options.head} drafts without other drafts", _DROP_ONE
         return
+    remedy = "Name one with --draft, or leave the option out."
     for flag, given in (
         ("--draft-threads", options.draft_threads is not None),
         ("--draft-overlap on", options.overlap is DraftOverlap.ON),
     ):
-        if given:
-            raise UsageError(
-                f"{flag} is for a draft, and there is none",
-                remedy="Name one with --draft, or leave the option out.",
-            )
+        yield given, f"{flag} is for a draft, and there is none", remedy
     for name, traits in factory.traits_of(options.drafter).items():
         if traits.draft_model:
             raise missing_draft(name)
         if traits.head and options.head is None:
             raise missing_head(name)
-
-
-def _require_room_for_window(options: LoadOptions) -> None:
-    window = options.window
-    if window is None or options.draft_n_max is None:
-        return
-    wanted = window.num_rows - 1
-    if options.draft_n_max < wanted:
-        raise UsageError(
-            f"a lookahead window of {window} drafts up to {wanted} tokens a round, "
-            f"and at most {options.draft_n_max} are allowed",
-            remedy="Choose a smaller window or a larger --draft-n-max.",
-        )
-
-
-def _require_prompt_directory(options: LoadOptions) -> None:
-    directory = options.prompt_directory
-    if directory is not None and directory.exists() and not directory.is_dir():
-        raise UsageError(
-            f"{directory} is no directory, so prompts cannot be kept there",
-            remedy="Give --prompt-cache auto or a directory.",
-        )
-
-
-def _require_consistent_devices(options: LoadOptions) -> None:
-    """Devices that the rest of the options leave nothing for would silently do nothing."""
-    servers = {Endpoint.parse(server) for server in options.rpc}
-    if len(servers) < len(options.rpc):
-        raise UsageError("--rpc names a server twice", remedy="Name each once.")
-    providers = options.providers
-    on_cpu = bool(providers) and {name.lower() for name in providers} == {"cpu"}
-    device = f"--device {','.join(providers)}"
-    layers = f"--gpu-layers {options.gpu_layers}"
-    for first, second, contradict in (
-        (device, layers, on_cpu and bool(options.num_gpu_layers)),
-        (device, "--rpc", on_cpu and bool(servers)),
-        (layers, "--rpc", options.gpu_layers == 0 and bool(servers)),
-    ):
-        if contradict:
-            raise UsageError(f"{first} contradicts {second}", remedy="Leave one of them out.")
 
 
 class Chip(NamedTuple):

@@ -148,7 +148,7 @@ def test_the_option_of_the_contributing_page_touches_one_file(tmp_path: Path) ->
     shutil.copytree(ROOT / "edge_spec", tmp_path / "edge_spec")
     declaration = tmp_path / "edge_spec/models/asked_options.py"
     text = declaration.read_text("utf-8")
-    group = re.compile(r'(class AskedDecoding:\n    """[^"]*"""\n\n)')
+    group = re.compile(r'(class AskedOptions:\n    """[^"]*"""\n\n)')
     indented = "".join(f"    {line}" for line in example.splitlines(keepends=True))
     declaration.write_text(group.sub(lambda found: found[1] + indented, text), "utf-8")
     seen = """
