@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from threading import Thread
 from edge_spec.control.cascade import stage_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.core.model import Capabilities, Model
+from edge_spec.core.model import Model
 from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
@@ -82,41 +83,32 @@ class TargetOpening:
 
     def __init__(self, placed: PlacedModels) -> None:
         self._placed = placed
-        self._model: Model | None = None
-        self._error: BaseException | None = None
-        self._thread: Thread | None = None
+        self._beside: Future[Model] | None = None  # until it is taken
         if _opens_beside(placed):
-            run = copy_context().run
+            self._beside = Future()
+            run = partial(copy_context().run, _open_into, self._beside, placed)
             # A command that ends by force does not wait for it (cli/start.py).
-            self._thread = Thread(
-                target=run, args=(self._open,), name="edge-spec-opening", daemon=True
-            )
-            self._thread.start()
+            Thread(target=run, name="edge-spec-opening", daemon=True).start()
 
     def take(self) -> Model:
         """Returns it open. Raises as `open_target` does."""
-        if self._thread is None:
+        if self._beside is None:
             return open_target(self._placed)
-        self._thread.join()
-        error, model = self._error, self._model
-        self._error = self._model = None
-        if error is not None:
-            raise error
-        assert model is not None
+        model = self._beside.result()
+        self._beside = None
         return model
 
     def close(self) -> None:
         """Closes what nobody has taken."""
-        if self._thread is not None:
-            self._thread.join()
-            if self._model is not None:
-                self._model.close()
+        if self._beside is not None and self._beside.exception() is None:
+            self._beside.result().close()
 
-    def _open(self) -> None:
-        try:
-            self._model = open_target(self._placed)
-        except BaseException as error:  # is told to whoever takes it
-            self._error = error
+
+def _open_into(found: Future[Model], placed: PlacedModels) -> None:
+    try:
+        found.set_result(open_target(placed))
+    except BaseException as error:  # is told to whoever takes it
+        found.set_exception(error)
 
 
 def _opens_beside(placed: PlacedModels) -> bool:
@@ -257,8 +249,13 @@ def open_models(
     if is_measured:
         drafters = factory.load_drafters(options.drafter, context)
     check_capabilities(target.name, target.runtime.name, loaded, options)
-    if drafts and drafts[0].step_s and costs().is_scaled:
-        _warn_of_slow_draft(options.drafts[0], drafts[0].step_s, costs().at(1))
+    if drafts and drafts[0].step_s and costs().is_scaled and drafts[0].step_s >= costs().at(1):
+        _log.warning(
+            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
+            "only where that pays; choose a smaller one",
+            options.drafts[0],
+            drafts[0].step_s / costs().at(1),
+        )
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
     return OpenModels(loaded, drafts, drafters, context, costs, key, begins, history)
 
@@ -362,18 +359,9 @@ def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:
     return ChosenPart(layer)
 
 
-def _warn_of_slow_draft(name: str, draft_s: float, target_s: float) -> None:
-    if draft_s >= target_s:
-        _log.warning(
-            "a step of the draft %s takes %.2f times as long as one of its target: it is asked "
-            "only where that pays; choose a smaller one",
-            name,
-            draft_s / target_s,
-        )
-
-
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
-    """Refuses here what the model cannot do, so that nothing fails in the middle of a text.
+    """Refuses here what the model cannot do, so that nothing fails in the middle of a text. One line
+    tells of drafters that were asked for by name, and whose draft tokens cannot branch here.
 
     Raises UsageError, UnsupportedModelError.
     """
@@ -395,21 +383,13 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
             remedy="Use another runtime or model.",
         )
     if not model.capabilities.trees:
-        _tell_of_chains(name, runtime, model.capabilities, options)
-
-
-def _tell_of_chains(
-    name: str, runtime: str, capabilities: Capabilities, options: LoadOptions
-) -> None:
-    """Logs one line if drafters were asked for by name whose draft tokens would branch."""
-    traits = factory.traits_of(options.drafter)
-    branching = [each for each, declared in traits.items() if declared.trees]
-    if branching:
-        why = capabilities.why_no_trees or "rows of its passes cannot branch"
-        _log.warning(
-            "%s on %s is drafted for in chains, not in the trees of %s: %s",
-            name,
-            runtime,
-            ", ".join(branching),
-            why,
-        )
+        traits = factory.traits_of(options.drafter)
+        branching = [each for each, declared in traits.items() if declared.trees]
+        if branching:
+            _log.warning(
+                "%s on %s is drafted for in chains, not in the trees of %s: %s",
+                name,
+                runtime,
+                ", ".join(branching),
+                model.capabilities.why_no_trees or "rows of its passes cannot branch",
+            )

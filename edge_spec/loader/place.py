@@ -111,7 +111,7 @@ def place_models(
     options = planned(source, options, progress)
     candidates = candidates_for(source, options.runtime, options, options.providers)
     if needs_chat and _reads_header(source, candidates):
-        _require_chat(source.header)
+        ChatTemplate(source.header.chat_template)
     if candidates.is_bound:
         candidates.resolution(candidates.names[0])  # nothing is fetched for one that is missing
     identity = source.identity
@@ -207,7 +207,10 @@ def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
     if target.config.encoder is None and languages == (None, None):
         return target
     tokenizer = target.text.tokenizer
-    if not isinstance(tokenizer, Tokenizer) or (languages == (None, None) and not _asks(tokenizer)):
+    if not isinstance(tokenizer, Tokenizer):
+        return target
+    lacks_one = tokenizer.source_end is not None and tokenizer.source_end.lacks_language
+    if languages == (None, None) and not lacks_one:
         return target
     found = tokenizer.translating(*languages, target.name)
     end = found.source_end
@@ -218,10 +221,6 @@ def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:
         )
     text = replace(target.text, tokenizer=found)
     return replace(target, make_text=lambda: text)
-
-
-def _asks(tokenizer: Tokenizer) -> bool:
-    return tokenizer.source_end is not None and tokenizer.source_end.lacks_language
 
 
 def _reads_header(source: Source, candidates: RuntimeCandidates) -> bool:
@@ -235,16 +234,11 @@ def _require_worth_converting(needs_chat: bool, head: Path | None, model: Any) -
     """model: whose weights are unread, as an exporter reads it; the shape of some is not known
     before. Raises what would come after its conversion, which may take minutes."""
     if needs_chat:
-        _require_chat(model)
+        ChatTemplate(model.chat_template)
     require_room_to_convert(model)
     config = getattr(model, "config", None)
     if head is not None and isinstance(config, ModelConfig):
         runtimes.open_head(head, config, has_weights=False)
-
-
-def _require_chat(model: Any) -> None:
-    """model: whose weights are unread. Raises UnsupportedModelError."""
-    ChatTemplate(model.chat_template)
 
 
 def _prepared_drafts(

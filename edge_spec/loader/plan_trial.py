@@ -88,7 +88,8 @@ def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
     with load_engine(request["model"], options, lambda what, fraction: None) as engine:
         _write(engine, "none", request["prompts"][0], _WARM_UP_TOKENS)
         for at, prompt in enumerate(request["prompts"]):
-            for turn, i in enumerate(_rotated(range(len(placements)), at)):
+            for turn in range(len(placements)):
+                i = (at + turn) % len(placements)
                 on_step((at + turn / len(placements)) / len(request["prompts"]))
                 stats = _write(engine, placements[i].drafter, prompt, request["num_tokens"])
                 seconds += stats.predicted_ms / 1e3
@@ -101,11 +102,6 @@ def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
         median(plain) * median(rate / beside for rate, beside in zip(each, plain, strict=True))
         for each in rates
     ]
-
-
-def _rotated(order: Sequence[int], by: int) -> list[int]:
-    by %= len(order)
-    return [*order[by:], *order[:by]]
 
 
 def _write(engine: Engine, drafter: str, prompt: Sequence[int], num_tokens: int) -> Any:

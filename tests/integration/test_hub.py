@@ -25,7 +25,7 @@ from edge_spec.models import draft_choice
 from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.hub import download
 from edge_spec.models.hub.client import HubReference
-from edge_spec.models.hub.download import find_cached, open_model, pull
+from edge_spec.models.hub.download import find_cached, pull
 from edge_spec.models.source import Source
 from fixtures import fake_hub, heads
 from fixtures.silence import quiet
@@ -109,7 +109,7 @@ def test_what_is_here_is_not_fetched_again(hub: Any, models: Path) -> None:
     assert fetch("hf:org/small") == first
     assert [request.path for request in hub.requests] == ["/api/models/org/small/revision/main"]
     hub.requests.clear()
-    assert open_model(HubReference.parse("hf:org/small"), quiet) == first
+    assert find_cached(HubReference.parse("hf:org/small")) == first
     found = huggingface_hub.try_to_load_from_cache("org/small", "model.safetensors")
     assert found == str(first.path / "model.safetensors") and not hub.requests
     assert repository.commit == first.commit

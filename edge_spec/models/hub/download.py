@@ -308,9 +308,9 @@ class _Store:
         tells whether two have written at once."""
         path = cache_root() / ".locks" / folder(self.reference).name / file.digest
         what = "waiting for another process that fetches %s"
+        waits = partial(_log.warning, what, self.reference)
         with ExitStack() as held:
             try:
-                waits = partial(_log.warning, what, self.reference)
                 held.enter_context(locked(path, _FETCHED_AFTER_S, waits))
             except TimeoutError:
                 raise DownloadError(
@@ -367,14 +367,6 @@ def _digest(path: Path, file: RemoteFile) -> str:
         return sha256_file(path)
     content = path.read_bytes()  # as Git hashes it
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def open_model(reference: HubReference, progress: Progress) -> HubModel:
-    """Opens it from the cache, without asking the hub, where all of it is there; else pulled.
-
-    Raises as `pull` does.
-    """
-    return find_cached(reference) or pull(reference, progress)
 
 
 def pull(reference: HubReference, progress: Progress) -> HubModel:
