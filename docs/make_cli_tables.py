@@ -13,8 +13,7 @@ from enum import EnumType
 from pathlib import Path
 from typing import get_args
 
-from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.option import DeclaredOption, declared_options
+from edge_spec.models.asked_options import AskedOptions, DeclaredOption, declared_options
 
 PAGE = Path(__file__).with_name("cli.md")
 BEGIN = "<!-- made by docs/make_cli_tables.py of edge_spec/models/asked_options.py -->\n"

@@ -26,7 +26,7 @@ from edge_spec.apps.server.work import Desk
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory, forecast_here
-from edge_spec.loader.on_demand import ModelOnDemand
+from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
 
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from edge_spec import SamplingParams
 from edge_spec.errors import UsageError
-from edge_spec.models.option import require_type
+from edge_spec.models.asked_options import require_type
 from edge_spec.text.parts.answer_form import TEXT_TOKENS, THOUGHT_TOKENS
 from edge_spec.text.thoughts import Reasoning, thought_budget
 

@@ -25,7 +25,7 @@ from edge_spec.apps.server.models import Models
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.reply import Running
 from edge_spec.errors import DeviceError
-from edge_spec.loader.on_demand import ModelOnDemand
+from edge_spec.loader import ModelOnDemand
 
 _UNREAD_BYTES = 1 << 18  # that the system keeps for a client, before the server sees that it waits
 _BOTH_FAMILIES = ("127.0.0.1", "localhost")  # which many clients reach by ::1, or try it first

@@ -12,7 +12,7 @@ import typer
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json, require_writable
 from edge_spec.errors import UsageError, readable
-from edge_spec.models.option import Option
+from edge_spec.models.asked_options import Option
 
 if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.measuring import (

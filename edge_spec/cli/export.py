@@ -11,7 +11,7 @@ import typer
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.asked_options import Option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions

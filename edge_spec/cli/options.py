@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from edge_spec.models.asked_options import ENDPOINT, MODEL_HELP, RPC_HELP, AskedOptions
-from edge_spec.models.option import DeclaredOption, Option, declared_options
+from edge_spec.models.asked_options import (
+    ENDPOINT,
+    MODEL_HELP,
+    RPC_HELP,
+    AskedOptions,
+    DeclaredOption,
+    Option,
+    declared_options,
+)
 
 __all__ = [
     "ENDPOINT",

@@ -12,12 +12,12 @@ import typer
 from edge_spec.cli import options
 from edge_spec.cli.output import print_json
 from edge_spec.errors import UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.asked_options import Option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from edge_spec.loader.on_demand import ModelOnDemand
+    from edge_spec.loader import ModelOnDemand
 
 
 _SERVER = "Server"
@@ -163,7 +163,7 @@ def models_on_demand(
 ) -> list[ModelOnDemand]:
     """Raises as `served_names` does, and UsageError where several are to learn."""
     from edge_spec.cli.opening import open_engine
-    from edge_spec.loader.on_demand import ModelOnDemand, options_of_others
+    from edge_spec.loader import ModelOnDemand, options_of_others
     from edge_spec.models.source import served_names
 
     is_alone = len(models) == 1  # else one would be measured while another answers

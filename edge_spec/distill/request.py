@@ -9,7 +9,7 @@ from typing import Annotated
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.asked_options import Option
 
 _MOST_POSITIONS = 8
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096

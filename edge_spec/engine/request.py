@@ -14,8 +14,7 @@ from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
 from edge_spec.errors import ContextFullError, UsageError
-from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.option import meant, require_type
+from edge_spec.models.asked_options import AskedOptions, meant, require_type
 from edge_spec.text.chat_format import MessagePrompt
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.grammar import Grammar

@@ -28,8 +28,7 @@ from edge_spec.fitting.devices import (
     free_bytes,
     total_bytes,
 )
-from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.option import declared_options
+from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 from edge_spec.core.model import Model, Progress
+from edge_spec.drafters import factory
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -42,8 +44,10 @@ from edge_spec.models.asked_options import (
     MODEL_HELP,
     AskedOptions,
     LoadArguments,
+    declared_options,
+    meant,
+    require_type,
 )
-from edge_spec.models.option import declared_options, meant, require_type
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 
@@ -166,7 +170,10 @@ def _with_arguments(
                 if name not in signature.parameters:
                     raise _unknown(name)
             asked = arguments(*given, **named)
-            _require_types(asked)
+            require_type("model", asked.model, str | Path, MODEL_HELP)
+            for name, each in options.items():
+                require_type(name, getattr(asked, name), each.type, each.option.help)
+            require_type("progress", asked.progress, Callable[..., None] | None, _PROGRESS_HELP)
             return opening(asked)
 
         load.__doc__ = "\n    ".join([opening.__doc__ or "", *said])
@@ -194,14 +201,6 @@ def _unknown(name: str) -> UsageError:
     return UsageError(f"load has no option {name!r}", remedy=remedy)
 
 
-def _require_types(asked: LoadArguments) -> None:
-    """Raises UsageError for a value of another type than its option takes."""
-    require_type("model", asked.model, str | Path, MODEL_HELP)
-    for name, each in declared_options(AskedOptions).items():
-        require_type(name, getattr(asked, name), each.type, each.option.help)
-    require_type("progress", asked.progress, Callable[..., None] | None, _PROGRESS_HELP)
-
-
 def _signature() -> inspect.Signature:
     """Returns that of `load`, with types instead of what the command line needs beside them."""
     types = {name: each.type for name, each in declared_options(AskedOptions).items()}
@@ -223,3 +222,46 @@ def load(asked: LoadArguments) -> Engine:
     """
     progress = asked.progress or (lambda what, fraction: None)
     return load_asked(str(asked.model), asked, progress, measure_when_idle=True)
+
+
+class Opening(Protocol):
+    """Opens a model."""
+
+    def __call__(
+        self, *, report: Progress | None, screen: Callable[[PlacedModels], None] | None
+    ) -> Engine:
+        """report: None shows the progress to whoever started the program. screen: is shown the
+        models before their weights are read. Raises an EdgeSpecError, and what the two raise."""
+
+
+@dataclass(frozen=True)
+class ModelOnDemand:
+    """A model that is opened when it is asked for, and may be closed and opened again.
+
+    name: what lists and answers call it; aliases: what requests may call it, too; plan: what
+    `edge-spec plan` keeps of it, as `edge-spec plan --json` prints it.
+    """
+
+    name: str
+    open: Opening
+    aliases: tuple[str, ...] = ()
+    plan: Callable[[], Mapping[str, Any] | None] = lambda: None
+
+
+def options_of_others(asked: AskedOptions) -> AskedOptions:
+    """Returns the options of all models but the first, where one command names several: a plan, a
+    draft that is named and the layers of early exit are of one model."""
+    asked = replace(asked, plan=None, exit_layer=None)
+    named = [asked.draft] if isinstance(asked.draft, str) else asked.draft or []
+    if not set(named) - {"auto", "none"}:
+        return asked
+    traits = factory.traits_of(asked.drafter).values()
+    needs_draft = any(each.draft_model for each in traits)
+    return replace(
+        asked,
+        draft=None,
+        draft_runtime="auto",
+        draft_device=None,
+        draft_threads=None,
+        drafter="auto" if needs_draft else asked.drafter,
+    )

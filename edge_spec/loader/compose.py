@@ -58,6 +58,7 @@ def compose_engine(
     speculation = factory.compose(models.drafters)
     speculation.load_stats(load_learnt(key))
     model = _watched(models.target, placed.options.call_timeout_s)
+    way = models.target.way if isinstance(models.target, HasWays) else None
     parts = EngineComponents(
         name=target.name,
         runtime=target.runtime.name,
@@ -76,7 +77,7 @@ def compose_engine(
         history=models.history,
         keep_learnt=partial(_keep_learnt, key),
         identity=placed.source.identity,
-        computing=_computing(key, models.target),
+        computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(
             rows_key(key, models.target.config),
             usual_shares(models.target),
@@ -130,10 +131,6 @@ def _prompt_files(placed: PlacedModels, parts: EngineComponents) -> PromptFiles 
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
     return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())
-
-
-def _computing(key: ProfileKey, target: Model) -> str:
-    return f"{key.digest} {target.way}" if isinstance(target, HasWays) else key.digest
 
 
 def _watched(model: Model, call_timeout_s: float | None) -> Model:

@@ -360,8 +360,8 @@ def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:
-    """Refuses here what the model cannot do, so that nothing fails in the middle of a text. One line
-    tells of drafters that were asked for by name, and whose draft tokens cannot branch here.
+    """Refuses here what the model cannot do, so that nothing fails in the middle of a text. One
+    line tells of drafters that were asked for by name, and whose draft tokens cannot branch here.
 
     Raises UsageError, UnsupportedModelError.
     """

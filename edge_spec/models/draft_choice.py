@@ -212,7 +212,7 @@ def _in_four_bits(
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
         return draft
-    kept = _copy_of(source)
+    kept = cache_directory() / "drafts" / f"{source.name}-{source.identity}-Q4_0.gguf"
     if not (makes or kept.is_file()):
         return draft
     exporter = runtimes.load_exporter("gguf")
@@ -244,10 +244,6 @@ def _is_large(info: ModelInfo) -> bool:
         small = _LEAST_SAVED * _FOUR_BITS * info.config.num_parameters
         return info.path.stat().st_size > max(_LEAST_BYTES, small)
     return False
-
-
-def _copy_of(source: Source) -> Path:
-    return cache_directory() / "drafts" / f"{source.name}-{source.identity}-Q4_0.gguf"
 
 
 def _make(copy: Path, path: Path, exporter: Requantizes, progress: Progress) -> None:

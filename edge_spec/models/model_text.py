@@ -22,7 +22,7 @@ from edge_spec.core.recommended_sampling import recommended_sampling
 from edge_spec.core.runtime_protocols import TokenizingRuntime
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle
+from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.chat_format import ChatFormat
@@ -51,12 +51,7 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
     except UnicodeDecodeError:
         raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
     stated = ChatFormat(
-        tokenizer=Tokenizer(
-            json,
-            manifest.bos_id if manifest.adds_bos else None,
-            source_end(bundle.config, manifest.eos_ids),
-            bundle.config.vocab_size,
-        ),
+        tokenizer=_tokenizer(json, manifest, bundle.config),
         chat_template=manifest.chat_template,
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
@@ -76,6 +71,11 @@ def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
     return SourceEnd((*eos_ids[:1], *encoder.beginning), encoder.start_id)
 
 
+def _tokenizer(json: str, stated: Manifest | ModelInfo, config: ModelConfig) -> Tokenizer:
+    bos_id = stated.bos_id if stated.adds_bos else None
+    return Tokenizer(json, bos_id, source_end(config, stated.eos_ids), config.vocab_size)
+
+
 def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) -> ChatFormat:
     """keeps: in the cache, a tokenizer that takes long to make.
 
@@ -83,12 +83,7 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
     """
     try:
         json = kept_tokenizer_json(published) if keeps else published.tokenizer_json()
-        tokenizer: TextCodec = Tokenizer(
-            json,
-            published.bos_id if published.adds_bos else None,
-            source_end(published.config, published.eos_ids),
-            published.config.vocab_size,
-        )
+        tokenizer: TextCodec = _tokenizer(json, published, published.config)
     except UnsupportedModelError:
         if not isinstance(runtime, TokenizingRuntime):
             raise

@@ -21,8 +21,8 @@ from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.models.asked_options import (
     AskedOptions,
     DraftOverlap,
+    declared_options,
 )
-from edge_spec.models.option import declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
 _NUMBERED = re.compile(r"(.*?):?(\d*)")

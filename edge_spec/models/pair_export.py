@@ -238,16 +238,16 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
     require_readable(out)
     _check_request(request)
     opened = list(_open(request))
-    proof = _prove(*opened) if len(opened) > 1 else None
+    proof = None
+    for draft in opened[1:]:
+        require_same_vocabulary(opened[0].vocabulary, draft.vocabulary, opened[0].name, draft.name)
+        proof = prove(opened[0].vocabulary, draft.vocabulary)
     notes = list(request.choices.notes)
     with atomic_directory(out) as work:
         (work / PROFILES).mkdir()
         tokenizer = work / TOKENIZER
         tokenizer.write_text(opened[0].checkpoint.tokenizer_json(), encoding="utf-8")
-        members = [
-            _Writer(request, part, work, _named(progress, part.role)).write(notes)
-            for part in opened
-        ]
+        members = [_Writer(request, part, work, progress).write(notes) for part in opened]
         template = opened[0].checkpoint.chat_template
         manifest = PairManifest(
             name=opened[0].name,
@@ -256,16 +256,12 @@ def export_pair(request: PairRequest, out: Path, progress: Progress) -> PairMani
             target=members[0],
             draft=members[1] if len(members) > 1 else None,
             tokenizer=FileEntry(sha256=sha256_file(tokenizer), num_bytes=tokenizer.stat().st_size),
-            chat_template_sha256=template_sha256(template),
+            chat_template_sha256=template and hashlib.sha256(template.encode()).hexdigest(),
             vocabulary=proof,
             versions=runtimes.writer_versions(sorted({f for m in members for f in m.formats})),
         )
         write_pair(work, manifest)
     return manifest
-
-
-def template_sha256(template: str | None) -> str | None:
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
 def prove(target: Mapping[str, int], draft: Mapping[str, int]) -> VocabularyProof:
@@ -278,11 +274,6 @@ def prove(target: Mapping[str, int], draft: Mapping[str, int]) -> VocabularyProo
         draft_size=second.size,
         num_shared=compare(target, draft).num_shared,
     )
-
-
-def _prove(target: _Opened, draft: _Opened) -> VocabularyProof:
-    require_same_vocabulary(target.vocabulary, draft.vocabulary, target.name, draft.name)
-    return prove(target.vocabulary, draft.vocabulary)
 
 
 def _check_request(request: PairRequest) -> None:
@@ -335,10 +326,6 @@ def _opened(role: str, part: PairMember, checkpoint: Checkpoint) -> _Opened:
         name += f"-{part.num_layers}-layers"
     vocabulary = Tokenizer(checkpoint.tokenizer_json()).vocabulary()
     return _Opened(role, name, checkpoint, part.num_layers, vocabulary)
-
-
-def _named(progress: Progress, role: str) -> Progress:
-    return lambda what, fraction: progress(f"{role.capitalize()}: {what}", fraction)
 
 
 @dataclass(frozen=True)
@@ -399,7 +386,7 @@ class _Writer:
             (self.work / path).mkdir(parents=True)
             path += "/model.gguf"
         report = exporter.export(
-            self.part.checkpoint, self.work / path, replace(options, **own), self.progress
+            self.part.checkpoint, self.work / path, replace(options, **own), self._say
         )
         return Variant(
             format=choice.format,
@@ -410,6 +397,9 @@ class _Writer:
             why=choice.why,
             files=list_files(self.work, self.work / path),
         )
+
+    def _say(self, what: str, fraction: float) -> None:
+        self.progress(f"{self.part.role.capitalize()}: {what}", fraction)
 
     def _leave_out(self, choice: ExportChoice, error: EdgeSpecError) -> str:
         shutil.rmtree(self.work / self.part.role / choice.format, ignore_errors=True)

@@ -329,13 +329,6 @@ def candidates_for(
     return RuntimeCandidates(source, names, options, tuple(providers), is_bound)
 
 
-def choose_runtime(
-    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
-) -> Resolution:
-    """Chooses in the usual order. Raises as `candidates_for` and `RuntimeCandidates.choose`."""
-    return candidates_for(source, name, options, providers).choose()
-
-
 def where_it_runs(
     source: Source, names: Sequence[str], options: ConversionOptions
 ) -> tuple[list[str], list[Refusal]]:
@@ -427,11 +420,11 @@ def resolve_model(
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel:
-    """Chooses a runtime and prepares the model for it: see `choose_runtime`, `prepare_model`.
+    """Chooses a runtime, in the usual order, and prepares the model for it: see `prepare_model`.
 
     Raises an EdgeSpecError where the runtime cannot have the model.
     """
-    return prepare_model(choose_runtime(source, runtime, options, providers), progress)
+    return prepare_model(candidates_for(source, runtime, options, providers).choose(), progress)
 
 
 def prepare_model(

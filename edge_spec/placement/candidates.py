@@ -17,7 +17,7 @@ from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import (
     ResolvedModel,
-    choose_runtime,
+    candidates_for,
     prepare_model,
     resolution_on,
     resolve_model,
@@ -143,7 +143,8 @@ def candidates(
     if found:
         return found, refused
     if fault is not None:
-        choose_runtime(source, "auto", options)  # raises with the reasons of all, if none can
+        # Raises with the reasons of all, if none can.
+        candidates_for(source, "auto", options).choose()
         raise fault
     raise UsageError(
         f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",

@@ -17,8 +17,7 @@ from edge_spec.errors import UsageError
 from edge_spec.fitting.devices import CPU, Device, free_bytes, list_devices
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.models import runtimes
-from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.option import declared_options
+from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, plan_path, read_plan

@@ -88,17 +88,8 @@ def scratch_directory(final: Path) -> Iterator[Path]:
 
     What a kill leaves and what is raised is as with `atomic_directory`.
     """
-    with as_storage_error(final):
-        with as_storage_error(final, refusals=True):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(final)
-            work = Path(tempfile.mkdtemp(_WORK_SUFFIX, f".{final.name}.", final.parent))
-        lock = try_lock(work)
-        try:
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            unlock(lock)
+    with _work_beside(final) as work:
+        yield work
 
 
 @contextmanager
@@ -108,25 +99,39 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
     device, a pipe or a directory is in its place. mode: of the new file.
     """
+    with as_storage_error(final, refusals=True):
+        is_free = final.is_file() or not final.exists()
+    _refuse_unless(is_free, final)
+    with _work_beside(final, is_file=True) as work:
+        yield work
+        work.chmod(mode)  # mkstemp makes it private
+        sync(work)
+        work.replace(final)
+        sync(final.parent)
+
+
+@contextmanager
+def _work_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
+    """A new directory, or a file, that is locked and goes with the block."""
     with as_storage_error(final):
-        with as_storage_error(final, refusals=True):
-            is_free = final.is_file() or not final.exists()
-        _refuse_unless(is_free, final)
         with as_storage_error(final, refusals=True):
             final.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(final)
-            handle, name = tempfile.mkstemp(_WORK_SUFFIX, f".{final.name}.", final.parent)
-        os.close(handle)
-        work = Path(name)
+            names = _WORK_SUFFIX, f".{final.name}.", final.parent
+            if is_file:
+                handle, made = tempfile.mkstemp(*names)
+                os.close(handle)
+            else:
+                made = tempfile.mkdtemp(*names)
+        work = Path(made)
         lock = try_lock(work)
         try:
             yield work
-            work.chmod(mode)  # mkstemp makes it private
-            sync(work)
-            work.replace(final)
-            sync(final.parent)
         finally:
-            work.unlink(missing_ok=True)
+            if is_file:
+                work.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(work, ignore_errors=True)
             unlock(lock)
 
 

@@ -25,7 +25,7 @@ from edge_spec.loader.place import place_models
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import candidates_for, choose_runtime
+from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
@@ -89,7 +89,7 @@ def order_of(source: Source, **asked: Any) -> RuntimeOrder:
 
 def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
     with pytest.raises(EdgeSpecError) as caught:
-        choose_runtime(Source(str(path), quiet), runtime, LoadOptions())
+        candidates_for(Source(str(path), quiet), runtime, LoadOptions()).choose()
     assert "\n" not in str(caught.value)
     return caught.value
 

@@ -21,8 +21,7 @@ from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
 from edge_spec.fitting import forecast as fitting
 from edge_spec.fitting.forecast import Forecast
-from edge_spec.loader import load_asked
-from edge_spec.loader.on_demand import ModelOnDemand
+from edge_spec.loader import ModelOnDemand, load_asked
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
 from fixtures.gate import Gate

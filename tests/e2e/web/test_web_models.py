@@ -13,7 +13,7 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.errors import ModelFileError
-from edge_spec.loader.on_demand import ModelOnDemand
+from edge_spec.loader import ModelOnDemand
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

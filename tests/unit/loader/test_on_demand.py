@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.loader.on_demand import options_of_others
+from edge_spec.loader import options_of_others
 from edge_spec.models.asked_options import AskedOptions
 
 SHARED: dict[str, Any] = {"runtime": "reference", "threads": 2, "context_length": 512}

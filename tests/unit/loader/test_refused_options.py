@@ -11,8 +11,12 @@ import edge_spec
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.engine.request import AnswerOptions, request_of
 from edge_spec.errors import UsageError
-from edge_spec.models.asked_options import MODEL_ALSO, AskedOptions
-from edge_spec.models.option import DeclaredOption, declared_options
+from edge_spec.models.asked_options import (
+    MODEL_ALSO,
+    AskedOptions,
+    DeclaredOption,
+    declared_options,
+)
 
 OPTIONS = declared_options(AskedOptions)
 SOMETHING: Any = object()

@@ -22,8 +22,7 @@ from edge_spec.core import entry_points
 from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.asked_options import AskedOptions
-from edge_spec.models.option import DeclaredOption, declared_options
+from edge_spec.models.asked_options import AskedOptions, DeclaredOption, declared_options
 from edge_spec.models.options import LoadOptions
 from fixtures import documented
 
