@@ -53,18 +53,18 @@ def pull(
 
 
 def _draft(target: HubReference, draft: str) -> HubReference | None:
-    from edge_spec.models.hub.client import PREFIX, HubReference, known_draft, known_head
+    from edge_spec.models.hub.client import DRAFTS, HEADS, PREFIX, HubReference, known
 
     if draft != "auto":
         return HubReference.parse(draft)
-    known, head = known_draft(target.repository), known_head(target.repository)
-    if known is not None and head is not None:
+    smaller, head = known(DRAFTS, target.repository), known(HEADS, target.repository)
+    if smaller is not None and head is not None:
         _note(f"there is a head trained for {target}, too: --draft {PREFIX}{head}")
-    known = known or head
-    if known is None:
+    found = smaller or head
+    if found is None:
         _note(f"no smaller model of the family of {target} is known: name one with --draft")
         return None
-    return HubReference.parse(PREFIX + known)
+    return HubReference.parse(PREFIX + found)
 
 
 def _compare(target: HubModel, draft: HubModel) -> None:

@@ -165,8 +165,11 @@ def _place_first(
                 raise
             candidates = left
             continue
-        if placed.drafts:
-            _tell_memory(placed.target, placed.drafts, options, source.progress)
+        memory = forecast(placed.target, placed.drafts, options) if placed.drafts else None
+        if memory is not None:
+            source.progress(f"Loading {memory}", 0.0)
+            if memory.warning:
+                _log.warning("%s", memory.warning)
         return replace(placed, identity=identity, others=others)
 
 
@@ -269,16 +272,3 @@ def _require_same_kind(target: ResolvedModel, draft: ResolvedModel) -> None:
         )
     if found[0] is not None:
         require_same_vocabulary(target.vocabulary(), draft.vocabulary(), target.name, draft.name)
-
-
-def _tell_memory(
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
-    options: LoadOptions,
-    progress: Progress,
-) -> None:
-    memory = forecast(target, drafts, options)
-    if memory is not None:
-        progress(f"Loading {memory}", 0.0)
-        if memory.warning:
-            _log.warning("%s", memory.warning)

@@ -80,16 +80,9 @@ def list_files(directory: Path, start: Path) -> dict[str, FileEntry]:
     }
 
 
-def check_file(directory: Path, name: str, entry: FileEntry) -> None:
-    """Raises BundleError unless it is below the directory, no link, and what `entry` says."""
-    check_size(directory, name, entry)
-    file = directory / name
-    if known_sha256(file) != entry.sha256:
-        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=EXPORT_AGAIN)
-
-
-def check_size(directory: Path, name: str, entry: FileEntry) -> None:
-    """Checks a file as `check_file` does, without reading it: its content may be another."""
+def check_file(directory: Path, name: str, entry: FileEntry, hashed: bool = True) -> None:
+    """Raises BundleError unless it is below the directory, no link, and what `entry` says. hashed:
+    else it stays unread, and its content may be another."""
     if not is_below(name):
         raise BundleError(
             f"{directory} lists a file outside itself: {_shown(name)}", remedy=EXPORT_AGAIN
@@ -103,6 +96,8 @@ def check_size(directory: Path, name: str, entry: FileEntry) -> None:
         raise BundleError(
             f"{file} has {size} bytes, expected {entry.num_bytes}", remedy=EXPORT_AGAIN
         )
+    if hashed and known_sha256(file) != entry.sha256:
+        raise BundleError(f"{file} does not match the sha256 in its manifest", remedy=EXPORT_AGAIN)
 
 
 def _shown(name: str) -> str:
@@ -222,20 +217,12 @@ def may_replace(out: Path) -> bool:
     return found <= {MANIFEST, PARTS_FILE, *manifest.files}
 
 
-def open_bundle(path: Path) -> Bundle:
-    """Reads the manifest and checks size and sha256 of every file. Raises BundleError."""
+def open_bundle(path: Path, hashed: bool = True) -> Bundle:
+    """Reads the manifest and checks size and sha256 of every file. hashed: else only the sizes, for
+    a look at the model alone. Raises BundleError."""
     manifest = read_manifest(path)
     for name, entry in manifest.files.items():
-        check_file(path, name, entry)
-    return Bundle(path, manifest)
-
-
-def open_unhashed(path: Path) -> Bundle:
-    """Opens a bundle as `open_bundle` does, for a look at the model alone: the content of a file
-    may be another."""
-    manifest = read_manifest(path)
-    for name, entry in manifest.files.items():
-        check_size(path, name, entry)
+        check_file(path, name, entry, hashed)
     return Bundle(path, manifest)
 
 

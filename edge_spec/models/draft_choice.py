@@ -24,7 +24,7 @@ from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.drafters import factory
 from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import is_bundle, open_unhashed, read_manifest
+from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
 from edge_spec.models.hub.download import list_cached
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.resolve import ResolvedModel
@@ -70,7 +70,7 @@ def describe(path: Path) -> Described:
     Raises an EdgeSpecError where its shape or its tokens are not known.
     """
     if is_bundle(path):
-        bundle = open_unhashed(path)
+        bundle = open_bundle(path, hashed=False)
         return Described(bundle.config, text_of_bundle(bundle).tokenizer.vocabulary())
     opened = runtimes.open_model_info(path) if path.is_file() else runtimes.open_checkpoint(path)
     return Described(opened.config, Tokenizer(kept_tokenizer_json(opened), None).vocabulary())

@@ -33,6 +33,10 @@ from edge_spec.text.tokenizer import Tokenizer
 MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
 SUFFIX = ".tokenizer"
 _DIGEST_BYTES = 64
+_FIELDS = (  # of what a model says of its text
+    *("chat_template", "named_templates", "special_tokens", "sampling"),
+    *("eos_ids", "bos_id", "end_sources"),
+)
 
 _log = logging.getLogger(__name__)
 
@@ -50,17 +54,13 @@ def text_of_bundle(bundle: Bundle) -> ChatFormat:
         json = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ModelFileError(f"{file} is no text", remedy="Export the model again.") from None
-    stated = ChatFormat(
-        tokenizer=_tokenizer(json, manifest, bundle.config),
-        chat_template=manifest.chat_template,
-        eos_ids=manifest.eos_ids,
-        bos_id=manifest.bos_id,
+    return text_with(
+        _tokenizer(json, manifest, bundle.config),
+        manifest,
+        bundle.config.vocab_size,
         sampling=recommended_sampling(manifest.sampling),
-        named_templates=manifest.named_templates,
-        special_tokens=manifest.special_tokens,
         end_sources=dict.fromkeys(manifest.eos_ids, MANIFEST),
     )
-    return with_every_end(stated, bundle.config.vocab_size)
 
 
 def source_end(config: ModelConfig, eos_ids: Sequence[int]) -> SourceEnd | None:
@@ -91,20 +91,11 @@ def text_of_info(published: ModelInfo, runtime: Runtime, keeps: bool = False) ->
     return text_with(tokenizer, published, published.config.vocab_size)
 
 
-def text_with(tokenizer: TextCodec, published: Any, vocab_size: int) -> ChatFormat:
+def text_with(tokenizer: TextCodec, published: Any, vocab_size: int, **own: Any) -> ChatFormat:
     """Returns what a file says of its text, beside its tokenizer. published: a `ModelInfo`, or what
-    has its fields of text."""
-    stated = ChatFormat(
-        tokenizer=tokenizer,
-        chat_template=published.chat_template,
-        eos_ids=published.eos_ids,
-        bos_id=published.bos_id,
-        sampling=published.sampling,
-        named_templates=published.named_templates,
-        special_tokens=published.special_tokens,
-        end_sources=published.end_sources,
-    )
-    return with_every_end(stated, vocab_size)
+    has its fields of text, but for those that are `own`."""
+    said = {name: getattr(published, name) for name in _FIELDS if name not in own}
+    return with_every_end(ChatFormat(tokenizer=tokenizer, **said, **own), vocab_size)
 
 
 def kept_tokenizer_json(published: ModelInfo) -> str:

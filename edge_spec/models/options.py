@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
@@ -264,31 +263,24 @@ def _draft_problems(options: LoadOptions) -> Iterator[_Problem]:
             raise missing_head(name)
 
 
-class Chip(NamedTuple):
-    """kind: "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda"."""
-
-    kind: str
-    number: int = 0
-
-    def may_be(self, other: Chip) -> bool:
-        """Says whether the names may stand for one chip. A GPU has another number with each
-        interface, so two interfaces count as two chips."""
-        kinds = {self.kind, other.kind}
-        if _ALL_GPUS in kinds:
-            return not kinds & {"cpu", "npu"}
-        return self == other
-
-
 def share_chip(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Says whether models on these devices, by names of any runtime, take turns on a chip."""
+    """Says whether models on these devices, by names of any runtime, take turns on a chip. A GPU
+    has another number with each interface, so two interfaces count as two chips."""
     others = [_chip(name) for name in other]
-    return any(_chip(name).may_be(each) for name in one for each in others)
+    return any(_may_be_one(_chip(name), each) for name in one for each in others)
 
 
-def _chip(name: str) -> Chip:
+def _may_be_one(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    kinds = {one[0], other[0]}
+    return not kinds & {"cpu", "npu"} if _ALL_GPUS in kinds else one == other
+
+
+def _chip(name: str) -> tuple[str, int]:
+    """Returns "cpu", "npu", "gpu", or the interface that a GPU is reached by, such as "cuda", and
+    its number."""
     base = name.lower()
     for prefix in _PROVIDERS:
         base = base.removeprefix(prefix)
     found = _NUMBERED.fullmatch(base)
     kind, number = found.groups() if found else (base, "")
-    return Chip("npu") if kind in _NPUS else Chip(kind, int(number or 0))
+    return ("npu", 0) if kind in _NPUS else (kind, int(number or 0))

@@ -36,7 +36,7 @@ from edge_spec.errors import (
     UsageError,
 )
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, open_unhashed
+from edge_spec.models.bundle import Bundle, is_bundle, open_bundle
 from edge_spec.models.model_text import text_of_bundle, text_of_info
 from edge_spec.models.options import ConversionOptions
 from edge_spec.models.source import Source
@@ -477,7 +477,7 @@ def find_resolved(resolution: Resolution, progress: Progress) -> ResolvedModel |
 def _described(resolution: Resolution, path: Path) -> ResolvedModel:
     """Returns a bundle as it describes itself. Raises ModelFileError for damage that shows without
     its hash, UsageError for another format than the runtime's."""
-    bundle = open_unhashed(path)
+    bundle = open_bundle(path, hashed=False)
     formats = {bundle.manifest.format}
     require_format(bundle, runtimes.format_for(resolution.runtime, formats, resolution.providers))
     return _from_bundle(resolution, bundle)

@@ -110,13 +110,11 @@ def library_version(runtime: str) -> str:
 
 def runs_on_processor(runtime: str) -> bool:
     """Says whether it is known that the library which a runtime calls has no other device."""
-    return runtime == "ort" and not _is_installed("onnxruntime-gpu")
-
-
-def _is_installed(library: str) -> bool:
+    if runtime != "ort":
+        return False
     with suppress(PackageNotFoundError):
-        return bool(version(library))
-    return False
+        return not version("onnxruntime-gpu")
+    return True
 
 
 def library_build(runtime: str) -> str:

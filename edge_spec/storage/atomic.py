@@ -70,9 +70,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
     """
     if final.is_symlink():
         final = final.resolve()
-    with as_storage_error(final, refusals=True):
-        is_free = final.is_dir() or final.is_file() or not final.exists()
-    _refuse_unless(is_free, final)
+    _require_free(final, final.is_dir)
     with scratch_directory(final) as work:
         yield work
         for path in (*work.rglob("*"), work):
@@ -99,9 +97,7 @@ def atomic_file(final: Path, mode: int = 0o644) -> Iterator[Path]:
     What a kill leaves and what is raised is as with `atomic_directory`; StorageError also where a
     device, a pipe or a directory is in its place. mode: of the new file.
     """
-    with as_storage_error(final, refusals=True):
-        is_free = final.is_file() or not final.exists()
-    _refuse_unless(is_free, final)
+    _require_free(final)
     with _work_beside(final, is_file=True) as work:
         yield work
         work.chmod(mode)  # mkstemp makes it private
@@ -135,7 +131,10 @@ def _work_beside(final: Path, is_file: bool = False) -> Iterator[Path]:
             unlock(lock)
 
 
-def _refuse_unless(is_free: bool, final: Path) -> None:
+def _require_free(final: Path, replaces: Callable[[], bool] = lambda: False) -> None:
+    """Raises StorageError for what is there but for a file, and but for what `replaces` says."""
+    with as_storage_error(final, refusals=True):
+        is_free = final.is_file() or replaces() or not final.exists()
     if not is_free:
         remedy = "Choose another place."
         raise StorageError(f"{final} is no regular file", remedy=remedy, errno=None)

@@ -28,7 +28,6 @@ from edge_spec.models.bundle import (
     CompiledFor,
     list_files,
     open_bundle,
-    open_unhashed,
     write_manifest,
 )
 from edge_spec.storage.atomic import atomic_directory
@@ -70,7 +69,7 @@ class QnnExporter:
             scratch = work / "scratch"  # several times the weights: /tmp may be small
             scratch.mkdir()
             StaticOnnxExporter().export(checkpoint, scratch / "static", asked, progress)
-            static = open_unhashed(scratch / "static")
+            static = open_bundle(scratch / "static", hashed=False)
             binary = _compile(static, scratch, work, soc, progress)
             shutil.copyfile(static.file(TOKENIZER), work / TOKENIZER)
             shutil.rmtree(scratch)

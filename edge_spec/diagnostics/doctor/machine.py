@@ -16,7 +16,7 @@ from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.fitting.devices import Device, format_bytes, free_bytes, total_bytes
 from edge_spec.models import runtimes
-from edge_spec.models.bundle import is_bundle, open_unhashed
+from edge_spec.models.bundle import is_bundle, open_bundle
 from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import check_history
@@ -124,7 +124,7 @@ class Kind(NamedTuple):
 
 def _check_conversion(path: Path) -> None:
     if is_bundle(path):
-        open_unhashed(path)
+        open_bundle(path, hashed=False)
         return
     with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
         if file.read(len(_GGUF)) != _GGUF:

@@ -36,9 +36,8 @@ from edge_spec.models.bundle import (
     FileEntry,
     Manifest,
     check_file,
-    check_size,
     is_bundle,
-    open_unhashed,
+    open_bundle,
     read_manifest,
 )
 from edge_spec.models.model_text import text_of_bundle, text_of_info, text_with
@@ -183,7 +182,7 @@ def _other(path: Path, kept: Callable[[], Path] | None) -> Examined:
     if kept is not None:
         bundle = kept()
         with suppress(BundleError):
-            return Examined(ROLES[0], open_unhashed(bundle).manifest.format, bundle)
+            return Examined(ROLES[0], open_bundle(bundle, hashed=False).manifest.format, bundle)
     other = Examined(ROLES[0], "checkpoint", path, is_other=True)
     other.source  # noqa: B018 -- raises where it cannot be converted
     return other
@@ -214,7 +213,7 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     for done, (name, entry) in enumerate(listed.items()):
         subject.progress("Checking files", done / len(listed))
         try:
-            (check_file if hashed else check_size)(subject.path, name, entry)
+            check_file(subject.path, name, entry, hashed)
         except BundleError as error:
             problems.append(error)
     subject.progress("Checking files", 1.0)

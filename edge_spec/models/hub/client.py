@@ -51,7 +51,7 @@ _MOST_LISTED = 12  # files of a remedy
 # Repository of a target -> repository of its draft; of each family the smallest instruct model,
 # in the same form (safetensors or GGUF) from the same publisher. What the table says is a
 # suggestion: whether the tokens are the same is seen from the files, once they are here.
-_FAMILIES = (
+DRAFTS = (
     (r"Qwen/Qwen2\.5-(?:1\.5|3|7|14|32|72)B-Instruct(-GGUF)?", r"Qwen/Qwen2.5-0.5B-Instruct\1"),
     (
         r"Qwen/Qwen2\.5-Coder-(?:1\.5|3|7|14|32)B-Instruct(-GGUF)?",
@@ -79,7 +79,7 @@ _FAMILIES = (
 )
 # Repository of a target -> repository of a head that was trained for it, with safetensors. What is
 # here was found by searching; none of these heads was tried with this version.
-_HEADS = (
+HEADS = (
     (
         r"meta-llama/(?:Meta-)?Llama-3\.1-8B-Instruct",
         r"RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
@@ -314,13 +314,6 @@ def choose(reference: HubReference, names: Collection[str]) -> ChosenFiles:
     return ChosenFiles((_preferred(reference, names),))
 
 
-def missing_tokenizer(reference: HubReference) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{reference} has no {TOKENIZER}",
-        remedy="Choose a repository that has one, or a GGUF file of the model.",
-    )
-
-
 def _only_safetensors(names: Collection[str]) -> tuple[str, ...]:
     """Weights of another name, as some heads have them."""
     found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
@@ -397,17 +390,9 @@ def _listed(files: list[str]) -> str:
     return f"It has: {', '.join(files[:_MOST_LISTED])}{more}."
 
 
-def known_draft(repository: str) -> str | None:
-    """org/name of a smaller model of the same family, None where the table has none."""
-    return _known(_FAMILIES, repository)
-
-
-def known_head(repository: str) -> str | None:
-    """org/name of a head that was trained for this model, None where the table has none."""
-    return _known(_HEADS, repository)
-
-
-def _known(table: tuple[tuple[str, str], ...], repository: str) -> str | None:
+def known(table: tuple[tuple[str, str], ...], repository: str) -> str | None:
+    """Returns org/name of the draft, or of the head, that a table has for this model; None where it
+    has none."""
     for target, draft in table:
         match = re.fullmatch(target, repository, re.IGNORECASE)
         if match is not None:

@@ -23,11 +23,18 @@ from typing import BinaryIO
 from urllib.parse import quote
 
 from edge_spec.core.model import Progress
-from edge_spec.errors import DownloadError, EdgeSpecError, StorageError, UsageError
+from edge_spec.errors import (
+    DownloadError,
+    EdgeSpecError,
+    StorageError,
+    UnsupportedModelError,
+    UsageError,
+)
 from edge_spec.models import runtimes
 from edge_spec.models.hub.client import (
     COMMIT,
     CONFIG,
+    TOKENIZER,
     ChosenFiles,
     HubReference,
     RemoteFile,
@@ -37,7 +44,6 @@ from edge_spec.models.hub.client import (
     in_words,
     library,
     list_files,
-    missing_tokenizer,
 )
 from edge_spec.storage.atomic import as_storage_error, atomic_file, locked, sha256_file, sync
 
@@ -390,7 +396,10 @@ def pull(reference: HubReference, progress: Progress) -> HubModel:
     if choice.has_to_be_head:
         fetch_blobs(reference, listing, [CONFIG], progress)
         if not runtimes.says_head(folder(reference) / "blobs" / listing.files[CONFIG].digest):
-            raise missing_tokenizer(reference)
+            raise UnsupportedModelError(
+                f"{reference} has no {TOKENIZER}",
+                remedy="Choose a repository that has one, or a GGUF file of the model.",
+            )
     # Descriptions first: small, and without permission they fail before the weights.
     fetch_blobs(reference, listing, list(choice.names), progress)
     snapshot = folder(reference) / "snapshots" / listing.commit

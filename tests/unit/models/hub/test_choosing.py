@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.models.hub.client import HubReference, choose, known_draft, known_head
+from edge_spec.models.hub.client import DRAFTS, HEADS, HubReference, choose, known
 
 DIRECTORY = ["config.json", "tokenizer.json"]
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -104,7 +104,7 @@ def test_a_model_in_parts_is_refused_with_what_joins_them() -> None:
     ],
 )
 def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None) -> None:
-    assert known_draft(target) == draft
+    assert known(DRAFTS, target) == draft
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_a_family_has_its_smallest_model_as_draft(target: str, draft: str | None
     ],
 )
 def test_a_model_has_the_head_that_was_trained_for_it(target: str, head: str | None) -> None:
-    assert known_head(target) == head
+    assert known(HEADS, target) == head
 
 
 def test_the_documented_heads_are_those_of_the_table() -> None:
     page = (Path(__file__).parents[4] / "docs" / "drafters.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w.-]+/[\w.-]+) \| ([\w.-]+/[\w.-]+) \|$", page, re.MULTILINE)
     assert len(rows) == 10
-    assert all(known_head(target) == head for target, head in rows)
+    assert all(known(HEADS, target) == head for target, head in rows)
