@@ -149,7 +149,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
             declared.read_as,
             typer.Option(
                 # Without a flag typer takes the name, and adds "--no-..." to a switch.
-                *([declared.flag] if option.flag or declared.is_in_seconds else []),
+                *([declared.flag] if option.flag or declared.name.endswith("_s") else []),
                 help=option.help,
                 rich_help_panel=option.panel,
                 metavar=option.metavar,

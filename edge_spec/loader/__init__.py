@@ -227,9 +227,7 @@ def load(asked: LoadArguments) -> Engine:
 class Opening(Protocol):
     """Opens a model."""
 
-    def __call__(
-        self, *, report: Progress | None, screen: Callable[[PlacedModels], None] | None
-    ) -> Engine:
+    def __call__(self, *, report: Progress | None, screen: Screen | None) -> Engine:
         """report: None shows the progress to whoever started the program. screen: is shown the
         models before their weights are read. Raises an EdgeSpecError, and what the two raise."""
 

@@ -45,7 +45,6 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairHistory, history_path
-from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
@@ -224,9 +223,10 @@ def open_models(
     options, target = placed.options, placed.target
     key = profile_key(placed.source, target, options.runtime_options)
     profile = load_profile(key, target.profiles)
-    findings = _pair_findings(placed, key)
-    history = None
+    findings, history = None, None
     if placed.drafts:
+        how = options.draft_runtime_options
+        findings = load_pair(key, profile_key(placed.draft_sources[0], placed.drafts[0], how))
         history = PairHistory(history_path(placed.source, placed.draft_sources[0]))
     drafts = []
     for draft in _open_drafts(placed, findings, history):
@@ -258,15 +258,6 @@ def open_models(
         )
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
     return OpenModels(loaded, drafts, drafters, context, costs, key, begins, history)
-
-
-def _pair_findings(placed: PlacedModels, key: ProfileKey) -> PairFindings | None:
-    """Returns how the target and its first draft run beside each other, if `plan` has measured
-    that."""
-    if not placed.drafts:
-        return None
-    draft, options = placed.drafts[0], placed.options.draft_runtime_options
-    return load_pair(key, profile_key(placed.draft_sources[0], draft, options))
 
 
 def _open_drafts(
@@ -325,8 +316,14 @@ def _drafter_context(
     source, target = placed.source, placed.target
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
-    if options.exit_layer is not None:
-        parts["early-exit"] = _asked_exit(options.exit_layer, target)
+    layer = options.exit_layer
+    if layer is not None:
+        if not 1 <= layer < target.config.num_layers:
+            raise UsageError(
+                f"{target.name} cannot exit at layer {layer}",
+                remedy=f"Choose 1 to {target.config.num_layers - 1}.",
+            )
+        parts["early-exit"] = ChosenPart(layer)
     return DrafterContext(
         vocab_size=target.config.vocab_size,
         tokens=tokenizer.vocabulary,
@@ -347,16 +344,6 @@ def _drafter_context(
             else open_trained_head(options.head, source, target, placed.options.threads)
         ),
     )
-
-
-def _asked_exit(layer: int, target: ResolvedModel) -> ChosenPart:
-    """Raises UsageError for a layer that the model does not have, or its last."""
-    if not 1 <= layer < target.config.num_layers:
-        raise UsageError(
-            f"{target.name} cannot exit at layer {layer}",
-            remedy=f"Choose 1 to {target.config.num_layers - 1}.",
-        )
-    return ChosenPart(layer)
 
 
 def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptions) -> None:

@@ -80,11 +80,6 @@ class DeclaredOption:
     option: Option
 
     @property
-    def is_in_seconds(self) -> bool:
-        """Says whether the field's name ends in that unit, which the help of its flag tells."""
-        return self.name.endswith("_s")
-
-    @property
     def flag(self) -> str:
         return self.option.flag or f"--{self.name.removesuffix('_s').replace('_', '-')}"
 

@@ -56,12 +56,6 @@ class Described:
     config: ModelConfig
     vocabulary: Mapping[str, int]  # token -> id
 
-    def can_draft_for(self, target: Described) -> bool:
-        largest = LARGEST_SHARE * target.config.num_parameters
-        return self.config.num_parameters <= largest and same_vocabulary(
-            target.vocabulary, self.vocabulary
-        )
-
 
 def describe(path: Path) -> Described:
     """A bundle, GGUF file or Hugging Face directory; its weights stay unread, and no file is
@@ -121,15 +115,16 @@ def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
     except EdgeSpecError as error:
         _log.warning("no draft is suggested for %s: %s", target.name, error)
         return None
-    fitting = []
+    largest, fitting = LARGEST_SHARE * wanted.config.num_parameters, []
     for model, path in _candidates(draft_runtime):
         try:
             found = describe(path)
         except (EdgeSpecError, OSError) as error:
             _log.debug("%s cannot draft: %s", model, error)
             continue
-        if found.can_draft_for(wanted):
-            fitting.append((found.config.num_parameters, model))
+        size = found.config.num_parameters
+        if size <= largest and same_vocabulary(wanted.vocabulary, found.vocabulary):
+            fitting.append((size, model))
     if fitting:
         return min(fitting)[1]
     _log.warning(
@@ -149,19 +144,13 @@ def _candidates(draft_runtime: str) -> Iterator[tuple[str, Path]]:
     names = runtimes.installed_runtimes() if draft_runtime == "auto" else [draft_runtime]
     reads = {runtimes.load_runtime(name).reads for name in names}
     for path in sorted((cache_directory() / "bundles").glob("[!.]*")):
-        if _format(path) in reads:
+        try:
+            format = read_manifest(path).format if is_bundle(path) else path.suffix[1:]
+        except BundleError as error:
+            _log.debug("%s cannot draft: %s", path, error)
+            continue
+        if format in reads:
             yield str(path), path
-
-
-def _format(path: Path) -> str | None:
-    """Returns the format of a conversion; None where its manifest does not say it."""
-    if not is_bundle(path):
-        return path.suffix[1:]
-    try:
-        return read_manifest(path).format
-    except BundleError as error:
-        _log.debug("%s cannot draft: %s", path, error)
-        return None
 
 
 def place_of(source: Source, kind: str) -> Path:

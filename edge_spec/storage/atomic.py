@@ -299,7 +299,8 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
     from filelock import FileLock  # here: it imports asyncio
 
     # No soft lock instead, which is a file that outlives a kill.
-    lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False)
+    name = path.with_name(f"{path.name}.lock")
+    lock = FileLock(name, fallback_to_soft=False, thread_local=False)
     told_s = timeout_s if waits is None else min(timeout_s, TOLD_AFTER_S)
     with ExitStack() as held:
         with as_storage_error(path, refusals=True), none_passed_over():
@@ -317,17 +318,12 @@ def locked(path: Path, timeout_s: float, waits: Callable[[], None] | None = None
 def try_hold(path: Path) -> Callable[[], None] | None:
     """Takes the lock of `path`, and returns what gives it back, from any thread; None if another
     process or thread holds it. Raises StorageError if the lock's file cannot be made."""
-    from filelock import FileLock
-
-    name = path.with_name(f"{path.name}.lock")
-    lock = FileLock(name, fallback_to_soft=False, thread_local=False)
-    with as_storage_error(path, refusals=True), none_passed_over():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(0.0)
-        except TimeoutError:
-            return None
-    return lock.release
+    held = ExitStack()
+    try:
+        held.enter_context(locked(path, 0.0))
+    except TimeoutError:
+        return None
+    return held.close
 
 
 @contextmanager
