@@ -159,8 +159,14 @@ def _with_arguments(
     its docstring."""
 
     def decorate(opening: Callable[[LoadArguments], Engine]) -> Callable[_Arguments, Engine]:
-        signature = _signature()
         options = declared_options(AskedOptions)
+        # With types instead of what the command line needs beside them.
+        types = {name: each.type for name, each in options.items()}
+        known = inspect.signature(LoadArguments).parameters.values()
+        signature = inspect.Signature(
+            [each.replace(annotation=types.get(each.name, each.annotation)) for each in known],
+            return_annotation=Engine,
+        )
         said = [f"model: {MODEL_HELP}"]
         said += [f"{name}: {each.option.help}" for name, each in options.items()]
 
@@ -199,16 +205,6 @@ def _unknown(name: str) -> UsageError:
     elif found is not None:
         remedy = f"Did you mean {found}?"
     return UsageError(f"load has no option {name!r}", remedy=remedy)
-
-
-def _signature() -> inspect.Signature:
-    """Returns that of `load`, with types instead of what the command line needs beside them."""
-    types = {name: each.type for name, each in declared_options(AskedOptions).items()}
-    given = inspect.signature(LoadArguments).parameters.values()
-    return inspect.Signature(
-        [each.replace(annotation=types.get(each.name, each.annotation)) for each in given],
-        return_annotation=Engine,
-    )
 
 
 @_with_arguments(LoadArguments)

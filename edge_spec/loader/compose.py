@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from edge_spec.core.model import HasWays, Model
+from edge_spec.core.model import HasWays
 from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
@@ -57,7 +57,10 @@ def compose_engine(
     factory = _speculation_factory(models, placed.options)
     speculation = factory.compose(models.drafters)
     speculation.load_stats(load_learnt(key))
-    model = _watched(models.target, placed.options.call_timeout_s)
+    model, timeout_s = models.target, placed.options.call_timeout_s
+    if timeout_s is not None:
+        remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
+        model = WatchedModel(model, timeout_s, max(timeout_s, FIRST_S), 0, remedy)
     way = models.target.way if isinstance(models.target, HasWays) else None
     parts = EngineComponents(
         name=target.name,
@@ -131,14 +134,6 @@ def _prompt_files(placed: PlacedModels, parts: EngineComponents) -> PromptFiles 
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
     return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())
-
-
-def _watched(model: Model, call_timeout_s: float | None) -> Model:
-    """A pass that takes longer than this is given up."""
-    if call_timeout_s is None:
-        return model
-    remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
-    return WatchedModel(model, call_timeout_s, max(call_timeout_s, FIRST_S), 0, remedy)
 
 
 def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:

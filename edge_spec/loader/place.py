@@ -179,7 +179,10 @@ def _placed(
     progress = source.progress
     sources = tuple(Source(name, progress) for name in options.drafts)
     # Chosen before the target is converted, which takes longer than to read a header.
-    chosen_drafts = [_chosen_for_draft(draft, options) for draft in sources]
+    how, chosen_drafts = options.draft_runtime_options, []
+    for draft in sources:
+        found = candidates_for(draft, options.draft_runtime, options, options.draft_providers)
+        chosen_drafts.append(runtime_order(found, how).candidates.choose())
     target = prepare_model(
         chosen,
         progress,
@@ -196,11 +199,6 @@ def _placed(
         )
     )
     return PlacedModels(options, source, target, sources, drafts, source.identity, None)
-
-
-def _chosen_for_draft(draft: Source, options: LoadOptions) -> Resolution:
-    candidates = candidates_for(draft, options.draft_runtime, options, options.draft_providers)
-    return runtime_order(candidates, options.draft_runtime_options).candidates.choose()
 
 
 def _translating(target: ResolvedModel, options: LoadOptions) -> ResolvedModel:

@@ -31,20 +31,14 @@ _ALL_GPUS = "gpu"  # llama.cpp's name of all that are no processor, and the firs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversionOptions:
-    """Says how a model is converted that no runtime reads as it is."""
-
-    quantization: str | None = None
-    block_size: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(ConversionOptions, AskedOptions):
+class LoadOptions(AskedOptions):
     """All of them; `draft` names models, no longer "auto" or "none".
 
     Raises UsageError for values that are out of range or contradict each other.
     """
 
+    quantization: str | None = None  # of a model that no runtime reads as it is
+    block_size: int | None = None
     keeps_answers: bool = True  # for later runs, where answers is a drafter
     head: Path | None = None  # the directory of a trained one, which `draft` named
 

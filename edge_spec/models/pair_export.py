@@ -18,7 +18,6 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import Checkpoint
 from edge_spec.errors import (
-    EdgeSpecError,
     ExportError,
     MissingDependencyError,
     UnsupportedModelError,
@@ -348,7 +347,9 @@ class _Writer:
                 is_missing = isinstance(error, MissingDependencyError)
                 if choices.kind is None or (is_missing and choice.is_required):
                     raise
-                notes.append(self._leave_out(choice, error))
+                shutil.rmtree(self.work / part.role / choice.format, ignore_errors=True)
+                note = f"{part.role} {choice.format} is left out: {error}"
+                notes.append(note[:MAX_TEXT_CHARACTERS])
                 continue
             variants.append(variant)
         if not variants:
@@ -400,11 +401,6 @@ class _Writer:
 
     def _say(self, what: str, fraction: float) -> None:
         self.progress(f"{self.part.role.capitalize()}: {what}", fraction)
-
-    def _leave_out(self, choice: ExportChoice, error: EdgeSpecError) -> str:
-        shutil.rmtree(self.work / self.part.role / choice.format, ignore_errors=True)
-        note = f"{self.part.role} {choice.format} is left out: {error}"
-        return note[:MAX_TEXT_CHARACTERS]
 
 
 def stored_quantization(path: Path) -> str:

@@ -38,7 +38,7 @@ from edge_spec.errors import (
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, is_bundle, open_bundle
 from edge_spec.models.model_text import text_of_bundle, text_of_info
-from edge_spec.models.options import ConversionOptions
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, sha256_file, single_flight
 from edge_spec.storage.json_store import known_sha256
@@ -196,7 +196,7 @@ class Resolution:
 
     source: Source
     runtime: Runtime
-    options: ConversionOptions
+    options: LoadOptions
     providers: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     is_screened: bool = False
@@ -258,7 +258,7 @@ class Resolution:
 
 
 def resolution_on(
-    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+    source: Source, name: str, options: LoadOptions, providers: Sequence[str] = ()
 ) -> Resolution:
     """Returns how this runtime would run the model; it is not asked yet. "auto" is
     `auto_runtime`."""
@@ -277,7 +277,7 @@ class RuntimeCandidates:
 
     source: Source
     names: tuple[str, ...]
-    options: ConversionOptions
+    options: LoadOptions
     providers: tuple[str, ...] = ()
     is_bound: bool = False
     refusals: tuple[Refusal, ...] = ()
@@ -319,7 +319,7 @@ class RuntimeCandidates:
 
 
 def candidates_for(
-    source: Source, name: str, options: ConversionOptions, providers: Sequence[str] = ()
+    source: Source, name: str, options: LoadOptions, providers: Sequence[str] = ()
 ) -> RuntimeCandidates:
     """Lists the installed runtimes, the usual one first, for "auto" and a model that no format
     binds to one; else the one that was asked for. None of them is loaded yet."""
@@ -330,7 +330,7 @@ def candidates_for(
 
 
 def where_it_runs(
-    source: Source, names: Sequence[str], options: ConversionOptions
+    source: Source, names: Sequence[str], options: LoadOptions
 ) -> tuple[list[str], list[Refusal]]:
     """Returns those of the runtimes that can run a model which no format binds to one, and why the
     others cannot. Nothing is converted, and weights stay unread. Raises ModelFileError."""
@@ -416,7 +416,7 @@ class ResolvedModel:
 def resolve_model(
     source: Source,
     runtime: str,
-    options: ConversionOptions,
+    options: LoadOptions,
     progress: Progress,
     providers: Sequence[str] = (),
 ) -> ResolvedModel:

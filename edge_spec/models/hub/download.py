@@ -197,8 +197,14 @@ def fetch_blobs(
         return
     total = sum(file.num_bytes for file in missing.values())
     there = sum(store.num_arrived(file) for file in missing.values())
-    _require_space(total - there)
-    what = f"Downloading {reference}, {format_size(total - there)}"
+    root, size = cache_root(), format_size(total - there)
+    root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root).free
+    if free < total - there:
+        raise DownloadError(
+            f"{size} are to be fetched, and {root} has {format_size(free)} free", remedy=_MAKE_ROOM
+        )
+    what = f"Downloading {reference}, {size}"
     say(what, there / max(total, 1))
     before = 0  # of the files so far
     for name, file in missing.items():
@@ -209,17 +215,6 @@ def fetch_blobs(
 
 def _part(say: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
     return lambda arrived: say(what, (before + arrived) / total)
-
-
-def _require_space(num_bytes: int) -> None:
-    root = cache_root()
-    root.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(root).free
-    if free < num_bytes:
-        raise DownloadError(
-            f"{format_size(num_bytes)} are to be fetched, and {root} has {format_size(free)} free",
-            remedy=_MAKE_ROOM,
-        )
 
 
 @dataclass(frozen=True)
