@@ -110,13 +110,10 @@ class PairManifest(BaseModel):
             if len(set(member.formats)) < len(member.formats):
                 raise ValueError(f"the {role} has a format twice")
             for variant in member.variants:
-                within = (variant.path, f"{variant.path}/")
                 for name in (variant.path, *variant.files):
                     if not is_below(name) or not name.startswith(f"{role}/"):
                         raise ValueError(f"a file outside of {role}/ is listed: {name}")
-                if not all(
-                    name == within[0] or name.startswith(within[1]) for name in variant.files
-                ):
+                if not all(f"{name}/".startswith(f"{variant.path}/") for name in variant.files):
                     raise ValueError(f"a file outside of {variant.path} is listed for it")
         if (self.draft is None) != (self.vocabulary is None):
             raise ValueError("a draft and the proof of its vocabulary come together")

