@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from edge_spec.errors import UsageError
 from edge_spec.text import json_formats as formats
-from edge_spec.text.grammar_tokenizer import open_llguidance
+from edge_spec.text.grammar import open_llguidance
 
 MAX_LEVELS = 600  # of text, with that of references: llguidance runs out of stack at some thousands
 MAX_DEPTH = 60  # of parts within each other

@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_spec.errors import EdgeSpecError
 from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
-from edge_spec.text.template_probes import (
+from edge_spec.text.template_traits import (
     ARGUMENTS,
     ASSISTANT,
     CALLED,
