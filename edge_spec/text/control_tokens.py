@@ -19,7 +19,7 @@ from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern
 from edge_spec.text.plain_messages import ROLES
 
 # Whatever a tokenizer calls them.
-_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 # Tokens such as <think> and <tool_call>, not runs of spaces or "```".
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
@@ -63,7 +63,7 @@ class ControlTokens:
             for text, (token, is_special) in self._added.items()
             if is_special
             or token in self._ends
-            or _CONTROL.fullmatch(text)
+            or CONTROL_TEXT.fullmatch(text)
             or (_TAG.fullmatch(text) and text in around)
         )
 
@@ -246,7 +246,7 @@ class PlainText:
         self._control = frozenset(control).union(
             token
             for text, (token, is_special) in codec.added_tokens().items()
-            if is_special or _CONTROL.fullmatch(text)
+            if is_special or CONTROL_TEXT.fullmatch(text)
         )
 
     def tokens(self, text: str) -> list[int]:
