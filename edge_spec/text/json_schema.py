@@ -12,9 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
-from itertools import zip_longest
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -71,6 +69,10 @@ def _is_number(value: Any) -> bool:
     return is_whole or (isinstance(value, float) and math.isfinite(value))
 
 
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, bool) or _is_number(value)
+
+
 def _is_types(value: Any) -> bool:
     types = value if isinstance(value, list) else [value]
     return bool(types) and all(each in TYPES for each in types)
@@ -91,32 +93,29 @@ def _is_a(*kinds: type, most: int = MAX_PARTS) -> Callable[[Any], bool]:
     return is_one
 
 
-_COUNT = _counts(), "is a whole number of 0 or more"
-_NUMBER = _is_number, "is a number"
-_BOUND = (lambda value: isinstance(value, bool) or _is_number(value)), "is a number"
-_FLAG = _is_a(bool), "is true or false"
-_TEXT = _is_a(str), f"is a string of at most {MAX_PARTS} characters"
-_SCHEMA = _is_a(Mapping, bool), "is a schema, an object or a truth value,"
-_SCHEMAS = _is_a(list), "is a list of schemas"
 # What values keywords have.
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "type": (_is_types, f"is one of {', '.join(TYPES)}, or a list of these,"),
-    "enum": (_is_a(list), f"is a list of values, at most {MAX_PARTS},"),
-    "const": (lambda value: True, ""),
-    "required": (_is_names, "is a list of names"),
-    "multipleOf": (lambda value: _is_number(value) and value != 0, "is a number, not 0"),
-    "minLength": (_counts(MAX_LENGTH), f"is a whole number of 0 to {MAX_LENGTH}"),
-    "minItems": (_counts(MAX_ITEMS), f"is a whole number of 0 to {MAX_ITEMS}"),
-    "properties": (_is_a(Mapping), "has schemas by names"),
-    "patternProperties": (_is_a(Mapping, most=100), "has schemas by patterns, at most 100,"),
-    "items": (_is_a(Mapping, bool, list), "is a schema"),
-    **dict.fromkeys(("maxItems", "maxLength", "minProperties", "maxProperties"), _COUNT),
-    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
-    **dict.fromkeys(("nullable", "uniqueItems"), _FLAG),
-    **dict.fromkeys(("$ref", "format", "pattern"), _TEXT),
-    **dict.fromkeys(("additionalItems", "additionalProperties", "propertyNames"), _SCHEMA),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
+    keyword: (is_sound, told)
+    for keywords, is_sound, told in (
+        ("type", _is_types, f"is one of {', '.join(TYPES)}, or a list of these,"),
+        ("enum", _is_a(list), f"is a list of values, at most {MAX_PARTS},"),
+        ("const", lambda value: True, ""),
+        ("required", _is_names, "is a list of names"),
+        ("minimum maximum", _is_number, "is a number"),
+        ("exclusiveMinimum exclusiveMaximum", _is_bound, "is a number"),
+        ("multipleOf", lambda value: _is_number(value) and value != 0, "is a number, not 0"),
+        ("minLength", _counts(MAX_LENGTH), f"is a whole number of 0 to {MAX_LENGTH}"),
+        ("minItems", _counts(MAX_ITEMS), f"is a whole number of 0 to {MAX_ITEMS}"),
+        ("maxItems maxLength minProperties maxProperties", _counts(), "is a whole number"),
+        ("properties", _is_a(Mapping), "has schemas by names"),
+        ("patternProperties", _is_a(Mapping, most=100), "has schemas by patterns, at most 100,"),
+        ("items", _is_a(Mapping, bool, list), "is a schema"),
+        ("additionalItems additionalProperties propertyNames", _is_a(Mapping, bool), "is a schema"),
+        ("allOf anyOf oneOf prefixItems", _is_a(list), "is a list of schemas"),
+        ("$ref format pattern", _is_a(str), f"is a string of at most {MAX_PARTS} characters"),
+        ("nullable uniqueItems", _is_a(bool), "is true or false"),
+    )
+    for keyword in keywords.split()
 }
 
 
@@ -366,40 +365,37 @@ class _Writer:
     def _number(self, given: dict[str, Any], path: str) -> Any:
         """With bounds as llguidance holds them exactly."""
         is_whole = given["type"] == "integer" or given.get("format") in formats.BOUNDS
-        low: float | None
-        high: float | None
-        low, high = formats.BOUNDS.get(given.get("format", ""), (None, None))
         above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
-        lows = [(low, False), (given.get("minimum"), above is True)]  # true is draft 4's
-        highs = [(high, True), (given.get("maximum"), within is not True)]
-        lows += [] if isinstance(above, bool) else [(above, True)]
-        highs += [] if isinstance(within, bool) else [(within, False)]
-        low, is_above = max((each for each in lows if each[0] is not None), default=(None, False))
-        high, is_within = min((each for each in highs if each[0] is not None), default=(None, True))
-        if (low or 0) > _GREATEST or (high or 0) < -_GREATEST:
-            return False
-        if low is not None and low < -_GREATEST:
-            low, is_above = -_GREATEST, False
-        if high is not None and high > _GREATEST:
-            high, is_within = _GREATEST, True
+        lows: list[tuple[float, bool]] = []
+        highs: list[tuple[float, bool]] = []
+        if given.get("format") in formats.BOUNDS:
+            least, most = formats.BOUNDS[given["format"]]
+            lows, highs = [(least, False)], [(most, True)]
+        if "minimum" in given:
+            lows.append((given["minimum"], above is True))  # true is draft 4's
+        if "maximum" in given:
+            highs.append((given["maximum"], within is not True))
+        lows += [] if above is None or isinstance(above, bool) else [(above, True)]
+        highs += [] if within is None or isinstance(within, bool) else [(within, False)]
+        low, is_above = max([(-_GREATEST, False), *lows])
+        high, is_within = min([(_GREATEST, True), *highs])
         if is_whole:
-            low = None if low is None else math.floor(low) + 1 if is_above else math.ceil(low)
-            high = None if high is None else math.floor(high) if is_within else math.ceil(high) - 1
+            low = math.floor(low) + 1 if is_above else math.ceil(low)
+            high = math.floor(high) if is_within else math.ceil(high) - 1
             is_above, is_within = False, True
-        if low is not None and high is not None:
-            if low > high or (low == high and (is_above or not is_within)):
-                return False
-            if low != high and int(low) == int(high):
-                # A whole number that is left out is taken for a value: by a millionth it is not.
-                margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
-                if is_above and low == int(low):
-                    low, is_above = low + margin, False
-                if not is_within and high == int(high):
-                    high, is_within = high - margin, True
+        if low > high or (low == high and (is_above or not is_within)):
+            return False
+        if low != high and int(low) == int(high):
+            # A whole number that is left out is taken for a value: by a millionth it is not.
+            margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
+            if is_above and low == int(low):
+                low, is_above = low + margin, False
+            if not is_within and high == int(high):
+                high, is_within = high - margin, True
         schema: dict[str, Any] = {"type": "integer" if is_whole else "number"}
-        if low is not None:
+        if lows:
             schema["exclusiveMinimum" if is_above else "minimum"] = low
-        if high is not None:
+        if highs:
             schema["maximum" if is_within else "exclusiveMaximum"] = high
         if "multipleOf" in given:
             step = shifted = abs(given["multipleOf"])
@@ -548,44 +544,31 @@ class _Writer:
             return self._reference(place, self._both(a, before, path), after)
         if _kind(a) != _kind(b):
             return False
-        if _kind(a) == "object":
-            return self._both_objects(a, b, path)
-        if _kind(a) == "array":
-            return self._both_arrays(a, b, path)
-        if _kind(a) == "number":
-            return self._both_numbers(a, b, path)
         values, others = _values(a), _values(b)
-        if values is not None and others is not None:
+        if values is not None and others is not None and "allOf" not in {*a, *b}:
             left = [value for value in values if value in others]
             return False if not left else a if "const" in a else {"enum": left}
         for listed, other in ((a, b), (b, a)):
+            if "enum" in listed and other.get("type") == "integer":
+                listed = {"enum": [value for value in listed["enum"] if value == int(value)]}
+                return _all_of(listed, other) if listed["enum"] else False
             if _values(listed) is not None and other == {"type": _kind(listed)}:
                 return listed
+        if {"enum", "allOf"} & (a.keys() | b.keys()) or _kind(a) == "array":
+            return _all_of(a, b)
+        if _kind(a) == "object":
+            return self._both_objects(a, b, path)
+        if _kind(a) == "number":
+            return self._both_numbers(a, b, path)
         is_said_twice = any(a[k] != b[k] for k in a.keys() & b.keys())
-        is_joined = is_said_twice or {"enum", "allOf"} & (a.keys() | b.keys())
-        return _all_of(a, b) if is_joined else {**a, **b}
+        return _all_of(a, b) if is_said_twice else {**a, **b}
 
     def _both_numbers(self, a: Any, b: Any, path: str) -> Any:
-        if "enum" in a or "enum" in b:
-            listed, other = (a, b) if "enum" in a else (b, a)
-            kept = [value for value in listed["enum"] if _has_number(other, value)]
-            return {"enum": kept} if kept else False
         merged = {**a, **b, "type": min(a["type"], b["type"])}  # integer goes before number
         merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
         if "multipleOf" in a and "multipleOf" in b and a["multipleOf"] != b["multipleOf"]:
             self._cannot_hold(path, "multipleOf", "of two numbers")
         return self._number(merged, path)
-
-    def _both_arrays(self, a: Any, b: Any, path: str) -> Any:
-        rest, more = a.get("items", True), b.get("items", True)
-        first, others = a.get("prefixItems", []), b.get("prefixItems", [])
-        pairs = zip_longest(first, others)
-        items = [
-            self._both(rest if x is None else x, more if y is None else y, path) for x, y in pairs
-        ]
-        merged = {**a, **b, "items": self._both(rest, more, path)}
-        merged |= {"prefixItems": items} if items else {}
-        return merged | {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
 
     def _both_objects(self, a: dict[str, Any], b: dict[str, Any], path: str) -> Any:
         for each, other in ((a, b), (b, a)):
@@ -767,32 +750,16 @@ def _general(kind: str) -> str:
 
 
 def _values(schema: Mapping[str, Any]) -> Any:
+    schema = schema["allOf"][0] if "allOf" in schema else schema
     return schema.get("enum", [schema["const"]] if "const" in schema else None)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    if "allOf" in schema:
-        return "string"
     if "type" in schema:
         return _general(schema["type"])
     value = _values(schema)[0]
     kinds = {str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
-
-
-def _has_number(schema: Mapping[str, Any], value: float) -> bool:
-    if "enum" in schema:
-        return value in schema["enum"]
-    step = Fraction(
-        repr(schema.get("multipleOf", 1 if schema["type"] == "integer" else value or 1))
-    )
-    return (
-        schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
-        and schema.get("exclusiveMinimum", -math.inf) < value
-        and value < schema.get("exclusiveMaximum", math.inf)
-        and (Fraction(repr(value)) / step).denominator == 1
-        and (schema["type"] == "number" or value == int(value))
-    )
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:
@@ -806,7 +773,7 @@ def _any_of(schemas: Iterable[Any]) -> Any:
 
 
 def _all_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    return {"allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
+    return {"type": _kind(a), "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
 
 
 # Decimal numbers as pydantic writes their pattern, which looks ahead.
