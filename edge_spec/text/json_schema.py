@@ -36,15 +36,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-_OF_TYPE = {
-    "number": _words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf format"),
-    "string": _words("minLength maxLength pattern format"),
-    "array": _words("items prefixItems additionalItems minItems maxItems"),
-    "object": _words(
-        "properties patternProperties additionalProperties propertyNames required minProperties "
-        "maxProperties"
-    ),
-}
+# They say something about values of all types.
+_GENERAL = _words("$ref allOf anyOf const enum not nullable oneOf uniqueItems")
 # They say nothing about a value, or belong to another keyword.
 _ANNOTATIONS = _words(
     "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary components "
@@ -55,9 +48,10 @@ _ANNOTATIONS = _words(
 _UNHELD = {
     **dict.fromkeys(("if", "not"), "what does not fit a schema is not known"),
     "contains": "items are not told apart",
-    "dependencies": "members do not depend on each other",
-    "dependentRequired": "members do not depend on each other",
-    "dependentSchemas": "members do not depend on each other",
+    **dict.fromkeys(
+        ("dependencies", "dependentRequired", "dependentSchemas"),
+        "members do not depend on each other",
+    ),
     "unevaluatedItems": "say items",
     "unevaluatedProperties": "say additionalProperties",
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "only $ref is followed"),
@@ -340,36 +334,31 @@ class _Writer:
     # Keywords of types
 
     def _typed(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
-        if "type" not in given and not any(k in given for of in _OF_TYPE.values() for k in of):
+        if given.keys() <= _GENERAL:
             return True
         asked = given.get("type", TYPES)
         types = dict.fromkeys([asked] if isinstance(asked, str) else asked)
         if "number" in types:
             types.pop("integer", None)
-        found: list[Any] = []
-        for each in types:
-            own = {k: v for k, v in given.items() if k in _OF_TYPE.get(_general(each), ())}
-            if _general(each) == "number":
-                found.append(self._number({"type": each, **own}, path))
-            elif each == "string":
-                is_number = "number" in types or "integer" in types
-                found.append(self._string(own, path, is_number=is_number))
-            elif each == "array":
-                found.append(_array(own, child))
-            elif each == "object":
-                found.append(self._object(own, path, child))
-            else:
-                found.append({"const": None} if each == "null" else {"type": each})
-        return _any_of(found)
+        is_number = "number" in types or "integer" in types
+        writers: dict[str, Callable[[], Any]] = {
+            "null": lambda: {"const": None},
+            "boolean": lambda: {"type": "boolean"},
+            "number": lambda: self._number(given, path),
+            "integer": lambda: self._number(given, path, is_whole=True),
+            "string": lambda: self._string(given, path, is_number=is_number),
+            "array": lambda: _array(given, child),
+            "object": lambda: self._object(given, path, child),
+        }
+        return _any_of([writers[each]() for each in types])
 
-    def _number(self, given: dict[str, Any], path: str) -> Any:
+    def _number(self, given: dict[str, Any], path: str, *, is_whole: bool = False) -> Any:
         """With bounds as llguidance holds them exactly."""
-        is_whole = given["type"] == "integer" or given.get("format") in formats.BOUNDS
         above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
         lows: list[tuple[float, bool]] = []
         highs: list[tuple[float, bool]] = []
         if given.get("format") in formats.BOUNDS:
-            least, most = formats.BOUNDS[given["format"]]
+            is_whole, (least, most) = True, formats.BOUNDS[given["format"]]
             lows, highs = [(least, False)], [(most, True)]
         if "minimum" in given:
             lows.append((given["minimum"], above is True))  # true is draft 4's
@@ -564,11 +553,11 @@ class _Writer:
         return _all_of(a, b) if is_said_twice else {**a, **b}
 
     def _both_numbers(self, a: Any, b: Any, path: str) -> Any:
-        merged = {**a, **b, "type": min(a["type"], b["type"])}  # integer goes before number
+        merged = {**a, **b}
         merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
         if "multipleOf" in a and "multipleOf" in b and a["multipleOf"] != b["multipleOf"]:
             self._cannot_hold(path, "multipleOf", "of two numbers")
-        return self._number(merged, path)
+        return self._number(merged, path, is_whole="integer" in (a["type"], b["type"]))
 
     def _both_objects(self, a: dict[str, Any], b: dict[str, Any], path: str) -> Any:
         for each, other in ((a, b), (b, a)):
@@ -745,10 +734,6 @@ def _pointer(*steps: str | int) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
 
 
-def _general(kind: str) -> str:
-    return "number" if kind == "integer" else kind
-
-
 def _values(schema: Mapping[str, Any]) -> Any:
     schema = schema["allOf"][0] if "allOf" in schema else schema
     return schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -756,7 +741,7 @@ def _values(schema: Mapping[str, Any]) -> Any:
 
 def _kind(schema: Mapping[str, Any]) -> str:
     if "type" in schema:
-        return _general(schema["type"])
+        return "number" if schema["type"] == "integer" else str(schema["type"])
     value = _values(schema)[0]
     kinds = {str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
