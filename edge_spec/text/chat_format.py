@@ -14,7 +14,13 @@ from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampl
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions
-from edge_spec.text.control_tokens import CONTROL_TEXT, ControlTokens
+from edge_spec.text.control_tokens import (
+    ANSWER,
+    CONTROL_TEXT,
+    CONVERSATION,
+    FOLLOW_UP,
+    ControlTokens,
+)
 from edge_spec.text.infill import Infill
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.thought_forms import thought_form
@@ -54,12 +60,6 @@ _WITHIN = (
     ({"<|tool_response>"}, _TAG),
     ({_EOS_OF_PLAMO}, _TAG),
 )
-_QUESTION, _ANSWER, _FOLLOW_UP = "First question.", "First answer.", "Second question."
-_CONVERSATION: tuple[Message, ...] = (
-    {"role": "user", "content": _QUESTION},
-    {"role": "assistant", "content": _ANSWER},
-    {"role": "user", "content": _FOLLOW_UP},
-)
 
 
 class OpenedTemplate:
@@ -78,9 +78,8 @@ class OpenedTemplate:
         """ends: tokens that end or begin a text."""
         self.template = ChatTemplate(source, special_tokens=special_tokens)
         self.traits = TemplateTraits(self.template.render, codec.added_tokens)
-        self._source = source or ""
+        self.control_tokens = ControlTokens(codec, self.template, ends)
         self._codec = codec
-        self._ends = ends
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
@@ -91,17 +90,7 @@ class OpenedTemplate:
                 messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
             )
 
-        return thought_form(self._source, render, self._codec.added_tokens())
-
-    @cached_property
-    def control_tokens(self) -> ControlTokens:
-        def around() -> str:
-            try:
-                return self.template.render(_CONVERSATION).partition(_FOLLOW_UP)[0]
-            except EdgeSpecError:  # it takes other conversations
-                return ""
-
-        return ControlTokens(self._codec, self.template.literals, self._ends, around)
+        return thought_form(self.template.source, render, self._codec.added_tokens())
 
 
 class MessagePrompt(list[int]):
@@ -256,7 +245,7 @@ class ChatFormat:
     def infill(self) -> Infill:
         """Returns what asks for a text between a prefix and a suffix. Raises UnsupportedModelError
         for a model that was not trained for it."""
-        return Infill.of(self.tokenizer, self.special_tokens, self.eos_ids)
+        return Infill(self.tokenizer, self.special_tokens, self.eos_ids)
 
     @property
     def _for_tools(self) -> OpenedTemplate:
@@ -370,8 +359,8 @@ def _turn_end(text: ChatFormat) -> int | None:
     if text.chat_template is None:
         return None
     with suppress(EdgeSpecError):
-        before, _, after = text.template().render(_CONVERSATION).partition(_ANSWER)
-        turn_end = _first_control(text, after.partition(_FOLLOW_UP)[0])
+        before, _, after = text.template().render(CONVERSATION).partition(ANSWER)
+        turn_end = _first_control(text, after.partition(FOLLOW_UP)[0])
         return None if turn_end == _first_control(text, before) else turn_end
     return None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -157,15 +158,11 @@ def _share(json: str, num_tokens: int | None) -> _Shared:
 
 
 def _read(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
-    try:
+    with _refusing(_is_of_file):
         library = tokenizers.Tokenizer.from_str(json)
         library.no_truncation()
         library.no_padding()
         return library if num_tokens is None else without_added_from(library, num_tokens)
-    except BaseException as error:
-        if _is_of_file(error):
-            raise _unusable(error) from error
-        raise
 
 
 class Tokenizer:
@@ -182,12 +179,8 @@ class Tokenizer:
         not become any beyond them, such as one that stands for an image."""
         self._shared = _share(json, num_tokens)
         self._tokenizer = self._shared.library
-        try:
+        with _refusing(_is_of_file):
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
-        except BaseException as error:
-            if _is_of_file(error):
-                raise _unusable(error) from error
-            raise
         self._bos_id = bos_id
         self._renamed: dict[frozenset[int], tokenizers.Tokenizer] = {}
 
@@ -228,12 +221,8 @@ class Tokenizer:
 
     def _whole(self, encoded: Callable[[str], list[int]], text: str) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
-        try:
+        with _refusing(_is_given_up):
             ids = encoded(text)
-        except BaseException as error:
-            if _is_given_up(error):
-                raise _unusable(error) from error
-            raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids if self.source_end is None else self.source_end.around(ids)
@@ -247,13 +236,9 @@ class Tokenizer:
         return text
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        try:
+        with _refusing(_is_given_up):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        except BaseException as error:
-            if _is_given_up(error):
-                raise _unusable(error) from error
-            raise
-        return text
+            return text
 
     def piece(self, token: int) -> bytes:
         """Returns what the token adds within a text, which may be a part of a character; nothing
@@ -354,8 +339,15 @@ def _is_of_file(error: BaseException) -> bool:
     return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 
 
-def _unusable(error: BaseException) -> ModelFileError:
-    return ModelFileError(
-        f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
-        remedy="Download or export the model again.",
-    )
+@contextmanager
+def _refusing(is_fault: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Raises ModelFileError for such an error."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise ModelFileError(
+            f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
+            remedy="Download or export the model again.",
+        ) from error
