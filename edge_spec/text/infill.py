@@ -125,7 +125,7 @@ class Infill:
     """Makes the prompts of one model. Any thread may call."""
 
     def __init__(self, codec: TextCodec, stated: SpecialTokens, ends: Collection[int]) -> None:
-        """stated: as `infill_tokens` has it. ends: of every answer. Raises UnsupportedModelError."""
+        """stated: as `infill_tokens` has it. ends: of every answer. UnsupportedModelError: none."""
         tokens = infill_tokens(codec, stated)
         if tokens is None:
             raise UnsupportedModelError(

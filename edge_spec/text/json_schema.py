@@ -735,8 +735,9 @@ def _pointer(*steps: str | int) -> str:
 
 
 def _values(schema: Mapping[str, Any]) -> Any:
-    schema = schema["allOf"][0] if "allOf" in schema else schema
-    return schema.get("enum", [schema["const"]] if "const" in schema else None)
+    parts = schema.get("allOf", [schema])
+    listed = (each.get("enum", [each["const"]] if "const" in each else None) for each in parts)
+    return next((values for values in listed if values is not None), None)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
