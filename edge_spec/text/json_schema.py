@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args
 from urllib.parse import unquote
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from edge_spec.errors import UsageError
 from edge_spec.text import json_formats as formats
@@ -35,7 +37,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
+_Type = Literal["null", "boolean", "number", "integer", "string", "array", "object"]
 # They say something about values of all types.
 _GENERAL = _words("$ref allOf anyOf const enum not nullable oneOf uniqueItems")
 # They say nothing about a value, or belong to another keyword.
@@ -63,54 +65,32 @@ def _is_number(value: Any) -> bool:
     return is_whole or (isinstance(value, float) and math.isfinite(value))
 
 
-def _is_bound(value: Any) -> bool:
-    return isinstance(value, bool) or _is_number(value)
-
-
-def _is_types(value: Any) -> bool:
-    types = value if isinstance(value, list) else [value]
-    return bool(types) and all(each in TYPES for each in types)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _counts(most: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: _is_number(value) and 0 <= value <= most and value == int(value)
-
-
-def _is_a(*kinds: type, most: int = MAX_PARTS) -> Callable[[Any], bool]:
-    def is_one(value: Any) -> bool:
-        return isinstance(value, kinds) and (value in (True, False) or len(value) <= most)  # type: ignore[arg-type]
-
-    return is_one
-
-
+_Number = Annotated[float, Field(allow_inf_nan=False)] | int
+_Schema = dict[Any, Any] | bool
+_MANY = Field(max_length=MAX_PARTS)
 # What values keywords have.
-_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    keyword: (is_sound, told)
-    for keywords, is_sound, told in (
-        ("type", _is_types, f"is one of {', '.join(TYPES)}, or a list of these,"),
-        ("enum", _is_a(list), f"is a list of values, at most {MAX_PARTS},"),
-        ("const", lambda value: True, ""),
-        ("required", _is_names, "is a list of names"),
-        ("minimum maximum", _is_number, "is a number"),
-        ("exclusiveMinimum exclusiveMaximum", _is_bound, "is a number"),
-        ("multipleOf", lambda value: _is_number(value) and value != 0, "is a number, not 0"),
-        ("minLength", _counts(MAX_LENGTH), f"is a whole number of 0 to {MAX_LENGTH}"),
-        ("minItems", _counts(MAX_ITEMS), f"is a whole number of 0 to {MAX_ITEMS}"),
-        ("maxItems maxLength minProperties maxProperties", _counts(), "is a whole number"),
-        ("properties", _is_a(Mapping), "has schemas by names"),
-        ("patternProperties", _is_a(Mapping, most=100), "has schemas by patterns, at most 100,"),
-        ("items", _is_a(Mapping, bool, list), "is a schema"),
-        ("additionalItems additionalProperties propertyNames", _is_a(Mapping, bool), "is a schema"),
-        ("allOf anyOf oneOf prefixItems", _is_a(list), "is a list of schemas"),
-        ("$ref format pattern", _is_a(str), f"is a string of at most {MAX_PARTS} characters"),
-        ("nullable uniqueItems", _is_a(bool), "is true or false"),
-    )
-    for keyword in keywords.split()
-}
+_KINDS: tuple[tuple[str, Any], ...] = (
+    ("type", _Type | Annotated[list[_Type], Field(min_length=1)]),
+    ("enum allOf anyOf oneOf prefixItems", Annotated[list[Any], _MANY]),
+    ("const", Any),
+    ("required", list[str]),
+    ("minimum maximum", _Number),
+    ("exclusiveMinimum exclusiveMaximum", _Number | bool),
+    ("multipleOf", Annotated[_Number, Field(gt=0)]),
+    ("minLength", Annotated[_Number, Field(ge=0, le=MAX_LENGTH, multiple_of=1)]),
+    ("minItems", Annotated[_Number, Field(ge=0, le=MAX_ITEMS, multiple_of=1)]),
+    (
+        "maxItems maxLength minProperties maxProperties",
+        Annotated[_Number, Field(ge=0, multiple_of=1)],
+    ),
+    ("properties", Annotated[dict[Any, Any], _MANY]),
+    ("patternProperties", Annotated[dict[Any, Any], Field(max_length=100)]),
+    ("items", _Schema | Annotated[list[Any], _MANY]),
+    ("additionalItems additionalProperties propertyNames", _Schema),
+    ("$ref format pattern", Annotated[str, _MANY]),
+    ("nullable uniqueItems", bool),
+)
+_SHAPES = {each: TypeAdapter(kind) for keywords, kind in _KINDS for each in keywords.split()}
 
 
 @dataclass(frozen=True)
@@ -281,11 +261,11 @@ class _Writer:
             elif keyword in _UNHELD:
                 self._cannot_hold(path, keyword, _UNHELD[keyword])
             elif keyword in _SHAPES:
-                is_sound, told = _SHAPES[keyword]
-                if is_sound(value):
+                try:
+                    _SHAPES[keyword].validate_python(value, strict=True)
                     given[keyword] = value
-                else:
-                    self._malformed(path, keyword, told)
+                except ValidationError as error:
+                    self._malformed(path, keyword, f"is malformed: {error.errors()[0]['msg']}")
             elif keyword == "contentSchema":
                 self._pass_over(path, keyword, "the text in the string is free")
             elif not str(keyword).startswith("x-"):
@@ -336,7 +316,7 @@ class _Writer:
     def _typed(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
         if given.keys() <= _GENERAL:
             return True
-        asked = given.get("type", TYPES)
+        asked = given.get("type", get_args(_Type))
         types = dict.fromkeys([asked] if isinstance(asked, str) else asked)
         if "number" in types:
             types.pop("integer", None)
@@ -387,7 +367,7 @@ class _Writer:
         if highs:
             schema["maximum" if is_within else "exclusiveMaximum"] = high
         if "multipleOf" in given:
-            step = shifted = abs(given["multipleOf"])
+            step = shifted = given["multipleOf"]
             while shifted != int(shifted) and shifted < _MAX_STEP:  # as llguidance reads it
                 shifted *= 10
             if shifted <= _MAX_STEP or str(int(shifted)).strip("0") == "1":
