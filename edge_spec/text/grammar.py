@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
-from edge_spec.errors import MissingDependencyError, UsageError
+from edge_spec.errors import UsageError
 from edge_spec.text.given_encoding import pattern_of
 from edge_spec.text.thoughts import speaks_of_thoughts
 from edge_spec.text.tokenizer import Tokenizer
@@ -143,6 +142,8 @@ class GrammarCompiler:
                 "the model has no end of text, which an answer of a given form ends in",
                 remedy="Use a model whose files state an eos_token_id, or ask without a form.",
             )
+        from edge_spec.text.json_schema import open_llguidance
+
         LLMatcher = open_llguidance().LLMatcher  # noqa: N806
         with self._lock:
             if self._tokenizer is None:
@@ -245,18 +246,6 @@ class MatcherConstraint:
                 f"the answer's form cannot be followed any further: {self._matcher.get_error()}",
                 remedy="Simplify the schema, pattern or grammar.",
             )
-
-
-def open_llguidance() -> ModuleType:
-    """Raises MissingDependencyError where it is not installed."""
-    try:
-        import llguidance
-    except ImportError:
-        raise MissingDependencyError(
-            "answers of a given form need llguidance, which is not installed",
-            remedy='Run: pip install "edge-spec[grammar]".',
-        ) from None
-    return llguidance
 
 
 def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:

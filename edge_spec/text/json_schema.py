@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Annotated, Any, Literal, NoReturn, get_args
 from urllib.parse import unquote
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from edge_spec.errors import UsageError
+from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text import json_formats as formats
-from edge_spec.text.grammar import open_llguidance
 
 MAX_LEVELS = 600  # of text, with that of references: llguidance runs out of stack at some thousands
 MAX_DEPTH = 60  # of parts within each other
@@ -774,3 +774,15 @@ def _fault_of(pattern: str) -> str:
     except ValueError as error:
         fault = str(error)
     return " ".join((fault or "").split()).rpartition("error: ")[2][:200]
+
+
+def open_llguidance() -> ModuleType:
+    """Raises MissingDependencyError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingDependencyError(
+            "answers of a given form need llguidance, which is not installed",
+            remedy='Run: pip install "edge-spec[grammar]".',
+        ) from None
+    return llguidance
