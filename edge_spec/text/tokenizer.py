@@ -87,35 +87,23 @@ class SourceEnd:
     def translating(self, source: str | None, target: str | None, model: str) -> SourceEnd:
         """Returns the same with the languages of these names, None for what it has. Raises
         UsageError."""
-        found = self
+        found, known = self, self.languages.values()
         if source is not None:
-            found = found._from(self._language(source, "--source-language", model))
+            language = self._language(source, "--source-language", model)
+            is_after = not self.before and len(self.tokens) > 2 and self.tokens[1] in known
+            after = (self.tokens[0], language, *self.tokens[2:])
+            found = replace(self, tokens=after) if is_after else replace(self, before=(language,))
         if target is not None:
-            found = found._to(self._language(target, "--target-language", model), model)
-        return found
-
-    def _from(self, language: int) -> SourceEnd:
-        if self.before or self._source_language is None:
-            return replace(self, before=(language,))
-        return replace(self, tokens=(self.tokens[0], language, *self.tokens[2:]))
-
-    @property
-    def _source_language(self) -> int | None:
-        """The language that stands after the end of a source."""
-        after = self.tokens[1:2]
-        is_language = after and after[0] in self.languages.values() and len(self.tokens) > 2
-        return after[0] if is_language else None
-
-    def _to(self, language: int, model: str) -> SourceEnd:
-        if self.start_id in self.languages.values():
-            if language != self.start_id:
+            language = self._language(target, "--target-language", model)
+            if self.start_id not in known:
+                last = len(found.tokens) - found.tokens[::-1].index(self.start_id)
+                found = replace(found, tokens=(*found.tokens[:last], language))
+            elif language != self.start_id:
                 (own,) = (name for name, id in self.languages.items() if id == self.start_id)
                 raise UsageError(
                     f"{model} answers in {own} alone", remedy="Leave --target-language out."
                 )
-            return self
-        last = len(self.tokens) - self.tokens[::-1].index(self.start_id)
-        return replace(self, tokens=(*self.tokens[:last], language))
+        return found
 
     def _language(self, name: str, option: str, model: str) -> int:
         if not self.languages:
