@@ -23,7 +23,7 @@ from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.locks import single_flight
-from edge_spec.text.frequent_tokens import frequent_tokens
+from edge_spec.text.vocabulary import frequent_tokens
 
 # Byte-pair encodings number tokens in the order in which they were joined, the commonest first. Of
 # an answer in English or code all but one in ten thousand are among so many of Qwen's; among 65,536
