@@ -1,5 +1,6 @@
-"""Options that several commands share, as typer reads them. No heavy import: every `--help` passes
-through here."""
+"""Options that several commands share, as typer reads them, and the engine that they open.
+
+No heavy import: every `--help` passes through here."""
 
 from __future__ import annotations
 
@@ -11,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from edge_spec.cli.output import ProgressBar
 from edge_spec.models.asked_options import ENDPOINT, MODEL_HELP, RPC_HELP, AskedOptions
 from edge_spec.models.option import DeclaredOption, Option, declared_options
+
+if TYPE_CHECKING:
+    from edge_spec.core.model import Progress
+    from edge_spec.core.sampling import SamplingParams
+    from edge_spec.engine.engine import Engine
+    from edge_spec.loader import Screen
 
 __all__ = [
     "ENDPOINT",
@@ -24,11 +32,10 @@ __all__ = [
     "Model",
     "NamedModel",
     "SamplingOptions",
+    "open_engine",
     "with_groups",
 ]
 
-if TYPE_CHECKING:
-    from edge_spec.core.sampling import SamplingParams
 
 _SAMPLING = "Sampling"
 _HELP = {
@@ -151,3 +158,37 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
             ),
         ],
     )
+
+
+def open_engine(
+    model: str,
+    options: AskedOptions,
+    measure_when_idle: bool = False,
+    report: Progress | None = None,
+    keeps_answers: bool = True,
+    screen: Screen | None = None,
+    needs_chat: bool = False,
+    learns: bool = False,
+) -> Engine:
+    """report: instead of a bar on stderr; screen: is shown the models before their weights are
+    read; needs_chat: refuses a model without a chat template; learns: from answers, while idle.
+    Raises an EdgeSpecError, and what `screen` raises."""
+    from edge_spec.loader import load_asked
+
+    learning = None
+    if learns:
+        from edge_spec.distill.idle_learning import require_learnable, start_learning
+
+        require_learnable(options)
+        learning = start_learning
+    with ProgressBar() as bar:
+        return load_asked(
+            model,
+            options,
+            report or bar,
+            measure_when_idle=measure_when_idle,
+            keeps_answers=keeps_answers,
+            screen=screen,
+            needs_chat=needs_chat,
+            learning=learning,
+        )

@@ -83,7 +83,7 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
     texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
     repeated = Determinism(2, 18, (), (1, 8), (1, 8), 0.0, True)
     proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, repeated, ())
-    monkeypatch.setattr("edge_spec.cli.verify._prove", lambda *arguments: proof)
+    monkeypatch.setattr("edge_spec.cli.checking._prove", lambda *arguments: proof)
     assert run(["verify", "tiny"]) == status
     assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)
 

@@ -1,0 +1,457 @@
+"""`edge-spec bench`, `verify` and `doctor`: what drafting gains on this machine, whether it changes
+what a model writes, and whether a model will work here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.cli.options import open_engine
+from edge_spec.cli.output import ProgressBar, print_json, print_table, require_writable
+from edge_spec.errors import UsageError, readable
+from edge_spec.models.option import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge_spec.core.model import Progress
+    from edge_spec.diagnostics.bench.measuring import (
+        BenchMeasurement,
+        BenchPlan,
+        SampledMeasurement,
+    )
+    from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
+    from edge_spec.diagnostics.bench.speedup_report import Document
+    from edge_spec.diagnostics.doctor.diagnose import Report
+    from edge_spec.diagnostics.doctor.finding import Finding
+    from edge_spec.diagnostics.lossless_check import Extent, Proof
+    from edge_spec.engine.engine import Engine
+    from edge_spec.models.options import LoadOptions
+    from edge_spec.text.prompt_files import Prompt
+
+
+_PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Declares what is answered how often, and what is measured beside it."""
+
+    prompts: Annotated[
+        Path | None,
+        Option("JSON lines with id, category, and prompt or turns; without it, ours.", None),
+    ] = None
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", None, least=1)] = 128
+    repeat: Annotated[int, Option("How often each prompt is answered.", None, least=1)] = 3
+    per_category: Annotated[int | None, Option("Most prompts of a category.", None, least=1)] = None
+    sampled: Annotated[
+        int,
+        Option(
+            "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
+            None,
+            least=0,
+        ),
+    ] = 2
+    out: Annotated[
+        Path | None,
+        Option("A directory for report.md and report.json.", None),
+    ] = None
+    peers: Annotated[
+        bool, Option("Measure llama-cpp-python and llama-server, too.", None, flag="--peers")
+    ] = False
+
+
+@options.with_groups
+def bench(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    *,
+    asked: BenchOptions,
+    loading: options.AskedOptions,
+    json: options.Json = False,
+) -> None:
+    """Measure drafting against plain decoding, in turns, by kind of text."""
+    from edge_spec.diagnostics.bench.measuring import make_plan
+    from edge_spec.diagnostics.bench.speedup_report import document
+    from edge_spec.placement.comparison import own_loop_cost
+    from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+    entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
+    _require_forgetful(loading, asked.repeat)
+    if asked.out is not None:
+        require_writable(asked.out)
+    choice = _peer_choice(model, loading) if asked.peers else None
+    opened = str(choice.gguf) if choice else model
+    with open_engine(opened, loading) as engine:
+        plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
+        measured, open_peers = _measure(engine, plan, choice)
+        if not measured.tasks:
+            raise KeyboardInterrupt
+        drawn = None
+        if asked.sampled and not (measured.partial or _remembering(loading)):
+            drawn = _measure_sampled(engine, plan, asked.sampled)
+        settings = _bench_settings(engine, opened, loading) | {
+            "model": readable(Path(model).name),
+            "weights": choice.weights if choice else engine.parts.name,
+            "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
+            "max_tokens": asked.max_tokens,
+            "own_loop_cost": None if measured.partial else own_loop_cost(engine.parts.model),
+        }
+        report = document(measured, settings, open_peers, drawn)
+    _print_bench(report, json, asked.out)
+    if report["settings"]["partial"]:
+        raise KeyboardInterrupt
+
+
+def _bench_settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dict[str, Any]:
+    from edge_spec.loader.place import asked_drafts, trained_options
+    from edge_spec.models.source import Source
+
+    drafts = list(loading.draft or [])
+    if drafts in ([], ["auto"]):  # told by its name, not by its path
+        source = Source(opened, lambda what, fraction: None)
+        chosen = asked_drafts(source, trained_options(source, loading) or loading)
+        drafts = [Source(draft, source.progress).name for draft in chosen]
+    return {
+        "runtime": engine.parts.runtime,
+        "drafter": loading.drafter,
+        "drafts": drafts,
+        "lossless": str(engine.parts.speculation_factory.lossless.promise),
+        "policy": engine.parts.speculation.policy.beliefs(),
+        "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
+        "threads": loading.threads,
+    }
+
+
+def _measure(
+    engine: Engine, plan: BenchPlan, choice: PeerChoice | None
+) -> tuple[BenchMeasurement, list[OpenPeer]]:
+    from contextlib import ExitStack
+
+    from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
+    from edge_spec.diagnostics.bench.peers import open_peers
+
+    stop_ids = engine.parts.text.eos_ids
+    with ProgressBar() as progress, ExitStack() as stack:
+        opened: list[OpenPeer] = []
+        if choice is not None:
+            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
+        sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
+        sides += [side for each in opened for side in each.sides]
+        return measure(sides, plan, progress), opened
+
+
+def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeasurement | None:
+    """Answers `count` prompts of each category as conversations with the model are answered;
+    returns None where that takes the likeliest tokens, too."""
+    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
+    from edge_spec.diagnostics.bench.measuring import (
+        DRAFTING,
+        PLAIN,
+        EngineSide,
+        SampledMeasurement,
+        measure,
+    )
+
+    sampling = engine.chat_sampling()
+    if sampling.greedy:
+        return None
+    sides = [EngineSide(engine, name, sampling) for name in (DRAFTING, PLAIN)]
+    with ProgressBar() as progress:
+        measured = measure(sides, plan.first_of_each_category(count), progress)
+    source = sampling_source(engine.parts.text.sampling, {})
+    return SampledMeasurement(measured, count, sampling_text(sampling), source)
+
+
+def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
+    """Chooses the peers with one GGUF file for all, ourselves included."""
+    from edge_spec.core.export import ExportOptions
+    from edge_spec.diagnostics.bench.peers import PeerChoice
+    from edge_spec.models.conversion import StoredModel, gguf_file
+    from edge_spec.models.source import Source
+    from edge_spec.placement.machine import available_cores
+
+    with ProgressBar() as progress:
+        source = Source(model, progress)
+        own_file = not source.is_demo and source.at("gguf").is_file()
+        quantization = None if own_file else _PEER_WEIGHTS
+        stored = StoredModel(source, "gguf", ExportOptions(quantization))
+        gguf = gguf_file(stored, progress)
+    weights = gguf.name if own_file else f"{source.name} as {quantization}"
+    threads = loading.threads or available_cores()
+    return PeerChoice(gguf, weights, threads)
+
+
+def _remembering(loading: options.AskedOptions) -> list[str]:
+    """Names the drafters that would know a prompt's answer from an earlier one."""
+    from edge_spec.drafters.factory import traits_of
+
+    named = traits_of(loading.drafter).items()
+    found = [name for name, traits in named if traits.remembers]
+    return found or ["--remember"] * loading.remember
+
+
+def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
+    remembering = _remembering(loading)
+    if repeat > 1 and remembering:
+        raise UsageError(
+            f"{', '.join(remembering)} remembers answers, so repetitions would measure its memory",
+            remedy="Add --repeat 1.",
+        )
+
+
+def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
+    from edge_spec.diagnostics.bench.speedup_report import markdown
+    from edge_spec.diagnostics.report_files import write_report
+
+    if as_json:
+        print_json(report)
+    elif out is None:
+        print(markdown(report), end="")
+    if out is None:
+        return
+    write_report(out, report, markdown(report))
+    print(f"Written to {out}", file=sys.stderr)
+
+
+_STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Declares what is held against plain decoding, and how much of it."""
+
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
+            "without it, ours.",
+            None,
+        ),
+    ] = None
+    count: Annotated[int, Option("Most prompts, from all over the file.", None)] = 20
+    max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 64
+    draws: Annotated[
+        int, Option("Texts drawn for the distribution; 0 leaves sampling out.", None)
+    ] = 1500
+    runs: Annotated[int, Option("How often one request is repeated.", None)] = 3
+
+
+@options.with_groups
+def verify(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    *,
+    asked: VerifyOptions,
+    loading: options.AskedOptions,
+    json: options.Json = False,
+) -> None:
+    """Hold speculation against plain decoding.
+
+    Exit status 1: a text differs that this mode promises to be equal; 3: too few draft tokens were
+    accepted or rejected to show anything. Texts that part at near ties, where the mode allows it,
+    are counted and shown as such.
+    """
+    from edge_spec.diagnostics.lossless_check import Extent
+    from edge_spec.diagnostics.lossless_check.lossless_report import document, print_report
+    from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+    extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
+    entries = read_prompts(asked.prompts or OWN_PROMPTS)
+    report = document(_prove(model, loading, entries, extent), loading.device or "default")
+    if json:
+        print_json(report)
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False))
+    if status := _STATUS[report["verdict"]]:
+        raise typer.Exit(status)
+
+
+def _prove(
+    model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
+) -> Proof:
+    from edge_spec.diagnostics.lossless_check import prove
+
+    # What is asked here says nothing of what will be asked.
+    with (
+        open_engine(model, loading, keeps_answers=False) as engine,
+        ProgressBar() as progress,
+    ):
+        return prove(engine, prompts, extent, progress)
+
+
+_COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
+_RUN = "With --run"
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Declares what is examined, and where it would run."""
+
+    draft: Annotated[
+        str | None,
+        Option(
+            "A smaller model that is to draft for it, auto, or none.  [default: a pair bundle's "
+            "own]",
+            None,
+            metavar="MODEL",
+        ),
+    ] = None
+    runtime: Annotated[str, Option("The model's runtime, as it would be opened with.", None)] = (
+        "auto"
+    )
+    device: Annotated[str | None, Option("Where the model would run.", None)] = None
+    draft_runtime: Annotated[str, Option("The draft's runtime.", None)] = "auto"
+    draft_device: Annotated[str | None, Option("Where the draft would run.", None)] = None
+    context: Annotated[int | None, Option("Tokens of context, if not the model's own.", None)] = (
+        None
+    )
+    open_models: Annotated[bool, Option("Open every variant, too.", None, flag="--open")] = False
+    hashes: Annotated[
+        bool, Option("Hash the files of bundles above 1 GB, too.", None, flag="--hash")
+    ] = False
+    out: Annotated[
+        Path | None, Option("A directory for report.md and report.json, to be handed on.", None)
+    ] = None
+    run: Annotated[
+        bool,
+        Option(
+            "Then open the models there and try everything, each check in a process of its own.",
+            _RUN,
+            flag="--run",
+        ),
+    ] = False
+    soak_s: Annotated[float, Option("Seconds of the same requests.", _RUN, least=0)] = 60.0
+    source_language: Annotated[
+        str | None, Option("Of what a translator of many languages reads.", _RUN, metavar="NAME")
+    ] = None
+    target_language: Annotated[
+        str | None, Option("Of what it writes, such as fra_Latn.", _RUN, metavar="NAME")
+    ] = None
+
+    @property
+    def places(self) -> LoadOptions:
+        """Raises UsageError for options that contradict each other."""
+        from edge_spec.models.options import LoadOptions
+
+        return LoadOptions(
+            runtime=self.runtime,
+            device=self.device,
+            draft_runtime=self.draft_runtime,
+            draft_device=self.draft_device,
+            context_length=self.context,
+            source_language=self.source_language,
+            target_language=self.target_language,
+        )
+
+
+@options.with_groups
+def doctor(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    *,
+    asked: DoctorOptions,
+    json: options.Json = False,
+) -> None:
+    """Examine this machine, and whether a model or a pair will work on it, and pay.
+
+    Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
+    """
+    from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+    from edge_spec.diagnostics.doctor.document import document
+    from edge_spec.models.source import Source
+
+    if asked.out is not None:
+        require_writable(asked.out)
+    request = DiagnosisRequest(model, asked.draft, asked.open_models, asked.hashes, asked.places)
+    with ProgressBar() as progress:
+        if asked.run:
+            _ = Source(model, progress).path  # fetches it
+        report = diagnose(request, progress)
+        _write(report, model, asked)
+        is_whole = not asked.run or _run(report, model, asked, progress)
+    if json:
+        print_json(document(report))
+    else:
+        _print_findings(report)
+    if not is_whole:
+        raise KeyboardInterrupt
+    if report.verdict == "faults":
+        raise typer.Exit(1)
+
+
+def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -> bool:
+    """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
+    what is there."""
+    from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
+    from edge_spec.diagnostics.doctor.document import files_sha256
+    from edge_spec.diagnostics.doctor.finding import note
+
+    chosen = report.chosen
+    if chosen is None:
+        report.add("run", [note("run", "nothing was tried: the models would not be opened")])
+        return True
+    for opening in chosen.openings:
+        report.numbers.setdefault(opening.role, {})["sha256"] = files_sha256(opening.source)
+    request = DeviceCheckRequest.of(chosen, asked.places, asked.soak_s)
+    request.prepare(progress)
+
+    def add(findings: Sequence[Finding]) -> None:
+        report.findings += findings
+        _write(report, model, asked)
+
+    try:
+        run_checks(request, progress, add)
+    except KeyboardInterrupt:
+        add([note("run", "interrupted: further checks were not reached").of("run")])
+        return False
+    return True
+
+
+def _write(report: Report, model: str, asked: DoctorOptions) -> None:
+    """Writes the report after each check, so that one that takes the machine down leaves what was
+    found before."""
+    from edge_spec.diagnostics.doctor.document import markdown, public_document
+    from edge_spec.diagnostics.report_files import write_report
+
+    if asked.out is not None:
+        found = public_document(report, [each for each in (model, asked.draft) if each])
+        write_report(asked.out, found, markdown(found))
+
+
+def _print_findings(report: Report) -> None:
+    between = "\n-> " if sys.stdout.isatty() else " -> "
+    rows: list[tuple[str, tuple[str, ...]]] = []
+    for group, findings in report.grouped.items():
+        rows.append(("bold", (group, "", "")))
+        for each in findings:
+            told = between.join(
+                " ".join(part.split()) for part in (each.found, each.remedy) if part
+            )
+            level = str(each.level)
+            rows.append((_COLORS.get(level, ""), (f"  {level}", each.check, told)))
+    print_table(rows)
+    levels = [str(finding.level) for finding in report.findings]
+    counts = {level: levels.count(level) for level in ("fault", "warning", "note")}
+    found = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items())
+    print(f"{found}{_summary(report)}")
+
+
+def _summary(report: Report) -> str:
+    """Will it work, will it pay; "" where only the machine was examined."""
+    if "target" not in report.numbers:
+        return ""
+    if report.verdict == "faults":
+        return ": it will not work like this"
+    speedup = report.numbers.get("speedup", {})
+    expected = speedup.get("use") or speedup.get("plan")
+    if expected is None:
+        return ": it works; whether it pays is not measured"
+    if expected > 1:
+        return f": it works, and speculation pays ({expected:.2f} times)"
+    return ": it works; speculation does not pay, and rounds stay plain"
