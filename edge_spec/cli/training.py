@@ -74,7 +74,7 @@ _Model = Annotated[
 @learn.command()
 def status(model: _Model = None, json: options.Json = False) -> None:
     """Say what is kept of answers, what was learnt, and whether it drafts."""
-    from edge_spec.distill.learnt_folder import document
+    from edge_spec.distill.idle_learning import document
 
     learnt, remembered = _kept(model)
     found = [document(path) for path in learnt]
@@ -98,11 +98,11 @@ def status(model: _Model = None, json: options.Json = False) -> None:
 @learn.command()
 def forget(model: _Model = None, json: options.Json = False) -> None:
     """Remove answers that were kept, and all that was learnt from them."""
-    from edge_spec.distill import learnt_folder
+    from edge_spec.distill import idle_learning
     from edge_spec.drafters.lookup import answers
 
     learnt, remembered = _kept(model)
-    freed = {path.name: learnt_folder.forget(path) for path in learnt}
+    freed = {path.name: idle_learning.forget(path) for path in learnt}
     freed |= {path.name: answers.forget(path) for path in remembered}
     if json:
         print_json({"freed_bytes": freed})
@@ -115,7 +115,7 @@ def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
     """Returns folders of --learn and files of --remember, of this model, by its name or that of the
     folder or file; of all where None. Raises UsageError where there is nothing of a model that was
     named."""
-    from edge_spec.distill.learnt_folder import kept_folders
+    from edge_spec.distill.idle_learning import kept_folders
     from edge_spec.drafters.lookup import answers
 
     kept = [kept_folders(), answers.kept_files()]

@@ -23,9 +23,8 @@ import numpy as np
 
 from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
-from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import FeatureRequest, feature_rows
-from edge_spec.distill.prompts import Tasks
+from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_asked

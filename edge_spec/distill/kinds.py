@@ -1,19 +1,135 @@
-"""The kinds of drafters that are trained: what each reads, and how it begins."""
+"""The kinds of drafters that are trained: what each reads, how it begins, and the files beside
+its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model_info import Checkpoint, TensorRows
+from edge_spec.core.model_info import DEFAULT_TEMPLATE, ModelInfo
 from edge_spec.distill.request import DistillRequest
-from edge_spec.distill.small_draft_files import num_kept
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError, UsageError
 
-if TYPE_CHECKING:
-    from edge_spec.distill.trainee import Teacher, Trainee
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+FACTORS = "factors"  # of frequencies one by one, as GGUF files hold them
+_SHARE = 7  # layers of the target for each of the draft
+
+
+def num_kept(config: ModelConfig, asked: int | None) -> int:
+    """Returns how many layers a draft has. Raises UsageError for as many as its target has, and
+    UnsupportedModelError for a target of which no draft is made."""
+    if config.features() or config.num_experts or config.architecture not in _CLASSES:
+        raise UnsupportedModelError(
+            f"a small draft has layers like Llama's or Qwen's, and those of "
+            f"{config.architecture} are of another form",
+            remedy="Use --kind medusa.",
+        )
+    if config.rope_scaling is not None and config.rope_scaling.kind == FACTORS:
+        raise UnsupportedModelError(
+            "the target's file holds its rotary frequencies one by one, which config.json of a "
+            "draft cannot",
+            remedy="Name the Hugging Face directory that the file was made from.",
+        )
+    count = max(2, round(config.num_layers / _SHARE)) if asked is None else asked
+    if not 1 <= count < config.num_layers:
+        raise UsageError(
+            f"a draft of {count} layers is not smaller than its target, which has "
+            f"{config.num_layers}",
+            remedy=f"Give --layers, 1 to {config.num_layers - 1}, or use --kind medusa.",
+        )
+    return count
+
+
+def kept_layers(num_layers: int, count: int) -> dict[int, int]:
+    """Layers of the target -> their numbers in the draft: the last one, and others as far from
+    each other, from the first one on (of one layer, the last)."""
+    chosen = np.linspace(num_layers - 1, 0, count).round().astype(int)[::-1]
+    return {int(layer): index for index, layer in enumerate(chosen)}
+
+
+def layers_config(config: ModelConfig, architecture: str, num_layers: int) -> dict[str, Any]:
+    """What config.json says of layers like the target's, with the values of its architecture."""
+    told: dict[str, Any] = {
+        "architectures": [_CLASSES[architecture]],
+        "model_type": architecture,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "num_hidden_layers": num_layers,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rope_theta,
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+    }
+    scaling = stated_scaling(config)
+    return told if scaling is None else {**told, "rope_scaling": scaling}
+
+
+def draft_config(source: ModelInfo, num_layers: int) -> dict[str, Any]:
+    """The draft's config.json."""
+    config = source.config
+    told = layers_config(config, config.architecture, num_layers) | {
+        "max_position_embeddings": config.context_length,
+        "tie_word_embeddings": config.tied_embeddings,
+        "attention_bias": config.output_bias,
+        "torch_dtype": "float16",
+    }
+    if config.architecture == "mistral":
+        told["sliding_window"] = None  # transformers would take 4096
+    if source.eos_ids:
+        told["eos_token_id"] = list(source.eos_ids)
+    if source.bos_id is not None:
+        told["bos_token_id"] = source.bos_id
+    return told
+
+
+def text_files(source: ModelInfo) -> Mapping[str, str]:
+    """The target's own tokenizer and chat template: name -> content."""
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": source.adds_bos,
+    }
+    told |= {name: token or None for name, token in source.special_tokens.items()}
+    if source.chat_template is not None:
+        templates = {DEFAULT_TEMPLATE: source.chat_template, **source.named_templates}
+        told["chat_template"] = (
+            [{"name": name, "template": each} for name, each in templates.items()]
+            if source.named_templates
+            else source.chat_template
+        )
+    return {
+        "tokenizer.json": source.tokenizer_json(),
+        "tokenizer_config.json": json.dumps(told, indent=2),
+    }
+
+
+def stated_scaling(config: ModelConfig) -> dict[str, Any] | None:
+    """Returns the scaling as config.json states it; None where there is none, or one that it has no
+    words for."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == FACTORS:
+        return None
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context_length,
+    }
 
 
 @dataclass(frozen=True)
@@ -21,7 +137,7 @@ class Kind:
     """drafter: its name in `--drafter`. layers: the features that it reads, the last of them the
     state after the target's final norm, which its teacher is made of. of_answers: whether it reads
     those of prompts, too. require: raises an EdgeSpecError for a target of which none can be made.
-    of_layers: whether `make` is given a Checkpoint, whose layers it is made of; else TensorRows.
+    of_layers: whether it begins as layers of a Checkpoint; else TensorRows are enough.
     scores_all: whether it drafts from the whole vocabulary."""
 
     drafter: str
@@ -31,28 +147,8 @@ class Kind:
     epochs: int
     rows: int  # of a step
     require: Callable[[ModelConfig, DistillRequest], object]
-    make: Callable[[Teacher, Any, DistillRequest], Trainee]
     of_layers: bool = True
     scores_all: bool = False
-
-
-def _medusa(teacher: Teacher, source: TensorRows, request: DistillRequest) -> Trainee:
-    from edge_spec.distill.medusa import MedusaTrainee
-
-    return MedusaTrainee(teacher, request.positions)
-
-
-def _eagle3(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
-    from edge_spec.distill.eagle3 import Eagle3Trainee
-
-    return Eagle3Trainee(teacher, source, request.positions, request.seed)
-
-
-def _draft(teacher: Teacher, source: Checkpoint, request: DistillRequest) -> Trainee:
-    from edge_spec.distill.small_draft import SmallDraftTrainee
-
-    count = num_kept(teacher.config, request.layers)
-    return SmallDraftTrainee(teacher, source, count, request.positions)
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, ...]:
@@ -87,7 +183,6 @@ KINDS = {  # by the names in request.KINDS
         epochs=8,
         rows=512,
         require=lambda config, request: None,
-        make=_medusa,
         of_layers=False,
     ),
     "eagle3": Kind(
@@ -98,7 +193,6 @@ KINDS = {  # by the names in request.KINDS
         epochs=6,
         rows=1024,
         require=_require_eagle3,
-        make=_eagle3,
     ),
     "draft": Kind(
         drafter="draft-model",
@@ -108,7 +202,6 @@ KINDS = {  # by the names in request.KINDS
         epochs=6,
         rows=1024,
         require=lambda config, request: num_kept(config, request.layers),
-        make=_draft,
         scores_all=True,
     ),
 }

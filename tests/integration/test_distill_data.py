@@ -26,13 +26,12 @@ from edge_spec.distill.answers import (
     local_writers,
     write_answers,
 )
-from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import (
     FeatureRequest,
     read_features,
     require_features,
 )
-from edge_spec.distill.prompts import GivenPrompts
+from edge_spec.distill.prompts import Conversation, GivenPrompts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
