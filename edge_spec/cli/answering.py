@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.option import option
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
@@ -103,6 +103,20 @@ class AnswerWriter:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Declares how the prompt is read, and where the answer ends."""
+
+    raw: bool = option(False, "Continue the text instead of answering it as a chat message.")
+    suffix: str | None = option(
+        None, "Write what stands between the prompt and this text, as in code."
+    )
+    stop: tuple[str, ...] = option(
+        (), "End before this text; may be repeated.", read_as=list[str] | None
+    )
+    schema: Path | None = option(None, "A file with a JSON Schema that the answer has to fit.")
+
+
 @options.with_groups
 def generate(
     model: Annotated[
@@ -112,26 +126,14 @@ def generate(
         str | None,
         typer.Argument(help="A single argument is the prompt; - reads it from stdin."),
     ] = None,
-    raw: Annotated[
-        bool, typer.Option(help="Continue the text instead of answering it as a chat message.")
-    ] = False,
-    suffix: Annotated[
-        str | None,
-        typer.Option(help="Write what stands between the prompt and this text, as in code."),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be repeated.")
-    ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="A file with a JSON Schema that the answer has to fit.")
-    ] = None,
     *,
+    asked: GenerateOptions,
     loading: options.AskedOptions,
     sampling: options.SamplingOptions,
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
-    from edge_spec.text.parts.answer_length import TEXT_TOKENS, answer_tokens
+    from edge_spec.text.parts.answer_length import answer_tokens
     from edge_spec.text.thoughts import read_reasoning
 
     if model is None:
@@ -139,73 +141,59 @@ def generate(
     if prompt is None:
         model, prompt = "smollm2", model
     params = sampling.params()
-    grammar = None if schema is None else _grammar(schema)
+    grammar = None if asked.schema is None else _grammar(asked.schema)
     text = sys.stdin.read() if prompt == "-" else prompt
-    limit = sampling.max_tokens
-    between = None
-    if suffix is not None:
-        between = _Between(suffix, TEXT_TOKENS if limit is None else limit)
-    asked = _Asked(text, raw, between, read_reasoning(sampling.reasoning))
-    with open_engine(model, loading, screen=asked.encode) as engine:
+    limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
+    encoded: list[tuple[Sequence[int], AnswerForm | None]] = []
+
+    def encode(placed: PlacedModels) -> None:  # once the header is read, before the weights are
+        encoded.append(_encoded(placed, text, asked, limit, reasoning))
+
+    with open_engine(model, loading, screen=encode) as engine:
+        tokens, form = encoded[-1]
         generation = engine.generate(
-            asked.tokens,
-            max_tokens=answer_tokens(asked.form) if limit is None else limit,
-            stop=stop or (),
+            tokens,
+            max_tokens=answer_tokens(form) if limit is None else limit,
+            stop=asked.stop,
             sampling=params,
             grammar=grammar,
-            form=asked.form,
+            form=form,
             stream=True,
         )
         _print(generation, json)
 
 
-class _Between(NamedTuple):
-    """What the answer stands before, and how long it may be."""
+def _encoded(
+    placed: PlacedModels,
+    prompt: str,
+    asked: GenerateOptions,
+    limit: int | None,
+    reasoning: Reasoning,
+) -> tuple[Sequence[int], AnswerForm | None]:
+    """The prompt's tokens, and which parts the answer may have. Raises ContextFullError,
+    UnsupportedModelError for a chat template that fails, and for a model that was not trained to
+    fill in."""
+    from edge_spec.engine.request import require_room
+    from edge_spec.text.infill import room_beside
+    from edge_spec.text.parts.answer_length import TEXT_TOKENS
 
-    suffix: str
-    max_tokens: int
-
-
-class _Asked:
-    """The prompt: its tokens are known when the model's header is, before the weights are read.
-
-    form: which parts the answer may have.
-    """
-
-    def __init__(
-        self, text: str, raw: bool, between: _Between | None, reasoning: Reasoning
-    ) -> None:
-        self._text = text
-        self._between = between
-        self._raw = raw
-        self._reasoning = reasoning
-        self.tokens: Sequence[int] = ()
-        self.form: AnswerForm | None = None
-
-    def encode(self, placed: PlacedModels) -> None:
-        """Raises ContextFullError, UnsupportedModelError for a chat template that fails, and for a
-        model that was not trained to fill in."""
-        from edge_spec.engine.request import require_room
-        from edge_spec.text.infill import room_beside
-
-        text = placed.target.text
-        if self._between is not None:
-            suffix, max_tokens = self._between
-            room = room_beside(placed.context_length, max_tokens)
-            self.tokens = text.infill.prompt(self._text, suffix, room=room)
-            return
-        is_source = placed.target.config.encoder is not None
-        if not self._raw and text.chat_template is None and not is_source:
-            _log.warning(
-                "%s has no chat template: the prompt is continued as it is, as with --raw",
-                placed.target.name,
-            )
-        if self._raw or text.chat_template is None:
-            self.tokens = text.tokenizer.encode(self._text)
-        else:
-            self.tokens = text.chat_prompt(self._text, reasoning=self._reasoning)
-            self.form = text.answer_form(self.tokens, reasoning=self._reasoning)
-        require_room(self.tokens, placed.context_length)
+    text, form = placed.target.text, None
+    if asked.suffix is not None:
+        room = room_beside(placed.context_length, TEXT_TOKENS if limit is None else limit)
+        return text.infill.prompt(prompt, asked.suffix, room=room), None
+    is_source = placed.target.config.encoder is not None
+    if not asked.raw and text.chat_template is None and not is_source:
+        _log.warning(
+            "%s has no chat template: the prompt is continued as it is, as with --raw",
+            placed.target.name,
+        )
+    if asked.raw or text.chat_template is None:
+        tokens = text.tokenizer.encode(prompt)
+    else:
+        tokens = text.chat_prompt(prompt, reasoning=reasoning)
+        form = text.answer_form(tokens, reasoning=reasoning)
+    require_room(tokens, placed.context_length)
+    return tokens, form
 
 
 def _grammar(path: Path) -> Grammar:
@@ -291,77 +279,63 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 class ServerSettings:
     """Holds what the person who starts a server decides, by the names of `ServerOptions`."""
 
-    host: Annotated[str, Option("The address; others than loopback need a key.", _SERVER)] = (
-        "127.0.0.1"
+    host: str = option("127.0.0.1", "The address; others than loopback need a key.", _SERVER)
+    port: int = option(8080, "The port; 0 takes a free one.", _SERVER)
+    api_key: str | None = option(
+        None, "What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY", repr=False
     )
-    port: Annotated[int, Option("The port; 0 takes a free one.", _SERVER)] = 8080
-    api_key: Annotated[
-        str | None, Option("What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY")
-    ] = field(default=None, repr=False)
-    cors_origins: Annotated[
-        tuple[str, ...],
-        Option(
-            "A site, app or extension whose pages may ask; may be repeated.",
-            _SERVER,
-            flag="--cors-origin",
-            read_as=list[str] | None,
-        ),
-    ] = ()
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Option(
-            "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
-            _SERVER,
-            flag="--allow-host",
-            read_as=list[str] | None,
-        ),
-    ] = ()
-    max_models: Annotated[
-        int | None, Option("Models open at once.  [default: as many as memory holds]", _SERVER)
-    ] = None
-    load_timeout_s: Annotated[
-        float, Option("Seconds that a request may wait for its model to be opened.", _SERVER)
-    ] = 300.0
-    parallel: Annotated[
-        int, Option("Answers of a model at once, each with a cache of its own.", _SERVER)
-    ] = 4
-    queue: Annotated[int, Option("Requests that may wait.", _SERVER)] = 64
-    queue_timeout_s: Annotated[float, Option("Seconds that one may wait.", _SERVER)] = 60.0
-    request_timeout_s: Annotated[
-        float, Option("Seconds that an answer may take from its first token on.", _SERVER)
-    ] = 600.0
-    client_timeout_s: Annotated[
-        float, Option("Seconds that a client may take to send a request, or not to read.", _SERVER)
-    ] = 30.0
-    grace_s: Annotated[float, Option("Seconds that answers have to end on a signal.", _SERVER)] = (
-        30.0
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "A site, app or extension whose pages may ask; may be repeated.",
+        _SERVER,
+        flag="--cors-origin",
+        read_as=list[str] | None,
     )
-    max_body_bytes: Annotated[int, Option("Largest request.", _SERVER)] = 2 << 20
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
+        _SERVER,
+        flag="--allow-host",
+        read_as=list[str] | None,
+    )
+    max_models: int | None = option(
+        None, "Models open at once.  [default: as many as memory holds]", _SERVER
+    )
+    load_timeout_s: float = option(
+        300.0, "Seconds that a request may wait for its model to be opened.", _SERVER
+    )
+    parallel: int = option(4, "Answers of a model at once, each with a cache of its own.", _SERVER)
+    queue: int = option(64, "Requests that may wait.", _SERVER)
+    queue_timeout_s: float = option(60.0, "Seconds that one may wait.", _SERVER)
+    request_timeout_s: float = option(
+        600.0, "Seconds that an answer may take from its first token on.", _SERVER
+    )
+    client_timeout_s: float = option(
+        30.0, "Seconds that a client may take to send a request, or not to read.", _SERVER
+    )
+    grace_s: float = option(30.0, "Seconds that answers have to end on a signal.", _SERVER)
+    max_body_bytes: int = option(2 << 20, "Largest request.", _SERVER)
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Holds what is decided before there is a server."""
 
-    alias: Annotated[
-        tuple[str, ...],
-        Option(
-            "Another name for a model, its first one in lists and answers; NAME alone where there "
-            "is one model; may be repeated.",
-            _SERVER,
-            metavar="NAME=MODEL",
-            read_as=list[str] | None,
-        ),
-    ] = ()
-    stdio: Annotated[
-        bool,
-        Option(
-            "Speak JSON-RPC on standard input and output instead: no other option of the server or "
-            "of sampling applies.",
-            _SERVER,
-            flag="--stdio",
-        ),
-    ] = False
+    alias: tuple[str, ...] = option(
+        (),
+        "Another name for a model, its first one in lists and answers; NAME alone where there "
+        "is one model; may be repeated.",
+        _SERVER,
+        metavar="NAME=MODEL",
+        read_as=list[str] | None,
+    )
+    stdio: bool = option(
+        False,
+        "Speak JSON-RPC on standard input and output instead: no other option of the server or "
+        "of sampling applies.",
+        _SERVER,
+        flag="--stdio",
+    )
 
 
 @options.with_groups
@@ -393,11 +367,9 @@ def serve(
     of several.
     """
     from edge_spec.core import entry_points
-    from edge_spec.text.thoughts import read_reasoning
 
     named = model or ["smollm2"]
-    of_requests = sampling.params()
-    reasoning = read_reasoning(sampling.reasoning)
+    of_requests = sampling.of_requests()
     if serving.stdio:
         if len(named) > 1:
             raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
@@ -409,10 +381,7 @@ def serve(
         models,
         partial(_announce, names=[each.name for each in models], as_json=json),
         **vars(settings),
-        **sampling.length,
-        sampling=of_requests,
-        reasoning=reasoning,
-        asked_sampling=sampling.asked,
+        **of_requests,
     )
 
 
@@ -452,26 +421,17 @@ def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bo
 
 def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any] | None:
     """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
-    import json
-    from pathlib import Path
-
     from edge_spec.loader.place import asked_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
 
-    def quiet(what: str, fraction: float) -> None:
-        pass
-
-    if loading.plan is not None:
-        plan = read_plan(Path(loading.plan))
-    else:
-        target = Source(model, quiet)
+    plan = None if loading.plan is None else read_plan(Path(loading.plan))
+    if plan is None:
+        target = Source(model, lambda what, fraction: None)
         drafts = asked_drafts(target, loading)
-        kept = cached_plan(plan_path(target, Source(drafts[0], quiet) if drafts else None))
-        if kept is None:
-            return None
-        plan = kept
-    document: Mapping[str, Any] = json.loads(plan_json(plan))
+        pair = Source(drafts[0], target.progress) if drafts else None
+        plan = cached_plan(plan_path(target, pair))
+    document: Mapping[str, Any] | None = None if plan is None else loads(plan_json(plan))
     return document
 
 
@@ -486,7 +446,6 @@ def desktop(
     """Talk to a model in a window, whose closing ends everything. Sampling options,
     --max-tokens and --reasoning hold for what the page does not set."""
     from edge_spec.core import entry_points
-    from edge_spec.text.thoughts import read_reasoning
 
     entry_points.load_app("desktop")(
         partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
@@ -494,10 +453,7 @@ def desktop(
         title=model,
         plan=lambda: plan_document(model, loading) or {"candidates": []},
         parallel=_PARALLEL,
-        **sampling.length,
-        sampling=sampling.params(),
-        reasoning=read_reasoning(sampling.reasoning),
-        asked_sampling=sampling.asked,
+        **sampling.of_requests(),
     )
 
 

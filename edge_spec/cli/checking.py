@@ -15,7 +15,7 @@ from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, print_json, print_table, require_writable
 from edge_spec.errors import UsageError, readable
-from edge_spec.models.option import Option
+from edge_spec.models.option import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,28 +43,19 @@ _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 class BenchOptions:
     """Declares what is answered how often, and what is measured beside it."""
 
-    prompts: Annotated[
-        Path | None,
-        Option("JSON lines with id, category, and prompt or turns; without it, ours.", None),
-    ] = None
-    max_tokens: Annotated[int, Option("Most tokens of an answer.", None, least=1)] = 128
-    repeat: Annotated[int, Option("How often each prompt is answered.", None, least=1)] = 3
-    per_category: Annotated[int | None, Option("Most prompts of a category.", None, least=1)] = None
-    sampled: Annotated[
-        int,
-        Option(
-            "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
-            None,
-            least=0,
-        ),
-    ] = 2
-    out: Annotated[
-        Path | None,
-        Option("A directory for report.md and report.json.", None),
-    ] = None
-    peers: Annotated[
-        bool, Option("Measure llama-cpp-python and llama-server, too.", None, flag="--peers")
-    ] = False
+    prompts: Path | None = option(
+        None, "JSON lines with id, category, and prompt or turns; without it, ours."
+    )
+    max_tokens: int = option(128, "Most tokens of an answer.", least=1)
+    repeat: int = option(3, "How often each prompt is answered.", least=1)
+    per_category: int | None = option(None, "Most prompts of a category.", least=1)
+    sampled: int = option(
+        2,
+        "Prompts of a category that are answered as the model's makers sample, too; 0: none.",
+        least=0,
+    )
+    out: Path | None = option(None, "A directory for report.md and report.json.")
+    peers: bool = option(False, "Measure llama-cpp-python and llama-server, too.", flag="--peers")
 
 
 @options.with_groups
@@ -226,20 +217,15 @@ _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
 class VerifyOptions:
     """Declares what is held against plain decoding, and how much of it."""
 
-    prompts: Annotated[
-        Path | None,
-        Option(
-            "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
-            "without it, ours.",
-            None,
-        ),
-    ] = None
-    count: Annotated[int, Option("Most prompts, from all over the file.", None)] = 20
-    max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 64
-    draws: Annotated[
-        int, Option("Texts drawn for the distribution; 0 leaves sampling out.", None)
-    ] = 1500
-    runs: Annotated[int, Option("How often one request is repeated.", None)] = 3
+    prompts: Path | None = option(
+        None,
+        "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
+        "without it, ours.",
+    )
+    count: int = option(20, "Most prompts, from all over the file.")
+    max_tokens: int = option(64, "Most tokens of an answer.")
+    draws: int = option(1500, "Texts drawn for the distribution; 0 leaves sampling out.")
+    runs: int = option(3, "How often one request is repeated.")
 
 
 @options.with_groups
@@ -294,46 +280,32 @@ _RUN = "With --run"
 class DoctorOptions:
     """Declares what is examined, and where it would run."""
 
-    draft: Annotated[
-        str | None,
-        Option(
-            "A smaller model that is to draft for it, auto, or none.  [default: a pair bundle's "
-            "own]",
-            None,
-            metavar="MODEL",
-        ),
-    ] = None
-    runtime: Annotated[str, Option("The model's runtime, as it would be opened with.", None)] = (
-        "auto"
+    draft: str | None = option(
+        None,
+        "A smaller model that is to draft for it, auto, or none.  [default: a pair bundle's own]",
+        metavar="MODEL",
     )
-    device: Annotated[str | None, Option("Where the model would run.", None)] = None
-    draft_runtime: Annotated[str, Option("The draft's runtime.", None)] = "auto"
-    draft_device: Annotated[str | None, Option("Where the draft would run.", None)] = None
-    context: Annotated[int | None, Option("Tokens of context, if not the model's own.", None)] = (
-        None
+    runtime: str = option("auto", "The model's runtime, as it would be opened with.")
+    device: str | None = option(None, "Where the model would run.")
+    draft_runtime: str = option("auto", "The draft's runtime.")
+    draft_device: str | None = option(None, "Where the draft would run.")
+    context: int | None = option(None, "Tokens of context, if not the model's own.")
+    open_models: bool = option(False, "Open every variant, too.", flag="--open")
+    hashes: bool = option(False, "Hash the files of bundles above 1 GB, too.", flag="--hash")
+    out: Path | None = option(None, "A directory for report.md and report.json, to be handed on.")
+    run: bool = option(
+        False,
+        "Then open the models there and try everything, each check in a process of its own.",
+        _RUN,
+        flag="--run",
     )
-    open_models: Annotated[bool, Option("Open every variant, too.", None, flag="--open")] = False
-    hashes: Annotated[
-        bool, Option("Hash the files of bundles above 1 GB, too.", None, flag="--hash")
-    ] = False
-    out: Annotated[
-        Path | None, Option("A directory for report.md and report.json, to be handed on.", None)
-    ] = None
-    run: Annotated[
-        bool,
-        Option(
-            "Then open the models there and try everything, each check in a process of its own.",
-            _RUN,
-            flag="--run",
-        ),
-    ] = False
-    soak_s: Annotated[float, Option("Seconds of the same requests.", _RUN, least=0)] = 60.0
-    source_language: Annotated[
-        str | None, Option("Of what a translator of many languages reads.", _RUN, metavar="NAME")
-    ] = None
-    target_language: Annotated[
-        str | None, Option("Of what it writes, such as fra_Latn.", _RUN, metavar="NAME")
-    ] = None
+    soak_s: float = option(60.0, "Seconds of the same requests.", _RUN, least=0)
+    source_language: str | None = option(
+        None, "Of what a translator of many languages reads.", _RUN, metavar="NAME"
+    )
+    target_language: str | None = option(
+        None, "Of what it writes, such as fra_Latn.", _RUN, metavar="NAME"
+    )
 
     @property
     def places(self) -> LoadOptions:

@@ -12,7 +12,7 @@ import typer
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.option import option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
@@ -130,73 +130,55 @@ _COMPILED = "qnn"  # the one that is for one processor alone
 class AskedExport:
     """Says what is to be written, as the command line has it."""
 
-    format: Annotated[
-        str | None,
-        Option(
-            "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
-            "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
-            None,
-        ),
-    ] = None
-    quant: Annotated[
-        str | None,
-        Option(
-            "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
-            "fp16); optimum: int4, int8, fp32 (default "
-            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
-            "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
-            "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
-            None,
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        Option("onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]", None),
-    ] = None
-    layers: Annotated[int | None, Option("Keep only the first layers, for a draft.", None)] = None
-    compute: Annotated[
-        str | None,
-        Option("coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]", None),
-    ] = None
-    context: Annotated[
-        int | None,
-        Option("coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]", None),
-    ] = None
-    compile: Annotated[
-        bool,
-        Option(
-            "With --for android or windows-npu: also a binary for Qualcomm's NPU.",
-            _PAIR,
-            flag="--compile",
-        ),
-    ] = False
-    soc: Annotated[
-        str | None,
-        Option(
-            "qnn: the processor to compile for, such as SM8650.  [default: of --for android "
-            "SM8650, of windows-npu SC8380XP]",
-            None,
-        ),
-    ] = None
-    hidden_states: Annotated[
-        bool,
-        Option("coreml, onnx-static: return them beside the scores.", None, flag="--hidden-states"),
-    ] = False
-    draft: Annotated[str | None, Option("A smaller model that drafts for it.", _PAIR)] = None
-    draft_layers: Annotated[
-        int | None,
-        Option("Only the draft's first layers; without --draft, the model's own.", _PAIR),
-    ] = None
-    kind: Annotated[
-        str | None,
-        Option(
-            "Formats and quantizations for ios, macos, windows-npu, android or linux.",
-            _PAIR,
-            flag="--for",
-        ),
-    ] = None
-    check: Annotated[bool, Option("Compare the result with the reference model.", None)] = True
+    format: str | None = option(
+        None,
+        "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
+        "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
+        f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
+    )
+    quant: str | None = option(
+        None,
+        "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
+        "fp16); optimum: int4, int8, fp32 (default "
+        "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
+        "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
+        "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
+    )
+    block_size: int | None = option(
+        None, "onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]"
+    )
+    layers: int | None = option(None, "Keep only the first layers, for a draft.")
+    compute: str | None = option(
+        None, "coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"
+    )
+    context: int | None = option(
+        None, "coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
+    )
+    compile: bool = option(
+        False,
+        "With --for android or windows-npu: also a binary for Qualcomm's NPU.",
+        _PAIR,
+        flag="--compile",
+    )
+    soc: str | None = option(
+        None,
+        "qnn: the processor to compile for, such as SM8650.  [default: of --for android "
+        "SM8650, of windows-npu SC8380XP]",
+    )
+    hidden_states: bool = option(
+        False, "coreml, onnx-static: return them beside the scores.", flag="--hidden-states"
+    )
+    draft: str | None = option(None, "A smaller model that drafts for it.", _PAIR)
+    draft_layers: int | None = option(
+        None, "Only the draft's first layers; without --draft, the model's own.", _PAIR
+    )
+    kind: str | None = option(
+        None,
+        "Formats and quantizations for ios, macos, windows-npu, android or linux.",
+        _PAIR,
+        flag="--for",
+    )
+    check: bool = option(True, "Compare the result with the reference model.")
 
 
 @options.with_groups

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import MissingDependencyError, UsageError
-from edge_spec.models.option import Option
+from edge_spec.models.option import option
 
 _MOST_POSITIONS = 8
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096
@@ -24,54 +23,39 @@ class DistillRequest:
 
     Raises UsageError for a value out of its range, MissingDependencyError without PyTorch."""
 
-    out: Annotated[
-        Path | None,
-        Option(
-            "Directory of the drafter; without it, the cache, where the model finds it by itself.",
-            None,
-        ),
-    ] = None
-    kind: Annotated[str, Option("medusa, eagle3 or draft.", None)] = "medusa"
-    prompts: Annotated[
-        Path | None,
-        Option(
-            "What the model answers: JSON lines with id, category, and prompt or turns, or a .txt "
-            "with a prompt a line; without it, what the model asks itself or, where its name has "
-            "`code` in it, tasks of ours.",
-            None,
-        ),
-    ] = None
-    num_tokens: Annotated[int, Option("Of answers to learn from.", None, flag="--tokens")] = 300_000
-    max_tokens: Annotated[int, Option("Most tokens of an answer.", None)] = 256
-    vocabulary: Annotated[
-        int | None,
-        Option(
-            "Tokens that the drafter scores: those the model writes most.  [default: as many as "
-            "have a fiftieth of the model's parameters]",
-            None,
-        ),
-    ] = None
-    positions: Annotated[int, Option("Draft tokens of a round that it is trained for.", None)] = 3
-    epochs: Annotated[
-        int | None,
-        Option("Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]", None),
-    ] = None
-    layers: Annotated[
-        int | None, Option("Of an ordinary draft.  [default: one for seven of the model's]", None)
-    ] = None
-    ray: Annotated[
-        str | None,
-        Option(
-            "HOST:PORT of a Ray cluster: its machines write answers and read features.",
-            None,
-            metavar="ADDRESS",
-        ),
-    ] = None
-    max_cache_mb: Annotated[
-        int,
-        Option("MB on the disk for what the model computes of the answers.", None, "--max-cache"),
-    ] = 8000
-    seed: Annotated[int, Option("Of all that is drawn.", None)] = 0
+    out: Path | None = option(
+        None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
+    )
+    kind: str = option("medusa", "medusa, eagle3 or draft.")
+    prompts: Path | None = option(
+        None,
+        "What the model answers: JSON lines with id, category, and prompt or turns, or a .txt "
+        "with a prompt a line; without it, what the model asks itself or, where its name has "
+        "`code` in it, tasks of ours.",
+    )
+    num_tokens: int = option(300_000, "Of answers to learn from.", flag="--tokens")
+    max_tokens: int = option(256, "Most tokens of an answer.")
+    vocabulary: int | None = option(
+        None,
+        "Tokens that the drafter scores: those the model writes most.  [default: as many as "
+        "have a fiftieth of the model's parameters]",
+    )
+    positions: int = option(3, "Draft tokens of a round that it is trained for.")
+    epochs: int | None = option(
+        None, "Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]"
+    )
+    layers: int | None = option(
+        None, "Of an ordinary draft.  [default: one for seven of the model's]"
+    )
+    ray: str | None = option(
+        None,
+        "HOST:PORT of a Ray cluster: its machines write answers and read features.",
+        metavar="ADDRESS",
+    )
+    max_cache_mb: int = option(
+        8000, "MB on the disk for what the model computes of the answers.", flag="--max-cache"
+    )
+    seed: int = option(0, "Of all that is drawn.")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

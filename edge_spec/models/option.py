@@ -1,13 +1,15 @@
-"""Declares an option as a field of a dataclass that is annotated with an `Option`."""
+"""Declares an option as a field of a dataclass: by `option`, or annotated with an `Option`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import EnumType
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+_OPTION = "option"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,13 @@ class Option:
     in_auto: bool = False  # whether --drafter auto uses it, too
     also: tuple[str, ...] = ()  # names of it in other libraries, which `load` refuses with ours
     is_place: bool = False  # whether it says where a model runs, which a plan does, too
+
+
+def option(
+    default: Any, help: str, panel: str | None = None, *, repr: bool = True, **more: Any
+) -> Any:
+    """Declares a field with its default; more: of `Option`."""
+    return field(default=default, repr=repr, metadata={_OPTION: Option(help, panel, **more)})
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,11 @@ def declared_options(group: type) -> Mapping[str, DeclaredOption]:
     left out."""
     hints = get_type_hints(group, include_extras=True)
     found = {}
-    for field in fields(group):
-        if get_origin(hints[field.name]) is not Annotated:
-            continue
-        type_, *rest = get_args(hints[field.name])
-        for option in rest:
-            if isinstance(option, Option):
-                found[field.name] = DeclaredOption(field.name, type_, field.default, option)
+    for each in fields(group):
+        type_, rest = hints[each.name], [each.metadata.get(_OPTION)]
+        if get_origin(type_) is Annotated:
+            type_, *rest = get_args(type_)
+        for declared in rest:
+            if isinstance(declared, Option):
+                found[each.name] = DeclaredOption(each.name, type_, each.default, declared)
     return MappingProxyType(found)  # cached: nobody may change it
