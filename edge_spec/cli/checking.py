@@ -13,12 +13,18 @@ import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
-from edge_spec.cli.output import ProgressBar, print_json, print_table, require_writable
+from edge_spec.cli.output import (
+    ProgressBar,
+    print_json,
+    print_table,
+    printable,
+    require_writable,
+)
 from edge_spec.errors import UsageError, readable
 from edge_spec.models.option import option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.diagnostics.bench.measuring import (
@@ -28,8 +34,7 @@ if TYPE_CHECKING:
     )
     from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
     from edge_spec.diagnostics.bench.speedup_report import Document
-    from edge_spec.diagnostics.doctor.diagnose import Report
-    from edge_spec.diagnostics.doctor.finding import Finding
+    from edge_spec.diagnostics.doctor.report import Finding, Report
     from edge_spec.diagnostics.lossless_check import Extent, Proof
     from edge_spec.engine.engine import Engine
     from edge_spec.models.options import LoadOptions
@@ -211,6 +216,11 @@ def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
 
 
 _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
+_COLORS = {
+    **{"pass": "green", "fail": "red", "fault": "red"},
+    **{"ok": "", "note": "cyan", "warning": "yellow"},
+}
+_SHOWN = 8  # differences in a terminal
 
 
 @dataclass(frozen=True)
@@ -243,7 +253,7 @@ def verify(
     are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check import Extent
-    from edge_spec.diagnostics.lossless_check.lossless_report import document, print_report
+    from edge_spec.diagnostics.lossless_check.lossless_report import document
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
@@ -252,9 +262,7 @@ def verify(
     if json:
         print_json(report)
     else:
-        from rich.console import Console
-
-        print_report(report, Console(highlight=False))
+        print_proof(report)
     if status := _STATUS[report["verdict"]]:
         raise typer.Exit(status)
 
@@ -272,7 +280,42 @@ def _prove(
         return prove(engine, prompts, extent, progress)
 
 
-_COLORS = {"note": "cyan", "warning": "yellow", "fault": "red"}
+def print_proof(report: Document) -> None:
+    from edge_spec.diagnostics.lossless_check.lossless_report import checks, differences, summary
+    from edge_spec.diagnostics.report_files import machine_line
+
+    told = f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"
+    print(printable(f"{told}; promised: {report['promise']}"))
+    verdict = report["verdict"]
+    said = "NEAR TIES" if verdict == "ties" else verdict.upper()
+    print_table([(_COLORS.get(verdict, "yellow"), (said, summary(report)))])
+    print()
+    rows = checks(report)
+    print_table((_COLORS.get(mark, "yellow"), (mark, name, said)) for name, mark, said in rows)
+    found = differences(report)
+    if found:
+        print()
+        print_table(
+            (("", _difference(name, each)) for name, each in found[:_SHOWN]),
+            ("text", "prompt", "token", "plain", "got", "margin", "tie"),
+        )
+    if len(found) > _SHOWN:
+        print(f"and {len(found) - _SHOWN} more: --json lists all")
+    for claim in report["not_exercised"]:
+        print(f"not exercised: {claim}")
+    print(f"\n{machine_line(report['machine'] | {'versions': report['versions']})}")
+    if report["skipped_prompts"]:
+        ids = printable(", ".join(report["skipped_prompts"]))
+        print(f"Left out, for the context has no room for them: {ids}.")
+
+
+def _difference(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    margin = "" if found["margin"] is None else f"{found['margin']:.4f}"
+    plain, got = repr(found["expected"]), repr(found["got"])
+    tie = "yes" if found["near_tie"] else "no"
+    return name, found["prompt"], str(found["token_index"]), plain, got, margin, tie
+
+
 _RUN = "With --run"
 
 
@@ -335,7 +378,7 @@ def doctor(
     Nothing is fetched, converted or loaded, but with --run. Exit status 1: there is a fault.
     """
     from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-    from edge_spec.diagnostics.doctor.document import document
+    from edge_spec.diagnostics.doctor.report import document
     from edge_spec.models.source import Source
 
     if asked.out is not None:
@@ -361,8 +404,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
     """Adds what the checks of the device find, and returns whether all were made: Ctrl-C leaves
     what is there."""
     from edge_spec.diagnostics.device_check import DeviceCheckRequest, run_checks
-    from edge_spec.diagnostics.doctor.document import files_sha256
-    from edge_spec.diagnostics.doctor.finding import note
+    from edge_spec.diagnostics.doctor.report import files_sha256, note
 
     chosen = report.chosen
     if chosen is None:
@@ -388,7 +430,7 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
 def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
-    from edge_spec.diagnostics.doctor.document import markdown, public_document
+    from edge_spec.diagnostics.doctor.report import markdown, public_document
     from edge_spec.diagnostics.report_files import write_report
 
     if asked.out is not None:
@@ -406,7 +448,7 @@ def _print_findings(report: Report) -> None:
                 " ".join(part.split()) for part in (each.found, each.remedy) if part
             )
             level = str(each.level)
-            rows.append((_COLORS.get(level, ""), (f"  {level}", each.check, told)))
+            rows.append((_COLORS[level], (f"  {level}", each.check, told)))
     print_table(rows)
     levels = [str(finding.level) for finding in report.findings]
     counts = {level: levels.count(level) for level in ("fault", "warning", "note")}

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ from edge_spec.core.model import Model, Progress, TellsNodePlacement
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.chosen import Chosen
-from edge_spec.diagnostics.doctor.finding import (
+from edge_spec.diagnostics.doctor.report import (
     Finding,
     Severity,
     fault,
@@ -42,7 +42,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.testing import check_session, check_trees
+from edge_spec.testing import SessionReport, check_session, check_trees
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 CONTEXT_TOKENS = 512  # of the models whose sessions are checked; the whole of it is filled once
@@ -74,13 +74,11 @@ def _silent(what: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class DeviceCheckRequest:
-    """A target, its place and what may draft for it. asked: arguments of LoadOptions that say where
-    the target runs, with a runtime's name; drafting: those of a draft, empty where there is
-    none."""
+    """A target, its place and what may draft for it. asked: arguments of LoadOptions, with a
+    runtime's name."""
 
     model: str
     asked: Mapping[str, Any]
-    drafting: Mapping[str, Any] = field(default_factory=dict)
     soak_s: float = 60.0
 
     @classmethod
@@ -89,23 +87,22 @@ class DeviceCheckRequest:
         target, *drafts = chosen.openings
         names = ("device", "context_length", "source_language", "target_language")
         asked = {name: getattr(places, name) for name in names} | {"runtime": target.runtime}
-        drafting: dict[str, Any] = {}
-        if drafts:
-            drafting = {"draft": drafts[0].source.model, "draft_runtime": drafts[0].runtime}
-            drafting |= {"draft_device": places.draft_device}
-        return cls(chosen.source.model, asked, drafting, soak_s)
+        for draft in drafts:
+            asked |= {"draft": draft.source.model, "draft_runtime": draft.runtime}
+            asked |= {"draft_device": places.draft_device}
+        return cls(chosen.source.model, asked, soak_s)
 
     def prepare(self, progress: Progress) -> None:
         """Converts what no runtime reads as it is, while progress can be shown. The check that
         opens it finds what keeps one from it."""
-        options = self.options(**self.drafting)
+        options = self.options()
+        places = [(self.model, options.runtime, options.providers)]
+        places += [
+            (each, options.draft_runtime, options.draft_providers) for each in options.drafts
+        ]
         with suppress(EdgeSpecError):
-            source = Source(self.model, progress)
-            resolve_model(source, options.runtime, options, progress, options.providers)
-            for draft in options.drafts:
-                source = Source(draft, progress)
-                devices = options.draft_providers
-                resolve_model(source, options.draft_runtime, options, progress, devices)
+            for model, runtime, devices in places:
+                resolve_model(Source(model, progress), runtime, options, progress, devices)
 
     @property
     def is_cpu(self) -> bool:
@@ -125,18 +122,8 @@ class DeviceCheckRequest:
     @contextmanager
     def engine(self) -> Iterator[Engine]:
         """Opens the target with its draft. Raises as `opened` does."""
-        with load_engine(self.model, self.options(**self.drafting), _silent) as engine:
+        with load_engine(self.model, self.options(), _silent) as engine:
             yield engine
-
-
-class _Chains:
-    """The same model, which hides that it takes branches."""
-
-    def __init__(self, model: Model) -> None:
-        self.config = model.config
-        self.capabilities = replace(model.capabilities, trees=False)
-        self.open_session = model.open_session
-        self.close = model.close
 
 
 def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
@@ -184,8 +171,7 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
 
 def check_chains(request: DeviceCheckRequest) -> Iterator[Finding]:
     with request.opened(context_length=CONTEXT_TOKENS) as model:
-        chains = _Chains(model)
-        yield _held("chains", model, lambda most: check_session(chains, most).max_difference)
+        yield _held("chains", model, partial(check_session, model, trees=False))
         yield from _compared("chains", request, model, _CHAIN)
 
 
@@ -198,7 +184,7 @@ def check_branches(request: DeviceCheckRequest) -> Iterator[Finding]:
         yield from _compared("trees", request, model, _BRANCHES)
 
 
-def _held(check: str, model: Model, hold: Callable[[float], float]) -> Finding:
+def _held(check: str, model: Model, hold: Callable[[float], float | SessionReport]) -> Finding:
     """Holds the model to what it promises of itself, whatever other devices score."""
     if model.config.context_length > _MOST_CONTEXT:
         return note(check, f"a context of {model.config.context_length} tokens is not filled")
@@ -206,11 +192,12 @@ def _held(check: str, model: Model, hold: Callable[[float], float]) -> Finding:
     if not np.isfinite(tolerance):
         return fault(check, "its scores are no numbers", ELSEWHERE)
     try:
-        largest = hold(tolerance)
+        found = hold(tolerance)
     except AssertionError as error:
         return fault(check, f"a promise of sessions is broken: {error}", ELSEWHERE)
-    found = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
-    return ok(check, found, max_logit=largest, tolerance_logit=tolerance)
+    largest = found.max_difference if isinstance(found, SessionReport) else found
+    told = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
+    return ok(check, told, max_logit=largest, tolerance_logit=tolerance)
 
 
 def _compared(

@@ -151,76 +151,48 @@ def check_sharing(model: Model, tolerance: float) -> float:
     that names the broken promise.
     """
     assert isinstance(model, SharesPasses), "the model has no passes that sessions share"
-    assert model.prepare_sharing(len(_HELD)) >= 2, "no two sessions share a pass"
+    most = min(model.prepare_sharing(len(_HELD)), len(_HELD))
+    assert most >= 2, "no two sessions share a pass"
+    worst, drawn, unread_drawn = 0.0, np.random.default_rng(3), np.random.default_rng(4)
+    vocab_size = model.config.vocab_size
     with ExitStack() as opened:
-
-        def sessions() -> list[Session]:
-            return [opened.enter_context(closing(model.open_session())) for _ in _HELD]
-
-        return _SharingCheck(model, tolerance, sessions(), sessions()).rounds()
-
-
-class _SharingCheck:
-    """shared, own: sessions of the same texts."""
-
-    def __init__(
-        self, model: Model, tolerance: float, shared: Sequence[Session], own: Sequence[Session]
-    ) -> None:
-        self._model = model
-        self._tolerance = tolerance
-        self._shared, self._own = shared, own
-        self._drawn = np.random.default_rng(3)
-        self._unread = np.random.default_rng(4)
-
-    def rounds(self) -> float:
-        assert isinstance(self._model, SharesPasses)
-        worst = 0.0
-        most = min(self._model.prepare_sharing(len(_HELD)), len(_HELD))
-        self._read_prompts()
+        shared, own = (
+            [opened.enter_context(closing(model.open_session())) for _ in _HELD] for _ in range(2)
+        )
+        for mine, theirs, held in zip(own, shared, _HELD, strict=True):
+            prompt = drawn.integers(0, vocab_size, held).tolist()
+            mine.prefill(prompt)
+            theirs.prefill(prompt)
         for _ in range(_ROUNDS):
-            taking = self._drawn.permutation(len(_HELD))[: self._drawn.integers(2, most + 1)]
-            trees = [self._tree() for _ in taking]
-            unread = int(self._unread.integers(0, 2 * len(taking)))  # of the parts, maybe none
+            taking = drawn.permutation(len(_HELD))[: drawn.integers(2, most + 1)]
+            trees = [_random_tree(model, drawn) for _ in taking]
+            unread = int(unread_drawn.integers(0, 2 * len(taking)))  # of the parts, maybe none
             parts = [
-                PassPart(self._shared[each], tree, is_scored=at != unread)
+                PassPart(shared[each], tree, is_scored=at != unread)
                 for at, (each, tree) in enumerate(zip(taking, trees, strict=True))
             ]
-            num_rows = sum(map(len, trees)) + int(self._drawn.integers(0, 3))
+            num_rows = sum(map(len, trees)) + int(drawn.integers(0, 3))
             lengths = [part.session.length for part in parts]
-            outs = self._model.forward_together(parts, num_rows)
+            outs = model.forward_together(parts, num_rows)
             assert lengths == [part.session.length for part in parts], "a pass commits nothing"
-            for each, tree, part, out in zip(taking, trees, parts, outs, strict=True):
-                expected = self._own[each].forward(tree)
+            for each, part, out in zip(taking, parts, outs, strict=True):
+                expected = own[each].forward(part.tree)
                 if part.is_scored:
                     assert out.logits.shape == expected.logits.shape, "each row of a tree is scored"
                     worst = max(worst, float(np.abs(out.logits - expected.logits).max()))
-                assert worst <= self._tolerance, "a row depends on who else is in the pass"
-                path = self._path(tree)
-                self._own[each].commit(path)
-                self._shared[each].commit(path)
-        return worst
+                assert worst <= tolerance, "a row depends on who else is in the pass"
+                path = part.tree.path(int(drawn.integers(0, len(part.tree))))
+                own[each].commit(path)
+                part.session.commit(path)
+    return worst
 
-    def _read_prompts(self) -> None:
-        for own, shared, held in zip(self._own, self._shared, _HELD, strict=True):
-            prompt = self._tokens(held)
-            own.prefill(prompt)
-            shared.prefill(prompt)
 
-    def _tokens(self, count: int) -> list[int]:
-        vocab_size = self._model.config.vocab_size
-        return [int(token) for token in self._drawn.integers(0, vocab_size, count)]
-
-    def _tree(self) -> TokenTree:
-        rows = int(self._drawn.integers(1, _MOST_ROWS + 1))
-        branches = self._model.capabilities.trees
-        parents = [-1] + [int(self._drawn.integers(0, row)) for row in range(1, rows)]
-        if not branches:
-            parents = list(range(-1, rows - 1))
-        return TokenTree(
-            np.array(self._tokens(rows), np.int32),
-            np.array(parents, np.int32),
-            np.ones(rows, np.float32),
-        )
-
-    def _path(self, tree: TokenTree) -> list[int]:
-        return [int(row) for row in tree.path(int(self._drawn.integers(0, len(tree))))]
+def _random_tree(model: Model, drawn: np.random.Generator) -> TokenTree:
+    rows = int(drawn.integers(1, _MOST_ROWS + 1))
+    parents = [-1] + [int(drawn.integers(0, row)) for row in range(1, rows)]
+    if not model.capabilities.trees:
+        parents = list(range(-1, rows - 1))
+    tokens = drawn.integers(0, model.config.vocab_size, rows)
+    return TokenTree(
+        tokens.astype(np.int32), np.array(parents, np.int32), np.ones(rows, np.float32)
+    )

@@ -25,18 +25,18 @@ class SessionReport:
     batch_invariance: BatchInvariance
 
 
-def check_session(model: Model, tolerance: float) -> SessionReport:
+def check_session(model: Model, tolerance: float, trees: bool = True) -> SessionReport:
     """Holds a runtime's sessions to what `edge_spec.core.model.Session` promises.
 
     The same row, scored in different ways, may differ by `tolerance` in a logit: 1e-3 suits
     float32, whose sums differ by up to 1e-4 from one processor and width to another. Needs a
-    context of 32 tokens or more; a short one keeps the check fast. Raises AssertionError that names
-    the broken promise.
+    context of 32 tokens or more; a short one keeps the check fast. trees: False leaves branches
+    out. Raises AssertionError that names the broken promise.
     """
-    check = _SessionCheck(model, tolerance)
+    check = _SessionCheck(model, tolerance, trees)
     check.prefill_in_chunks()
     check.chain()
-    if model.capabilities.trees:
+    if check.trees:
         check.tree()
         check.commit_of_a_branch()
     if model.capabilities.rollback:
@@ -60,7 +60,8 @@ def check_trees(model: Model, tolerance: float) -> float:
 class _SessionCheck:
     """Each method holds one promise, on sessions of its own."""
 
-    def __init__(self, model: Model, tolerance: float) -> None:
+    def __init__(self, model: Model, tolerance: float, trees: bool = True) -> None:
+        self.trees = trees and model.capabilities.trees
         self.max_difference = 0.0
         self._model = model
         self._tolerance = tolerance
@@ -187,7 +188,7 @@ class _SessionCheck:
         """It scores what one does that has read `text`, which it still holds then."""
         expected = self._opened(text)
         trees = [TokenTree.chain(self._draft_tokens[0], self._draft_tokens[1:])]
-        trees += [self._branching()] if self._model.capabilities.trees else []
+        trees += [self._branching()] if self.trees else []
         for tree in trees:
             logits = session.forward(tree).logits.copy()
             self._same(f"a row of {what}", logits, expected.forward(tree).logits)

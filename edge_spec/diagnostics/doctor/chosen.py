@@ -15,7 +15,7 @@ from typing import NamedTuple
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.control.regret import FIRST
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError

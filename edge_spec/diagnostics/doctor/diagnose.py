@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -22,7 +21,6 @@ from edge_spec.diagnostics.doctor.chosen import (
     compare_tokens,
     require_convertible,
 )
-from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.machine import (
     CACHE_REMEDY,
     check_caches,
@@ -32,6 +30,7 @@ from edge_spec.diagnostics.doctor.machine import (
     check_runtimes,
     refusal,
 )
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import (
     OTHER_FORMAT,
     Subject,
@@ -57,8 +56,6 @@ from edge_spec.models.source import Source
 from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
 
-_VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
-
 Check = Callable[[Subject], Iterator[Finding]]
 
 # After a stage with a fault, the next ones would only find it again.
@@ -83,30 +80,6 @@ class DiagnosisRequest:
     open_models: bool = False
     hashes: bool = False
     places: LoadOptions = field(default_factory=LoadOptions)
-
-
-@dataclass
-class Report:
-    """numbers: what an application wants of the findings, for JSON. chosen: what opening the models
-    would open; None where it would refuse."""
-
-    findings: list[Finding] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    chosen: Chosen | None = None
-
-    @property
-    def verdict(self) -> str:
-        levels = {finding.level for finding in self.findings}
-        return next((name for level, name in _VERDICTS.items() if level in levels), "ok")
-
-    @property
-    def grouped(self) -> dict[str, list[Finding]]:
-        """Returns the groups in the order of GROUPS, those with a finding."""
-        found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
-        return {group: findings for group, findings in found.items() if findings}
-
-    def add(self, group: str, findings: Iterable[Finding]) -> None:
-        self.findings += [finding.of(group) for finding in findings]
 
 
 def diagnose(
@@ -150,7 +123,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     if path is not None:
         config, drafts = target.variants[0].config, ()
         report.add(ROLES[1], settled("head", check_head(path, config, source)))
-        if report.verdict != _VERDICTS[Severity.FAULT]:
+        if report.verdict != "faults":
             head = runtimes.open_head(path, config, has_weights=False).drafted_by
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
@@ -160,7 +133,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         else:
             subject = _examined(draft, ROLES[1], request, report)
             drafting = None if subject is None else subject.variants[0]
-    if report.verdict == _VERDICTS[Severity.FAULT] or (draft is not None and drafting is None):
+    if report.verdict == "faults" or (draft is not None and drafting is None):
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)

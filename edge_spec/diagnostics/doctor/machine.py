@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
 from edge_spec.errors import EdgeSpecError, ModelFileError

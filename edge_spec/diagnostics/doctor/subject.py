@@ -20,7 +20,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress, Runtime, RuntimeOptions
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.finding import Finding, fault, note, of_error, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, of_error, ok, warning
 from edge_spec.errors import (
     BundleError,
     DeviceError,

@@ -1,24 +1,19 @@
-"""A proof as one document, and that document for the terminal."""
+"""A proof as one document, and what it says in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.diagnostics.lossless_check.prove import Proof, Texts
 from edge_spec.diagnostics.lossless_check.sampling import Sampling
 from edge_spec.exactness.lossless import Promise
 from edge_spec.placement.machine import describe_machine
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 Document = dict[str, Any]
 
-_SHOWN = 8  # differences in a terminal
 _MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
-_COLOURS = {"pass": "green", "fault": "red", "ties": "yellow", "open": "yellow"}
 _VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
 
 
@@ -52,7 +47,7 @@ def document(proof: Proof, device: str) -> Document:
 
 def summary(report: Document) -> str:
     """The verdict in a sentence or two, for those who want no more."""
-    left, sampling = [each for _, each in _differences(report)], report["sampling"]
+    left, sampling = [each for _, each in differences(report)], report["sampling"]
     only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
     advice = "see whether --exact helps"
     if report["verdict"] == "fail":
@@ -111,39 +106,6 @@ def checks(report: Document) -> list[tuple[str, str, str]]:
     return found
 
 
-def print_report(report: Document, console: Console) -> None:
-    """One screen of 80 columns, but for many differences."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console.print(
-        Text(_printable(f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"))
-        + Text(f"; promised: {report['promise']}")
-    )
-    colour = {"pass": "green", "fail": "red"}.get(report["verdict"], "yellow")
-    said = {"ties": "NEAR TIES"}.get(report["verdict"], report["verdict"].upper())
-    verdict = Text(said, style=f"bold {colour}")
-    console.print(verdict + Text(f"  {summary(report)}", style="not bold default"))
-    console.print()
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, mark, figures in checks(report):
-        table.add_row(Text(mark, style=_COLOURS[mark]), name, Text(figures))
-    console.print(table)
-    _print_differences(report, console)
-    for claim in report["not_exercised"]:
-        console.print(Text(f"not exercised: {claim}"))
-    machine = report["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
-    console.print()
-    console.print(
-        Text(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}"),
-        style="dim",
-    )
-    if report["skipped_prompts"]:
-        ids = _printable(", ".join(report["skipped_prompts"]))
-        console.print(Text(f"Left out, for the context has no room for them: {ids}."))
-
-
 def _texts(texts: Texts) -> Document:
     return {
         **asdict(texts),
@@ -193,35 +155,8 @@ def _told(texts: Document, mark: str, mode: str) -> str:
     )
 
 
-def _differences(report: Document) -> Sequence[tuple[str, Document]]:
+def differences(report: Document) -> Sequence[tuple[str, Document]]:
     """Returns the differences, each with the check that found each."""
     named = [("greedy", report["greedy"]), ("sampled", report["seeded"] or {"differing": []})]
     named.append(("repeated", report["determinism"]))
     return [(name, each) for name, of in named for each in of["differing"]]
-
-
-def _print_differences(report: Document, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    found = _differences(report)
-    if not found:
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("text", "prompt", "token", "plain", "got", "margin", "tie"):
-        long = column in ("prompt", "plain", "got")
-        table.add_column(column, no_wrap=True, min_width=None if long else len(column))
-    for name, each in found[:_SHOWN]:
-        margin = "" if each["margin"] is None else f"{each['margin']:.4f}"
-        near = "yes" if each["near_tie"] else "no"
-        cells = [name, _printable(each["prompt"]), str(each["token_index"]), repr(each["expected"])]
-        table.add_row(*map(Text, [*cells, repr(each["got"]), margin, near]))
-    console.print()
-    console.print(table)
-    if len(found) > _SHOWN:
-        console.print(f"and {len(found) - _SHOWN} more: --json lists all")
-
-
-def _printable(text: str) -> str:
-    """Removes what a terminal would take for a command."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

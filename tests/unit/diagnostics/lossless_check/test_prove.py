@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -13,17 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.cli.checking import print_proof
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
-from edge_spec.diagnostics.lossless_check.lossless_report import (
-    checks,
-    document,
-    print_report,
-)
+from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
 from edge_spec.diagnostics.lossless_check.prove import Difference
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft import Draft
@@ -317,10 +315,8 @@ def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
 
 
 def printed(report: dict[str, Any]) -> str:
-    from rich.console import Console
-
-    out = StringIO()
-    print_report(report, Console(file=out, width=80, highlight=False))
+    with redirect_stdout(StringIO()) as out:
+        print_proof(report)
     return out.getvalue()
 
 

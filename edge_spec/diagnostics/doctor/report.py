@@ -1,4 +1,5 @@
-"""What doctor found as JSON and as Markdown, for applications and for issues."""
+"""What the checks of `edge-spec doctor` yield, and that as JSON and Markdown, for applications and
+for issues."""
 
 from __future__ import annotations
 
@@ -11,16 +12,102 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edge_spec.diagnostics.doctor.diagnose import Report
-from edge_spec.diagnostics.doctor.finding import GROUPS, Severity
 from edge_spec.diagnostics.report_files import machine_line, markdown_table
+from edge_spec.errors import cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.digests import known_sha256
+
+if TYPE_CHECKING:
+    from edge_spec.diagnostics.doctor.chosen import Chosen
+
+
+class Severity(StrEnum):
+    OK = "ok"
+    NOTE = "note"  # nothing is wrong: it is not known yet, or not there
+    WARNING = "warning"  # it can be used, with less than it could have
+    FAULT = "fault"  # it cannot be used, or not relied on
+
+
+GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches", "run")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Says one thing that a check found, in one line. remedy: what can be done about it; empty
+    where all is well. group: of GROUPS. numbers: as JSON has them, units in their names."""
+
+    check: str
+    level: Severity
+    found: str
+    remedy: str = ""
+    group: str = "target"
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, group: str) -> Finding:
+        return replace(self, group=group)
+
+
+# Each cuts what it found: a name within a file may be as long as the file.
+
+
+def ok(check: str, found: str, **numbers: Any) -> Finding:
+    return Finding(check, Severity.OK, cut(found), numbers=numbers)
+
+
+def note(check: str, found: str, remedy: str = "", **numbers: Any) -> Finding:
+    return Finding(check, Severity.NOTE, cut(found), remedy, numbers=numbers)
+
+
+def warning(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, Severity.WARNING, cut(found), remedy)
+
+
+def fault(check: str, found: str, remedy: str, **numbers: Any) -> Finding:
+    return Finding(check, Severity.FAULT, cut(found), remedy, numbers=numbers)
+
+
+def judged(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) -> Finding:
+    """Returns a finding that is well, or a fault with its remedy."""
+    return ok(check, found, **numbers) if is_right else fault(check, found, remedy, **numbers)
+
+
+def of_error(error: Exception) -> str:
+    """Returns what an error of a library is and says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+_VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
+
+
+@dataclass
+class Report:
+    """numbers: what an application wants of the findings, for JSON. chosen: what opening the models
+    would open; None where it would refuse."""
+
+    findings: list[Finding] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    chosen: Chosen | None = None
+
+    @property
+    def verdict(self) -> str:
+        levels = {finding.level for finding in self.findings}
+        return next((name for level, name in _VERDICTS.items() if level in levels), "ok")
+
+    @property
+    def grouped(self) -> dict[str, list[Finding]]:
+        """Returns the groups in the order of GROUPS, those with a finding."""
+        found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
+        return {group: findings for group, findings in found.items() if findings}
+
+    def add(self, group: str, findings: Iterable[Finding]) -> None:
+        self.findings += [finding.of(group) for finding in findings]
+
 
 Document = dict[str, Any]
 
