@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.measuring import (
         BenchMeasurement,
         BenchPlan,
+        OpenPeer,
+        PeerChoice,
         SampledMeasurement,
     )
-    from edge_spec.diagnostics.bench.peers import OpenPeer, PeerChoice
-    from edge_spec.diagnostics.bench.speedup_report import Document
+    from edge_spec.diagnostics.bench.report import Document
     from edge_spec.diagnostics.doctor.report import Finding, Report
     from edge_spec.diagnostics.lossless_check import Extent, Proof
     from edge_spec.engine.engine import Engine
@@ -73,7 +74,7 @@ def bench(
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
-    from edge_spec.diagnostics.bench.speedup_report import document
+    from edge_spec.diagnostics.bench.report import document
     from edge_spec.placement.comparison import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
@@ -129,8 +130,14 @@ def _measure(
 ) -> tuple[BenchMeasurement, list[OpenPeer]]:
     from contextlib import ExitStack
 
-    from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, EngineSide, Side, measure
-    from edge_spec.diagnostics.bench.peers import open_peers
+    from edge_spec.diagnostics.bench.measuring import (
+        DRAFTING,
+        PLAIN,
+        EngineSide,
+        Side,
+        measure,
+        open_peers,
+    )
 
     stop_ids = engine.parts.text.eos_ids
     with ProgressBar() as progress, ExitStack() as stack:
@@ -167,7 +174,7 @@ def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeas
 def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.core.export import ExportOptions
-    from edge_spec.diagnostics.bench.peers import PeerChoice
+    from edge_spec.diagnostics.bench.measuring import PeerChoice
     from edge_spec.models.conversion import StoredModel, gguf_file
     from edge_spec.models.source import Source
     from edge_spec.placement.machine import available_cores
@@ -202,7 +209,7 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 
 def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.speedup_report import markdown
+    from edge_spec.diagnostics.bench.report import markdown
     from edge_spec.diagnostics.report_files import write_report
 
     if as_json:
@@ -253,7 +260,7 @@ def verify(
     are counted and shown as such.
     """
     from edge_spec.diagnostics.lossless_check import Extent
-    from edge_spec.diagnostics.lossless_check.lossless_report import document
+    from edge_spec.diagnostics.lossless_check.prove import document
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
@@ -281,7 +288,7 @@ def _prove(
 
 
 def print_proof(report: Document) -> None:
-    from edge_spec.diagnostics.lossless_check.lossless_report import checks, differences, summary
+    from edge_spec.diagnostics.lossless_check.prove import checks, differences, summary
     from edge_spec.diagnostics.report_files import machine_line
 
     told = f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"

@@ -32,7 +32,7 @@ from edge_spec.diagnostics.doctor.report import (
     ok,
 )
 from edge_spec.diagnostics.lossless_check import Extent, prove
-from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
+from edge_spec.diagnostics.lossless_check.prove import checks, document
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError

@@ -20,8 +20,7 @@ from edge_spec.core.model_info import TensorRows
 from edge_spec.distill.answers import count_answered, coverage
 from edge_spec.distill.features import Example
 from edge_spec.distill.forecast import UNTRAINED, Acceptance, Forecast, best_chain
-from edge_spec.distill.kinds import KINDS, Kind
-from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.request import KINDS, DistillRequest, Kind
 from edge_spec.loader.head import StoredTables
 from edge_spec.loader.target_sample import SAMPLE, target_sample
 from edge_spec.placement.machine import describe_machine

@@ -254,7 +254,6 @@ _LOOKED_EVERY_S = 2.0
 _MOST_MILLICELSIUS = 75_000
 _LEAST_TOKENS = 8  # of an answer that anything can be learnt from
 _SHARES = "a head that learns here shares"
-_log = logging.getLogger(__name__)
 
 
 def require_learnable(asked: AskedOptions) -> None:

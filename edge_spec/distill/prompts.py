@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.diagnostics.bench.figures import in_loops
+from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
 

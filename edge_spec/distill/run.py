@@ -43,7 +43,6 @@ from edge_spec.distill.features import (
     require_features,
 )
 from edge_spec.distill.forecast import converted_aside, draft_token_s, ordinary_draft_token_s
-from edge_spec.distill.kinds import KINDS
 from edge_spec.distill.prompts import (
     Conversation,
     GivenPrompts,
@@ -52,7 +51,7 @@ from edge_spec.distill.prompts import (
     Tasks,
     require_own_prompts,
 )
-from edge_spec.distill.request import DistillRequest, default_scored
+from edge_spec.distill.request import KINDS, DistillRequest, default_scored
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader import load_asked

@@ -17,7 +17,8 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import Checkpoint, TensorRows
 from edge_spec.core.rope import Rope
 from edge_spec.distill.features import Batch
-from edge_spec.distill.kinds import (
+from edge_spec.distill.request import (
+    DistillRequest,
     draft_config,
     kept_layers,
     layers_config,
@@ -25,7 +26,6 @@ from edge_spec.distill.kinds import (
     stated_scaling,
     text_files,
 )
-from edge_spec.distill.request import DistillRequest
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.loader.head import StoredTables
 

@@ -15,9 +15,8 @@ import pytest
 import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.distill.answers import ConversationFile
-from edge_spec.distill.kinds import KINDS
 from edge_spec.distill.prompts import Conversation
-from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.request import KINDS, DistillRequest
 from edge_spec.distill.run import Distilled, distill
 from edge_spec.errors import StorageError, UnsupportedModelError
 from edge_spec.models.asked_options import AskedOptions

@@ -20,7 +20,7 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.bench.figures import in_loops
+from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.distill.answers import (
     WriterLostError,
     local_writers,

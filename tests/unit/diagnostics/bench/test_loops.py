@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.diagnostics.bench.figures import MAX_PERIOD, tokens_in_loops
+from edge_spec.diagnostics.bench.report import MAX_PERIOD, tokens_in_loops
 
 SENTENCE = [11, 12, 13, 14]
 

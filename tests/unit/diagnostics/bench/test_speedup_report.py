@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from edge_spec.core.metrics import Stats
-from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
     BenchMeasurement,
     BenchPlan,
+    OpenPeer,
     Run,
     Task,
 )
-from edge_spec.diagnostics.bench.peers import OpenPeer
-from edge_spec.diagnostics.bench.speedup_report import document, markdown
+from edge_spec.diagnostics.bench.report import Figures, document, markdown
 from edge_spec.text.prompt_files import Prompt
 
 SETTINGS = {

@@ -21,8 +21,7 @@ from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
-from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
-from edge_spec.diagnostics.lossless_check.prove import Difference
+from edge_spec.diagnostics.lossless_check.prove import Difference, checks, document
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
