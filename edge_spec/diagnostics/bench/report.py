@@ -4,7 +4,7 @@ as one document and as Markdown."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,7 +104,6 @@ def _ratio(totals: np.ndarray) -> np.ndarray:
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
-_MOST_POSITIONS = 10  # of draft tokens in a round
 MAX_PERIOD = 128  # tokens of a passage
 MIN_OCCURRENCES = 3
 
@@ -120,10 +119,8 @@ class Figures:
 
     def total(self, tasks: Sequence[Task] | None = None) -> dict[str, Any]:
         """tasks: None: all."""
-        strata = list(self._by_category.values())
-        if tasks is not None:
-            chosen = [[i for i in each if self._measured.tasks[i] in tasks] for each in strata]
-            strata = [indices for indices in chosen if indices]
+        measured = self._measured.tasks
+        strata = self._strata(lambda i: tasks is None or measured[i] in tasks)
         return self._summary(DRAFTING, PLAIN, strata)
 
     def categories(self) -> dict[str, dict[str, Any]]:
@@ -159,7 +156,10 @@ class Figures:
         """Returns the figures of another library's side with speculation and its plain side, where
         it has them: its own speedup, and our rate over each of its two."""
         figures: dict[str, Any] = dict.fromkeys(_FIGURES)
-        strata = self._answered_by(looking_up, plain)
+        # Without prompts where a library's time begins with its only token.
+        strata = self._strata(
+            lambda i: all(run.num_tokens for run in self._runs([i], looking_up, plain))
+        )
         if plain is None or not strata:
             return figures
         if looking_up is not None:
@@ -172,13 +172,9 @@ class Figures:
                 figures |= _named(f"ours_over_{name}", speedup(paired))
         return figures
 
-    def _answered_by(self, *sides: str | None) -> list[list[int]]:
-        """Returns the answered prompts by category, without prompts where a library's time begins
-        with its only token."""
-        strata = [
-            [i for i in indices if all(run.num_tokens for run in self._runs([i], *sides))]
-            for indices in self._by_category.values()
-        ]
+    def _strata(self, keeps: Callable[[int], bool]) -> list[list[int]]:
+        """Returns the prompts that are kept, by category."""
+        strata = [[i for i in indices if keeps(i)] for indices in self._by_category.values()]
         return [indices for indices in strata if indices]
 
     def _summary(self, side: str, base: str, strata: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -246,7 +242,7 @@ _NO_LOOP_FREE = dict.fromkeys(f"loop_free_speedup{end}" for end in ("", "_low", 
 def _loop_share(runs: Sequence[Run]) -> float:
     """The share of the runs' tokens that lie in loops."""
     num_tokens = sum(len(run.tokens) for run in runs)
-    return sum(tokens_in_loops(run.tokens) for run in runs) / num_tokens if num_tokens else 0.0
+    return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 
 
 def _named(name: str, interval: Interval) -> dict[str, float]:
@@ -263,27 +259,16 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 
 
 def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Shares of plain rounds by reason, and of those that kept a first, second, ... draft token;
-    and where the time of a round goes."""
+    """Shares of plain rounds by reason, and where the time of a round goes."""
     rounds = sum(s.rounds for s in stats)
-    kept = sum((s.acceptance_histogram for s in stats), Counter[int]())
     reasons = sum((s.plain_reasons for s in stats), Counter[str]())
     return {
         "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
-        "accepted_by_position": [
-            sum(n for accepted, n in kept.items() if accepted >= position) / rounds
-            for position in range(1, min(_MOST_POSITIONS, max(kept, default=0)) + 1)
-        ],
         **{
             f"{name}_a_round": sum(getattr(s, name) for s in stats) / rounds if rounds else None
             for name in _TIMES
         },
     }
-
-
-def tokens_in_loops(tokens: Sequence[int]) -> int:
-    """Counts the tokens that lie in loops."""
-    return int(in_loops(tokens).sum())
 
 
 def in_loops(tokens: Sequence[int]) -> np.ndarray:
