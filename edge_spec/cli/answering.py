@@ -70,7 +70,6 @@ class AnswerWriter:
         print()
 
     def _show_thought(self) -> None:
-        """Draws its last lines over those of before."""
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -105,8 +104,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Declares how the prompt is read, and where the answer ends."""
-
     raw: bool = option(False, "Continue the text instead of answering it as a chat message.")
     suffix: str | None = option(
         None, "Write what stands between the prompt and this text, as in code."

@@ -47,8 +47,6 @@ _PEER_WEIGHTS = "Q4_0"  # what all other libraries that read GGUF files read
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Declares what is answered how often, and what is measured beside it."""
-
     prompts: Path | None = option(
         None, "JSON lines with id, category, and prompt or turns; without it, ours."
     )
@@ -232,8 +230,6 @@ _SHOWN = 8  # differences in a terminal
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Declares what is held against plain decoding, and how much of it."""
-
     prompts: Path | None = option(
         None,
         "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
@@ -328,8 +324,6 @@ _RUN = "With --run"
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Declares what is examined, and where it would run."""
-
     draft: str | None = option(
         None,
         "A smaller model that is to draft for it, auto, or none.  [default: a pair bundle's own]",

@@ -128,8 +128,6 @@ _COMPILED = "qnn"  # the one that is for one processor alone
 
 @dataclass(frozen=True)
 class AskedExport:
-    """Says what is to be written, as the command line has it."""
-
     format: str | None = option(
         None,
         "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "

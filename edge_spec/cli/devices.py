@@ -74,7 +74,6 @@ def _show_placements(path: Path, json: bool) -> None:
 
 
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
-    """Its style and its cells."""
     said = (device.description, device.kernels, device.fault, device.hint)
     about = ": ".join(part for part in said if part)
     cells = (device.runtime, device.name or "-", device.kind or "-", _free_memory(device), about)

@@ -132,12 +132,10 @@ def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
 
 
 def _model_of(path: Path) -> str:
-    """Returns the name of the model, after which a digest follows."""
     return path.name.rpartition("-")[0]
 
 
 def _told(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields lines about one model's folder."""
     yield (
         f"{found['model']}: {found['answers']} answers, {found['answer_tokens']} tokens, "
         f"{found['bytes'] / 1e6:.1f} MB in {found['path']}"

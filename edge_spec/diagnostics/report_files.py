@@ -26,6 +26,5 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """Returns what `describe_machine` found, in one line."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."

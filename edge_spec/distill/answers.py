@@ -86,7 +86,6 @@ def _parsed(line: bytes) -> tuple[int, Conversation | None] | None:
 
 
 def count_answered(conversations: Sequence[Conversation]) -> int:
-    """Returns how many tokens the answers have."""
     return sum(each.num_answered for each in conversations)
 
 
@@ -125,7 +124,6 @@ def with_others(token_ids: np.ndarray, vocab_size: int, count: int, seed: int) -
 
 
 def coverage(conversations: Iterable[Conversation], token_ids: np.ndarray) -> float:
-    """Returns the share of answers' tokens that are among these."""
     answers = np.concatenate([each.tokens[each.start :] for each in conversations])
     return float(np.isin(answers, token_ids).mean())
 

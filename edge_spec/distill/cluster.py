@@ -60,7 +60,6 @@ class _Machine:
             return _Refused(error.message, error.remedy)
 
     def open(self) -> str:
-        """Returns what `content_of` says of the model."""
         self._engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
         shares = isinstance(self._engine.parts.model, SharesPasses)
         self._free.put(self._engine)

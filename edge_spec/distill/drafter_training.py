@@ -82,8 +82,6 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """Holds what is in a drafter's directory."""
-
     tensors: Mapping[str, np.ndarray]
     config: Mapping[str, Any]  # config.json
     texts: Mapping[str, str]  # other files

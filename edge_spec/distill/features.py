@@ -62,7 +62,6 @@ Reader = Callable[[Sequence[Conversation], FeatureRequest], Generator[np.ndarray
 
 
 def halved(values: np.ndarray) -> np.ndarray:
-    """Returns them as float16, as they are kept."""
     kept: np.ndarray = np.clip(values, -_LARGEST, _LARGEST).astype(_KEPT)
     return kept
 
@@ -208,8 +207,6 @@ def _num_rows(conversation: Conversation, request: FeatureRequest) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Rows of an example, at most as many as a batch is wide."""
-
     example: Example
     begin: int
     end: int

@@ -67,7 +67,6 @@ def measured_acceptance(drafts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Acce
 
 
 def _tokens_a_round(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> float:
-    """Returns the tokens of a round with `count` draft tokens."""
     tokens = rounds = 0
     for drafted, written in drafts:
         right = (drafted == written) & (written >= 0)

@@ -62,8 +62,6 @@ _log = logging.getLogger(__name__)
 
 
 class KeptAnswer(NamedTuple):
-    """An answer that is kept, without what is in it."""
-
     number: int  # they are numbered as they come
     num_tokens: int
 
@@ -99,7 +97,6 @@ class LearntFolder:
 
     @property
     def training(self) -> Path:
-        """Names the directory of an unfinished training."""
         return self.path / "training"
 
     @property
@@ -180,7 +177,6 @@ def folder_of(name: str, *parts: str) -> Path:
 
 
 def kept_folders() -> list[Path]:
-    """Returns the folders of all models."""
     with suppress(OSError):
         paths = sorted((cache_directory() / DIRECTORY).iterdir())
         return [path for path in paths if path.is_dir() and not path.name.startswith(".")]
@@ -215,7 +211,6 @@ def forget(path: Path) -> int:
 
 
 def num_bytes(path: Path) -> int:
-    """Returns the bytes of all files in it."""
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
@@ -364,7 +359,6 @@ class Learner:
         _log.warning("nothing more is learnt from answers of %s: %s", self._name, error)
 
     def _spent_s(self) -> float:
-        """Returns the seconds of learning today."""
         day, spent_s = self._spent
         return spent_s if day == _today() else 0.0
 
@@ -474,7 +468,6 @@ class _Watch:
 
 
 def _is_hot() -> bool:
-    """Says whether a sensor of this machine is hot, where the system knows (Linux)."""
     for sensor in Path("/sys/class/thermal").glob("thermal_zone*/temp"):
         with suppress(OSError, ValueError):  # it may say nothing
             if int(sensor.read_text(encoding="ascii")) >= _MOST_MILLICELSIUS:

@@ -291,7 +291,6 @@ def _parts() -> dict[str, list[str]]:
 
 @cache
 def library_functions() -> tuple[str, ...]:
-    """Returns functions of the standard library of the Python that runs."""
     folder = Path(sysconfig.get_path("stdlib"))
     found: dict[str, None] = {}
     for module in _MODULES:

@@ -185,7 +185,6 @@ def layers_config(config: ModelConfig, architecture: str, num_layers: int) -> di
 
 
 def draft_config(source: ModelInfo, num_layers: int) -> dict[str, Any]:
-    """The draft's config.json."""
     config = source.config
     told = layers_config(config, config.architecture, num_layers) | {
         "max_position_embeddings": config.context_length,
@@ -203,7 +202,6 @@ def draft_config(source: ModelInfo, num_layers: int) -> dict[str, Any]:
 
 
 def text_files(source: ModelInfo) -> Mapping[str, str]:
-    """The target's own tokenizer and chat template: name -> content."""
     told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": source.adds_bos,

@@ -245,7 +245,6 @@ class _Work:
     def _scored(
         self, learnt: Sequence[Conversation], config: ModelConfig, eos_ids: Sequence[int]
     ) -> np.ndarray:
-        """Ids of the tokens that the drafter learns over."""
         count = self.request.vocabulary or default_scored(config)
         ids = most_written(learnt, config.vocab_size, count, eos_ids)
         if KINDS[self.request.kind].scores_all:
@@ -253,7 +252,6 @@ class _Work:
         return filled_up(ids, config.vocab_size, count)
 
     def token_s(self, target: Target) -> Callable[[Path], float]:
-        """Returns what times a draft token of the drafter in a directory."""
         if KINDS[self.request.kind].scores_all:
             return partial(ordinary_draft_token_s, asked=self.asked, progress=self.progress)
         return partial(draft_token_s, target=target.config, source=target.weights)

@@ -139,7 +139,6 @@ class Teacher:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """The output matrix as it is multiplied."""
         return self.products.rounded(torch.as_tensor(self.output))
 
     def index_of(self) -> np.ndarray:
@@ -212,7 +211,6 @@ def parameter(values: np.ndarray) -> Tensor:
 
 
 def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Copies."""
     return {name: each.detach().cpu().numpy().copy() for name, each in parameters.items()}
 
 

@@ -63,7 +63,6 @@ class TrainingState:
         return max(self.history, key=lambda each: each.speedup, default=None)
 
     def group(self, name: str) -> dict[str, np.ndarray]:
-        """Returns the arrays "name/...", without that."""
         prefix = name + "/"
         return {
             key.removeprefix(prefix): each
@@ -247,7 +246,6 @@ def rate_at(step: int, total: int) -> float:
 
 
 def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) -> Acceptance:
-    """Returns the acceptance of drafts from every place of the windows."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)

@@ -22,8 +22,6 @@ from edge_spec.exactness.batch_invariance import (
 
 @dataclass(frozen=True)
 class SessionReport:
-    """Holds what `check_session` measured of a model that passed."""
-
     max_difference: float  # of a logit, between two ways to score the same row
     batch_invariance: BatchInvariance
 
@@ -147,7 +145,6 @@ class _SessionCheck:
         session.close()
 
     def restored(self) -> None:
-        """Checks sessions whose cache can be taken out."""
         session = self._opened(self._prompt[:6])
         out = session.forward(TokenTree.chain(self._prompt[6], self._draft_tokens)).logits.copy()
         session.commit([0])
@@ -289,7 +286,6 @@ def check_features(model: Model, layers: Sequence[int], tolerance: float) -> np.
 
 
 def feature_prompt(vocab_size: int) -> list[int]:
-    """Returns the tokens whose features `check_features` gives."""
     found: list[int] = np.random.default_rng(5).integers(3, vocab_size, _LENGTH).tolist()
     return found
 
@@ -305,7 +301,6 @@ class _FeatureCheck:
         self._found: list[tuple[int, np.ndarray]] = []
 
     def prefilled(self, sizes: Sequence[int], text: Sequence[int] | None = None) -> np.ndarray:
-        """Features of a text that is read in blocks."""
         session = self._opened()
         text = self._prompt if text is None else text
         for end, size in zip(np.cumsum(sizes), sizes, strict=True):

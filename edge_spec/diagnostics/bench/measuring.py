@@ -101,7 +101,6 @@ class BenchPlan:
         return min(self.room, longest + max(self.max_tokens, _WARM_UP_TOKENS) + _DRAFT_TOKENS)
 
     def first_of_each_category(self, count: int) -> BenchPlan:
-        """Returns the plan with at most `count` prompts of each category."""
         seen: Counter[str] = Counter()
         kept = []
         for task in self.tasks:
@@ -122,7 +121,6 @@ class BenchMeasurement:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """Those that were decoded."""
         passes = next(iter(self.runs.values()), [])
         return self.plan.tasks[: len(passes[0])] if passes else ()
 

@@ -56,7 +56,6 @@ class Paired:
 
 
 def joined(strata: Sequence[Paired]) -> Paired:
-    """Their prompts together."""
     return Paired(np.concatenate([each.values for each in strata], axis=1))
 
 
@@ -83,7 +82,6 @@ def prompt_speedups(paired: Paired) -> list[Interval]:
 
 
 def _resampled(paired: Paired, generator: np.random.Generator) -> np.ndarray:
-    """[4, draws] the totals of draws."""
     _, num_prompts, repetitions = paired.values.shape
     prompts = generator.integers(num_prompts, size=(_DRAWS, num_prompts, 1))
     chosen = generator.integers(repetitions, size=(_DRAWS, num_prompts, repetitions))
@@ -109,8 +107,6 @@ MIN_OCCURRENCES = 3
 
 
 class Figures:
-    """Holds the figures of one measurement that has at least one run."""
-
     def __init__(self, measured: BenchMeasurement) -> None:
         self._measured = measured
         self._by_category: dict[str, list[int]] = {}  # indices of tasks
@@ -240,7 +236,6 @@ _NO_LOOP_FREE = dict.fromkeys(f"loop_free_speedup{end}" for end in ("", "_low", 
 
 
 def _loop_share(runs: Sequence[Run]) -> float:
-    """The share of the runs' tokens that lie in loops."""
     num_tokens = sum(len(run.tokens) for run in runs)
     return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 

@@ -85,7 +85,6 @@ class Chosen:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the target will take."""
         own = self.prepared[0].config.context_length
         return min(own, self.options.context_length or own)
 
@@ -100,7 +99,6 @@ class Chosen:
 
     @property
     def plan_command(self) -> str:
-        """Converts what has to be, and measures what passes take."""
         return self._command("plan")
 
     @property
@@ -294,7 +292,6 @@ class Costs(NamedTuple):
 
     @property
     def draft_share(self) -> float:
-        """Of a plain step."""
         return self.draft_s / self.rows.at(1)
 
 
@@ -475,7 +472,6 @@ def _history(chosen: Chosen) -> PairHistory | None:
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:
-    """Forecasts the speedup with the best number of draft tokens, or none."""
     return max(
         1.0,
         *(

@@ -81,7 +81,6 @@ def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_disk(cache: Path) -> Iterator[Finding]:
-    """Looks at the disk where the cache is, or will be."""
     free = shutil.disk_usage(_nearest(cache)).free
     found = f"{format_bytes(free)} free for {cache}"
     refused = refusal(cache)

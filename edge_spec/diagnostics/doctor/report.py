@@ -73,12 +73,10 @@ def fault(check: str, found: str, remedy: str, **numbers: Any) -> Finding:
 
 
 def judged(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) -> Finding:
-    """Returns a finding that is well, or a fault with its remedy."""
     return ok(check, found, **numbers) if is_right else fault(check, found, remedy, **numbers)
 
 
 def of_error(error: Exception) -> str:
-    """Returns what an error of a library is and says, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -101,7 +99,6 @@ class Report:
 
     @property
     def grouped(self) -> dict[str, list[Finding]]:
-        """Returns the groups in the order of GROUPS, those with a finding."""
         found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
         return {group: findings for group, findings in found.items() if findings}
 
@@ -184,7 +181,6 @@ class Privacy:
         self._names = sorted(_own_names(), key=len, reverse=True)
 
     def cleaned(self, value: Any) -> Any:
-        """A document as JSON has it, cleaned throughout, keys included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):

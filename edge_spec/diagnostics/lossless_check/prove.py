@@ -89,7 +89,6 @@ class Texts:
 
     @property
     def missing(self) -> str:
-        """Say what was not exercised often enough; "" where all was."""
         return missing_events(self.num_accepted, self.num_rejected, _LEAST_EVENTS)
 
 
@@ -156,7 +155,6 @@ class TextComparison:
     def _difference(
         self, task: Task, expected: Sequence[int], got: Sequence[int]
     ) -> list[Difference]:
-        """Returns the difference of two texts, or nothing."""
         if expected == got:
             return []
         shared = min(len(expected), len(got))
@@ -361,7 +359,6 @@ def _measured(engine: Engine) -> BatchInvariance:
 
 
 def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Returns `count` of them from all over the file, whose kinds of text stand together."""
     count = min(count, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
