@@ -18,8 +18,8 @@ from edge_spec.cli.output import (
     print_json,
     print_table,
     printable,
-    require_writable,
 )
+from edge_spec.diagnostics.report_files import machine_line, require_writable, write_report
 from edge_spec.errors import UsageError, readable
 from edge_spec.models.option import option
 
@@ -208,7 +208,6 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
     from edge_spec.diagnostics.bench.report import markdown
-    from edge_spec.diagnostics.report_files import write_report
 
     if as_json:
         print_json(report)
@@ -285,7 +284,6 @@ def _prove(
 
 def print_proof(report: Document) -> None:
     from edge_spec.diagnostics.lossless_check.prove import checks, differences, summary
-    from edge_spec.diagnostics.report_files import machine_line
 
     told = f"{report['model']} on {report['runtime']}, drafter {report['drafter']}"
     print(printable(f"{told}; promised: {report['promise']}"))
@@ -432,7 +430,6 @@ def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
     from edge_spec.diagnostics.doctor.report import markdown, public_document
-    from edge_spec.diagnostics.report_files import write_report
 
     if asked.out is not None:
         found = public_document(report, [each for each in (model, asked.draft) if each])

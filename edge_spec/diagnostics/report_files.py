@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
+
+
+def require_writable(directory: Path) -> None:
+    """Makes the directory, if need be. Raises UsageError, now rather than when all is measured."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
+        ) from None
 
 
 def write_report(directory: Path, document: Mapping[str, Any], markdown: str) -> None:

@@ -7,7 +7,6 @@ alike. A machine that is lost loses its tasks to the others.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.diagnostics.doctor.report import files_sha256
 from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
 from edge_spec.distill.features import FeatureRequest, feature_rows
 from edge_spec.distill.prompts import Conversation, Tasks
@@ -34,7 +34,6 @@ from edge_spec.models.source import Source
 _CONNECT_S = 5.0
 _POLL_S = 0.5
 _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
-_COMPARED_BYTES = 1 << 16  # of the end of each file
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class _Machine:
         self._free.put(self._engine)
         for _ in range(CONVERSATIONS - 1 if shares else 0):
             self._free.put(self._engine.fork())
-        return content_of(self._model)
+        return files_sha256(Source(self._model, _quiet))
 
     def write(self, task: int) -> Conversation | None:
         engine = self._free.get()
@@ -173,7 +172,7 @@ class Cluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             )
             self._machines.append(options.remote(self.model, self.asked, self.tasks))
-        content = content_of(self.model)
+        content = files_sha256(Source(self.model, _quiet))
         opening = [(machine, machine.run.remote("open")) for machine in self._machines]
         for node, (machine, found) in zip(nodes, opening, strict=True):
             with suppress(WriterLostError):
@@ -229,22 +228,6 @@ def require_answer(address: str) -> None:
             f"nobody answers at {address}: {error}",
             remedy="Start the cluster with ray start --head, and give the address that it shows.",
         ) from None
-
-
-def content_of(model: str) -> str:
-    """Changes with the model's files, wherever they are: of each the name, the size and the end."""
-    source = Source(model, _quiet)
-    if source.is_demo or source.on_hub is not None:
-        return source.identity
-    path = source.path
-    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
-    content = hashlib.sha256()
-    for each in files:
-        with each.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _COMPARED_BYTES))
-            content.update(f"{each.name} {size} ".encode() + file.read())
-    return content.hexdigest()
 
 
 def _quiet(what: str, fraction: float) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import DEFAULT_TEMPLATE, ModelInfo
+from edge_spec.diagnostics.report_files import require_writable
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.option import option
 
@@ -81,7 +82,10 @@ class DistillRequest:
                 until = "or more" if most is None else f"to {most}"
                 raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {until}.")
         if self.out is not None:
-            _require_free(self.out)
+            if self.out.exists() or self.out.is_symlink():
+                remedy = "Remove it, or give another --out."
+                raise UsageError(f"{self.out} exists already", remedy=remedy)
+            require_writable(self.out.parent)
         require_torch()
         if self.ray is not None and find_spec("ray") is None:
             raise MissingDependencyError(
@@ -104,22 +108,6 @@ def default_scored(config: ModelConfig) -> int:
     small model has few of them. A multiple of 1,024, of which processors are fond."""
     rows = config.num_parameters // (_SHARE_SCORED * config.hidden_size)
     return max(_LEAST_SCORED, rows // 1024 * 1024)
-
-
-def _require_free(out: Path) -> None:
-    """Raises UsageError where a drafter cannot be put."""
-    from tempfile import TemporaryFile
-
-    if out.exists() or out.is_symlink():
-        raise UsageError(f"{out} exists already", remedy="Remove it, or give another --out.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {out.parent}: {error}", remedy="Give another --out."
-        ) from None
 
 
 _CLASSES = {
