@@ -234,10 +234,10 @@ class VerifyOptions:
         "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
         "without it, ours.",
     )
-    count: int = option(20, "Most prompts, from all over the file.")
-    max_tokens: int = option(64, "Most tokens of an answer.")
+    count: int = option(20, "Most prompts, from all over the file.", least=1)
+    max_tokens: int = option(64, "Most tokens of an answer.", least=1)
     draws: int = option(1500, "Texts drawn for the distribution; 0 leaves sampling out.")
-    runs: int = option(3, "How often one request is repeated.")
+    runs: int = option(3, "How often one request is repeated.", least=2)
 
 
 @options.with_groups

@@ -160,6 +160,7 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
                 metavar=asked.metavar,
                 envvar=asked.envvar,
                 min=asked.least,
+                max=asked.most,
             ),
         ],
     )

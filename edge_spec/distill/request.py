@@ -18,7 +18,6 @@ from edge_spec.diagnostics.report_files import require_writable
 from edge_spec.errors import MissingDependencyError, UnsupportedModelError, UsageError
 from edge_spec.models.option import option
 
-_MOST_POSITIONS = 8
 _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 
 
@@ -26,7 +25,8 @@ _SHARE_SCORED, _LEAST_SCORED = 50, 4096
 class DistillRequest:
     """Declares the options of `edge-spec distill`.
 
-    Raises UsageError for a value out of its range, MissingDependencyError without PyTorch."""
+    Raises UsageError for options that do not go together and for an `out` that cannot be written,
+    MissingDependencyError without PyTorch."""
 
     out: Path | None = option(
         None, "Directory of the drafter; without it, the cache, where the model finds it by itself."
@@ -38,16 +38,17 @@ class DistillRequest:
         "with a prompt a line; without it, what the model asks itself or, where its name has "
         "`code` in it, tasks of ours.",
     )
-    num_tokens: int = option(300_000, "Of answers to learn from.", flag="--tokens")
-    max_tokens: int = option(256, "Most tokens of an answer.")
+    num_tokens: int = option(300_000, "Of answers to learn from.", flag="--tokens", least=1)
+    max_tokens: int = option(256, "Most tokens of an answer.", least=4)
     vocabulary: int | None = option(
         None,
         "Tokens that the drafter scores: those the model writes most.  [default: as many as "
         "have a fiftieth of the model's parameters]",
+        least=2,
     )
-    positions: int = option(3, "Draft tokens of a round that it is trained for.")
+    positions: int = option(3, "Draft tokens of a round that it is trained for.", least=1, most=8)
     epochs: int | None = option(
-        None, "Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]"
+        None, "Most passes over the answers.  [default: medusa 8, eagle3 and draft 6]", least=1
     )
     layers: int | None = option(
         None, "Of an ordinary draft.  [default: one for seven of the model's]"
@@ -58,9 +59,12 @@ class DistillRequest:
         metavar="ADDRESS",
     )
     max_cache_mb: int = option(
-        8000, "MB on the disk for what the model computes of the answers.", flag="--max-cache"
+        8000,
+        "MB on the disk for what the model computes of the answers.",
+        flag="--max-cache",
+        least=1,
     )
-    seed: int = option(0, "Of all that is drawn.")
+    seed: int = option(0, "Of all that is drawn.", least=0)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -69,18 +73,6 @@ class DistillRequest:
             )
         if self.layers is not None and self.kind != "draft":
             raise UsageError("--layers is for --kind draft", remedy="Leave it out.")
-        for name, value, least, most in (
-            ("tokens", self.num_tokens, 1, None),
-            ("max-tokens", self.max_tokens, 4, None),
-            ("vocabulary", 2 if self.vocabulary is None else self.vocabulary, 2, None),
-            ("positions", self.positions, 1, _MOST_POSITIONS),
-            ("epochs", 1 if self.epochs is None else self.epochs, 1, None),
-            ("max-cache", self.max_cache_mb, 1, None),
-            ("seed", self.seed, 0, None),
-        ):
-            if value < least or (most is not None and value > most):
-                until = "or more" if most is None else f"to {most}"
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} {until}.")
         if self.out is not None:
             if self.out.exists() or self.out.is_symlink():
                 remedy = "Remove it, or give another --out."

@@ -22,6 +22,7 @@ class Option:
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
     least: float | None = None  # that a number may be
+    most: float | None = None
     read_as: Any = None  # the type that the command line reads, where it is not the field's
     more: str = ""  # what docs/cli.md says beside the help: Markdown
     runtimes: tuple[str, ...] = ()  # the only ones that understand it

@@ -209,7 +209,7 @@ _SEEDED = SamplingParams(temperature=0.7, seed=1)
 
 @dataclass(frozen=True)
 class Extent:
-    """Says how much is tried. Raises UsageError for too little.
+    """Says how much is tried. Raises UsageError for too few draws.
 
     num_draws: 0 leaves sampling out.
     """
@@ -220,13 +220,6 @@ class Extent:
     num_runs: int = 3
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("count", self.num_prompts, 1),
-            ("max-tokens", self.max_tokens, 1),
-            ("runs", self.num_runs, 2),
-        ):
-            if value < least:
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} or more.")
         if self.num_draws and self.num_draws < MIN_DRAWS:
             raise UsageError(
                 f"{self.num_draws} draws show nothing",
