@@ -19,6 +19,7 @@ from edge_spec.cli.output import (
     print_table,
     printable,
 )
+from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.report_files import machine_line, require_writable, write_report
 from edge_spec.errors import UsageError, readable
 from edge_spec.models.option import option
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     )
     from edge_spec.diagnostics.bench.report import Document
     from edge_spec.diagnostics.doctor.report import Finding, Report
-    from edge_spec.diagnostics.lossless_check import Extent, Proof
+    from edge_spec.diagnostics.lossless_check.prove import Proof
     from edge_spec.engine.engine import Engine
     from edge_spec.models.options import LoadOptions
     from edge_spec.text.prompt_files import Prompt
@@ -227,24 +228,11 @@ _COLORS = {
 _SHOWN = 8  # differences in a terminal
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    prompts: Path | None = option(
-        None,
-        "JSON lines with id, category, and prompt or turns, or a .txt with a prompt a line; "
-        "without it, ours.",
-    )
-    count: int = option(20, "Most prompts, from all over the file.", least=1)
-    max_tokens: int = option(64, "Most tokens of an answer.", least=1)
-    draws: int = option(1500, "Texts drawn for the distribution; 0 leaves sampling out.")
-    runs: int = option(3, "How often one request is repeated.", least=2)
-
-
 @options.with_groups
 def verify(
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
     *,
-    asked: VerifyOptions,
+    extent: Extent,
     loading: options.AskedOptions,
     json: options.Json = False,
 ) -> None:
@@ -254,12 +242,10 @@ def verify(
     accepted or rejected to show anything. Texts that part at near ties, where the mode allows it,
     are counted and shown as such.
     """
-    from edge_spec.diagnostics.lossless_check import Extent
     from edge_spec.diagnostics.lossless_check.prove import document
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
-    extent = Extent(asked.count, asked.max_tokens, asked.draws, asked.runs)
-    entries = read_prompts(asked.prompts or OWN_PROMPTS)
+    entries = read_prompts(extent.prompts or OWN_PROMPTS)
     report = document(_prove(model, loading, entries, extent), loading.device or "default")
     if json:
         print_json(report)
@@ -272,7 +258,7 @@ def verify(
 def _prove(
     model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
 ) -> Proof:
-    from edge_spec.diagnostics.lossless_check import prove
+    from edge_spec.diagnostics.lossless_check.prove import prove
 
     # What is asked here says nothing of what will be asked.
     with (

@@ -31,8 +31,8 @@ from edge_spec.diagnostics.doctor.report import (
     of_error,
     ok,
 )
-from edge_spec.diagnostics.lossless_check import Extent, prove
-from edge_spec.diagnostics.lossless_check.prove import checks, document
+from edge_spec.diagnostics.lossless_check import Extent
+from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
@@ -56,7 +56,7 @@ _CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
 _BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
 _HEAVY = ("attention", "matmul", "gemm")  # within the names of operators, in lower case
 _STEPS = 4
-_EXTENT = Extent(num_prompts=4, max_tokens=32, num_draws=0, num_runs=2)
+_EXTENT = Extent(count=4, max_tokens=32, draws=0, runs=2)
 # A check takes minutes at most; a process that then still runs hangs. A slow model may take as
 # long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000

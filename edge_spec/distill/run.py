@@ -21,7 +21,8 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
-from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
+from edge_spec.diagnostics.lossless_check import Extent
+from edge_spec.diagnostics.lossless_check.prove import Proof, prove
 from edge_spec.distill.answers import (
     ANSWERS_FILE,
     KEPT_DAYS,
@@ -130,7 +131,7 @@ def _remove_old(parent: Path) -> None:
 
 _BYTES_OF_MB = 1_000_000
 _OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
-_PROOF = Extent(num_prompts=8, max_tokens=48, num_draws=0, num_runs=2)
+_PROOF = Extent(count=8, max_tokens=48, draws=0, runs=2)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.diagnostics.lossless_check import Proof
-from edge_spec.diagnostics.lossless_check.prove import Determinism, Texts
+from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof, Texts
 from edge_spec.exactness.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 

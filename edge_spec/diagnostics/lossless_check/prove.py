@@ -15,6 +15,7 @@ from edge_spec.core.model import Progress
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import Task, make_plan
+from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.lossless_check.sampling import (
     Sampling,
     check_sampling,
@@ -201,30 +202,9 @@ def ids(result: GenerationResult) -> list[int]:
     return [token.id for token in result.tokens]
 
 
-MIN_DRAWS = 200
 _BEGUN_PROMPTS = 3  # whose answers the target begins for what is sampled
 _GREEDY = SamplingParams()
 _SEEDED = SamplingParams(temperature=0.7, seed=1)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Says how much is tried. Raises UsageError for too few draws.
-
-    num_draws: 0 leaves sampling out.
-    """
-
-    num_prompts: int = 20
-    max_tokens: int = 64
-    num_draws: int = 1500
-    num_runs: int = 3
-
-    def __post_init__(self) -> None:
-        if self.num_draws and self.num_draws < MIN_DRAWS:
-            raise UsageError(
-                f"{self.num_draws} draws show nothing",
-                remedy=f"Give {MIN_DRAWS} or more, or 0 to leave sampling out.",
-            )
 
 
 @dataclass(frozen=True)
@@ -302,7 +282,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
             "without a drafter there is nothing to verify",
             remedy="Name a drafter, such as --drafter suffix,recycling.",
         )
-    plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
+    plan = make_plan(engine, _spread(prompts, extent.count), extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
     batch_invariance = _measured(engine)
     lossless = engine.parts.speculation_factory.lossless
@@ -311,14 +291,14 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
-    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
+    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.runs, progress)
     seeded, sampling = None, None
-    if extent.num_draws and not engine.parts.speculation.plain_samples:
+    if extent.draws and not engine.parts.speculation.plain_samples:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
-        sampling = check_sampling(engine, extent.num_draws, noise, progress, begun)
+        sampling = check_sampling(engine, extent.draws, noise, progress, begun)
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
@@ -328,7 +308,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         seeded=seeded,
         sampling=sampling,
         determinism=Determinism(
-            runs=extent.num_runs,
+            runs=extent.runs,
             num_guesses=num_guesses,
             differing=tuple(differing),
             widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
