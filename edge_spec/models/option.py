@@ -1,13 +1,13 @@
-"""Declares an option as a field of a dataclass: by `option`, or annotated with an `Option`."""
+"""Declares an option as a field of a dataclass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import EnumType
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 _OPTION = "option"  # in the metadata of a field
 
@@ -17,7 +17,7 @@ class Option:
     """Describes an option to its user, and says who understands it."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
-    panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
+    panel: str | None = None  # of `--help`; None: that of no name
     flag: str | None = None  # where it is not the field's name with dashes, without "_s"
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
@@ -39,6 +39,9 @@ def option(
 ) -> Any:
     """Declares a field with its default; more: of `Option`."""
     return field(default=default, repr=repr, metadata={_OPTION: Option(help, panel, **more)})
+
+
+model_option = partial(option, panel="Model and drafting")
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,9 @@ class DeclaredOption:
 def declared_options(group: type) -> Mapping[str, DeclaredOption]:
     """Returns the options by name, in the order of their fields; fields without an `Option` are
     left out."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group)
     found = {}
     for each in fields(group):
-        type_, rest = hints[each.name], [each.metadata.get(_OPTION)]
-        if get_origin(type_) is Annotated:
-            type_, *rest = get_args(type_)
-        for declared in rest:
-            if isinstance(declared, Option):
-                found[each.name] = DeclaredOption(each.name, type_, each.default, declared)
+        if (declared := each.metadata.get(_OPTION)) is not None:
+            found[each.name] = DeclaredOption(each.name, hints[each.name], each.default, declared)
     return MappingProxyType(found)  # cached: nobody may change it
