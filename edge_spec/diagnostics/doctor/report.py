@@ -15,16 +15,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.diagnostics.report_files import machine_line, markdown_table
 from edge_spec.errors import cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.digests import known_sha256
-
-if TYPE_CHECKING:
-    from edge_spec.diagnostics.doctor.chosen import Chosen
 
 
 class Severity(StrEnum):
@@ -85,12 +82,12 @@ _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
 @dataclass
 class Report:
-    """numbers: what an application wants of the findings, for JSON. chosen: what opening the models
-    would open; None where it would refuse."""
+    """numbers: what an application wants of the findings, for JSON. chosen: a `Chosen`, what
+    opening the models would open; None where it would refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
-    chosen: Chosen | None = None
+    chosen: Any = None
 
     @property
     def verdict(self) -> str:
