@@ -92,7 +92,7 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
     [
         (["--drafter", "none"], "without a drafter there is nothing to verify"),
         (["--draws", "5"], "5 draws show nothing"),
-        (["--runs", "1"], "'--runs': Input should be greater than or equal to 2"),
+        (["--runs", "1"], "Invalid value for '--runs'"),
         (["--prompts", "missing.txt"], "cannot read prompts"),
         (["--html", "page.html"], "--html is gone: --json prints"),
         (["--context", "16"], "none of 2 prompts fits the context"),
