@@ -116,7 +116,9 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     as options, and calls it with an instance of the class."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
-        name: (hint, declared_options(hint)) for name, hint in hints.items() if _is_group(hint)
+        name: (hint, declared_options(hint))
+        for name, hint in hints.items()
+        if isinstance(hint, type) and is_dataclass(hint)
     }
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -138,10 +140,6 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     )
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
-
-
-def _is_group(hint: object) -> bool:
-    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:

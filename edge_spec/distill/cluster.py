@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Queue
@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.core.shared_pass import SharesPasses
 from edge_spec.diagnostics.doctor.report import files_sha256
-from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
+from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError, local_writers
 from edge_spec.distill.features import FeatureRequest, feature_rows
 from edge_spec.distill.prompts import Conversation, Tasks
-from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
@@ -49,7 +47,8 @@ class _Machine:
 
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
-        self._free: Queue[Engine] = Queue()
+        self._free: Queue[Writer] = Queue()
+        self._opened = ExitStack()  # until the process ends
 
     def run(self, work: str, *given: Any) -> Any:
         """Returns what the method `work` does, or its refusal."""
@@ -60,18 +59,16 @@ class _Machine:
 
     def open(self) -> str:
         self._engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
-        shares = isinstance(self._engine.parts.model, SharesPasses)
-        self._free.put(self._engine)
-        for _ in range(CONVERSATIONS - 1 if shares else 0):
-            self._free.put(self._engine.fork())
+        for writer in self._opened.enter_context(local_writers(self._engine, self._tasks)):
+            self._free.put(writer)
         return files_sha256(Source(self._model, _quiet))
 
     def write(self, task: int) -> Conversation | None:
-        engine = self._free.get()
+        writer = self._free.get()
         try:
-            return self._tasks.conversation(engine, task, Event())
+            return writer(task, Event())
         finally:
-            self._free.put(engine)
+            self._free.put(writer)
 
     def features(
         self, conversations: Sequence[Conversation], request: FeatureRequest

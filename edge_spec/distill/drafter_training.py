@@ -42,9 +42,8 @@ def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
         passes = {int(rows): float(seconds) for rows, seconds in told["passes_s"].items()}
         return Costs(passes, float(told["draft_token_s"]))
     found = measure()
-    told = {"passes_s": dict(found.passes_s), "draft_token_s": found.draft_token_s}
     with atomic_file(path) as work:
-        work.write_text(json.dumps(told), encoding="utf-8")
+        work.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return found
 
 

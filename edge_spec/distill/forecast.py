@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,8 +81,7 @@ def _tokens_a_round(drafts: Sequence[tuple[np.ndarray, np.ndarray]], count: int)
     return tokens / rounds if rounds else 1.0
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The best chain: how many draft tokens, and its speedup over plain decoding."""
 
     num_draft_tokens: int

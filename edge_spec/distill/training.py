@@ -186,15 +186,7 @@ class Training:
         best = state.best
         if best is None or forecast.speedup > best.speedup:
             state.set_group("best", as_arrays(self._trainee.parameters))
-        state.history.append(
-            Evaluation(
-                state.step,
-                loss,
-                acceptance.of_position,
-                forecast.num_draft_tokens,
-                forecast.speedup,
-            )
-        )
+        state.history.append(Evaluation(state.step, loss, acceptance.of_position, *forecast))
         state.losses.clear()
 
     def _has_converged(self) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
@@ -48,16 +48,6 @@ class Run:
     num_tokens: int
     seconds: float
     stats: Stats
-
-
-class Side(Protocol):
-    """A way of decoding."""
-
-    @property
-    def name(self) -> str: ...
-
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        """Raises SideError."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +221,9 @@ class PeerSide:
             return self.answer(prompt, max_tokens)
         except Exception as error:
             raise _side_error(error) from error
+
+
+Side = EngineSide | PeerSide  # a way of decoding
 
 
 @dataclass
