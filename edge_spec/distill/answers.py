@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 
 import numpy as np
 
@@ -150,8 +151,16 @@ def write_answers(
     little comes of the tasks, an EdgeSpecError, OSError.
     """
     file = ConversationFile(folder)
+
+    def is_enough() -> bool:
+        written = count_answered(file.until(num_tokens))
+        progress("Writing answers", min(1.0, written / num_tokens))
+        return written >= num_tokens
+
     try:
-        _Writing(tasks, file, num_tokens, progress).run(writers)
+        if not is_enough():
+            with writers() as opened:
+                _write_all(opened, tasks, file, is_enough)
         found = file.until(num_tokens)
     finally:
         file.close()
@@ -164,90 +173,44 @@ def write_answers(
     return found
 
 
-class _Writing:
-    """Workers take the tasks in their order, until those that are done have enough tokens."""
-
-    def __init__(
-        self, tasks: Tasks, file: ConversationFile, num_tokens: int, progress: Progress
-    ) -> None:
-        self._tasks = tasks
-        self._file = file
-        self._num_tokens = num_tokens
-        self._progress = progress
-        self._lock = Lock()
-        self._stop = Event()
-        self._next = 0
-        self._given_back: list[int] = []  # of lost writers
-
-    def run(self, writers: Writers) -> None:
-        if self._is_enough():
-            return
-        self._tell()
-        with writers() as opened:
-            left = self._work_all(opened)
-            while left and self._has_left_over():
-                left = self._work_all(left)
-        if self._has_left_over():
-            raise DeviceError(
-                "all machines that wrote answers are gone",
-                remedy="Start them again: the same command goes on with what is written.",
-            )
-
-    def _work_all(self, writers: Sequence[Writer]) -> list[Writer]:
-        """Returns those that were not lost."""
-        with ThreadPoolExecutor(len(writers)) as pool:
-            working = [pool.submit(self._work, each) for each in writers]
-            try:
-                while wait(working, _TICK_S).not_done:
-                    pass
-            except BaseException:
-                self._stop.set()
-                raise
-        found = [each.result() for each in working]
-        return [each for each in found if each is not None]
-
-    def _work(self, writer: Writer) -> Writer | None:
+def _write_all(
+    writers: Sequence[Writer],
+    tasks: Tasks,
+    file: ConversationFile,
+    is_enough: Callable[[], bool],
+) -> None:
+    """Has the tasks done in their order, until those that are done have enough tokens. Raises
+    DeviceError where all writers are lost."""
+    numbers = count() if tasks.count is None else range(tasks.count)
+    left, given_back = (each for each in numbers if not file.has(each)), list[int]()
+    free, stop = list(writers), Event()
+    working: dict[Future[Conversation | None], tuple[int, Writer]] = {}
+    with ThreadPoolExecutor(len(writers)) as pool:
         try:
-            while (task := self._take()) is not None:
-                try:
-                    found = writer(task, self._stop)
-                except WriterLostError:
-                    self._given_back.append(task)
-                    return None
-                if self._stop.is_set():
+            while True:
+                while free and not is_enough():
+                    task = given_back.pop() if given_back else next(left, None)
+                    if task is None:
+                        break
+                    writer = free.pop()
+                    working[pool.submit(writer, task, stop)] = task, writer
+                if not working:
                     break
-                with self._lock:
-                    self._file.add(task, found)
-                    self._tell()
-            return writer
+                for each in wait(working, _TICK_S, FIRST_COMPLETED).done:
+                    task, writer = working.pop(each)
+                    try:
+                        file.add(task, each.result())
+                        free.append(writer)
+                    except WriterLostError:
+                        given_back.append(task)
         except BaseException:
-            self._stop.set()
+            stop.set()
             raise
-
-    def _take(self) -> int | None:
-        with self._lock:
-            if self._stop.is_set() or self._is_enough():
-                return None
-            if self._given_back:
-                return self._given_back.pop()
-            while self._file.has(self._next):
-                self._next += 1
-            if self._tasks.count is not None and self._next >= self._tasks.count:
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def _has_left_over(self) -> bool:
-        return bool(self._given_back) and not self._is_enough()
-
-    def _is_enough(self) -> bool:
-        return self._num_written() >= self._num_tokens
-
-    def _num_written(self) -> int:
-        return count_answered(self._file.until(self._num_tokens))
-
-    def _tell(self) -> None:
-        self._progress("Writing answers", min(1.0, self._num_written() / self._num_tokens))
+    if given_back and not is_enough():
+        raise DeviceError(
+            "all machines that wrote answers are gone",
+            remedy="Start them again: the same command goes on with what is written.",
+        )
 
 
 @contextmanager
