@@ -4,7 +4,7 @@ EAGLE-3 head (Li et al. 2025) and an ordinary small draft."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -99,7 +99,9 @@ class Trainee(ABC):
     def drafts(self, batch: Batch) -> np.ndarray:
         """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
         target's own tokens. Called without gradients."""
-        return likeliest(self.scores(batch), self._teacher.token_ids)
+        best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
+        found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
+        return found
 
     @abstractmethod
     def stored(self) -> dict[str, np.ndarray]:
@@ -141,12 +143,6 @@ class Teacher:
     def matrix(self) -> Tensor:
         return self.products.rounded(torch.as_tensor(self.output))
 
-    def index_of(self) -> np.ndarray:
-        """[vocab_size] int64: where each token is among the scored ones; -1 where it is not."""
-        found = np.full(self.config.vocab_size, -1, np.int64)
-        found[self.token_ids] = np.arange(len(self.token_ids))
-        return found
-
     def probabilities(self, batch: Batch) -> list[Tensor]:
         """Returns by position [anchors, scored tokens], renormalised over these."""
         wanted, rows = scored_rows(batch)
@@ -175,11 +171,12 @@ def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
     """Cross entropy to the target's own distribution, which has the gradient of the forward KL
     divergence. Places where the target wrote a token that is not scored say nothing, and neither
     do those after its text."""
-    index = np.append(teacher.index_of(), -1)  # -1, no token, is not scored either
+    is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
+    is_scored[teacher.token_ids] = True
     expected = teacher.probabilities(batch)
     total: Tensor = torch.zeros(())
     for position, logits in enumerate(trainee.scores(batch)):
-        counts = torch.as_tensor(index[batch.written[batch.anchors][:, position]] >= 0)
+        counts = torch.as_tensor(is_scored[batch.written[batch.anchors][:, position]])
         if counts.any():
             weights = counts / counts.sum()
             missed = _cross_entropy(logits, expected[position], weights)
@@ -196,14 +193,6 @@ def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
         gradient = likely.exp_().sub_(expected).mul_(weights[:, None]).to(logits.dtype)
     slope = torch.dot(logits.flatten(), gradient.flatten())
     return missed + slope - slope.detach()
-
-
-def likeliest(scores: Sequence[Tensor], token_ids: np.ndarray) -> np.ndarray:
-    """[anchors, positions] the tokens with the largest logits. scores: by position, [anchors,
-    scored tokens]; token_ids: [scored tokens]."""
-    best = [logits.argmax(dim=-1).cpu().numpy() for logits in scores]
-    found: np.ndarray = token_ids[np.stack(best, axis=1)]
-    return found
 
 
 def parameter(values: np.ndarray) -> Tensor:
