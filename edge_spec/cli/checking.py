@@ -85,12 +85,10 @@ def bench(
     opened = str(choice.gguf) if choice else model
     with open_engine(opened, loading) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
-        measured, open_peers = _measure(engine, plan, choice)
+        num_sampled = 0 if _remembering(loading) else asked.sampled
+        measured, open_peers, drawn = _measure(engine, plan, choice, num_sampled)
         if not measured.tasks:
             raise KeyboardInterrupt
-        drawn = None
-        if asked.sampled and not (measured.partial or _remembering(loading)):
-            drawn = _measure_sampled(engine, plan, asked.sampled)
         settings = _bench_settings(engine, opened, loading) | {
             "model": readable(Path(model).name),
             "weights": choice.weights if choice else engine.parts.name,
@@ -125,49 +123,33 @@ def _bench_settings(engine: Engine, opened: str, loading: options.AskedOptions) 
 
 
 def _measure(
-    engine: Engine, plan: BenchPlan, choice: PeerChoice | None
-) -> tuple[BenchMeasurement, list[OpenPeer]]:
+    engine: Engine, plan: BenchPlan, choice: PeerChoice | None, num_sampled: int
+) -> tuple[BenchMeasurement, list[OpenPeer], SampledMeasurement | None]:
+    """num_sampled: prompts of each category that are then answered as conversations with the model
+    are, where that does not take the likeliest tokens, too."""
     from contextlib import ExitStack
 
-    from edge_spec.diagnostics.bench.measuring import (
-        DRAFTING,
-        PLAIN,
-        EngineSide,
-        Side,
-        measure,
-        open_peers,
-    )
+    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
+    from edge_spec.diagnostics.bench import measuring
 
-    stop_ids = engine.parts.text.eos_ids
+    names = (measuring.DRAFTING, measuring.PLAIN)
     with ProgressBar() as progress, ExitStack() as stack:
         opened: list[OpenPeer] = []
         if choice is not None:
-            opened = stack.enter_context(open_peers(choice, plan, stop_ids, progress))
-        sides: list[Side] = [EngineSide(engine, DRAFTING), EngineSide(engine, PLAIN)]
+            stop_ids = engine.parts.text.eos_ids
+            opened = stack.enter_context(measuring.open_peers(choice, plan, stop_ids, progress))
+        sides: list[measuring.Side] = [measuring.EngineSide(engine, name) for name in names]
         sides += [side for each in opened for side in each.sides]
-        return measure(sides, plan, progress), opened
-
-
-def _measure_sampled(engine: Engine, plan: BenchPlan, count: int) -> SampledMeasurement | None:
-    """Answers `count` prompts of each category as conversations with the model are answered;
-    returns None where that takes the likeliest tokens, too."""
-    from edge_spec.core.recommended_sampling import sampling_source, sampling_text
-    from edge_spec.diagnostics.bench.measuring import (
-        DRAFTING,
-        PLAIN,
-        EngineSide,
-        SampledMeasurement,
-        measure,
-    )
-
+        measured = measuring.measure(sides, plan, progress)
     sampling = engine.chat_sampling()
-    if sampling.greedy:
-        return None
-    sides = [EngineSide(engine, name, sampling) for name in (DRAFTING, PLAIN)]
+    if not num_sampled or measured.partial or sampling.greedy:
+        return measured, opened, None
+    sides = [measuring.EngineSide(engine, name, sampling) for name in names]
     with ProgressBar() as progress:
-        measured = measure(sides, plan.first_of_each_category(count), progress)
+        again = measuring.measure(sides, plan.first_of_each_category(num_sampled), progress)
     source = sampling_source(engine.parts.text.sampling, {})
-    return SampledMeasurement(measured, count, sampling_text(sampling), source)
+    drawn = measuring.SampledMeasurement(again, num_sampled, sampling_text(sampling), source)
+    return measured, opened, drawn
 
 
 def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -114,15 +114,16 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\\/\s'\"`:;,()<>|]+){2,}[\\/]?")
 def document(report: Report) -> Document:
     """docs/doctor.md lists the fields. JSON has no NaN and no infinity: they become null."""
     findings = [asdict(finding) for finding in report.findings]
-    made: Document = _finite({"verdict": report.verdict, "findings": findings, **report.numbers})
+    told = {"verdict": report.verdict, "findings": findings, **report.numbers}
+    made: Document = _changed(told, _finite)
     return made
 
 
 def public_document(report: Report, models: Iterable[str]) -> Document:
     """Returns the document without paths and names of the user's own: it is attached to an issue.
     models: as the user named them."""
-    cleaned: Document = Privacy(models).cleaned(document(report))
-    return cleaned
+    made: Document = _changed(document(report), _cleaner(models))
+    return made
 
 
 def files_sha256(source: Source) -> str:
@@ -153,46 +154,41 @@ def markdown(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A document as JSON has it, with its keys and values changed."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {change(key): _changed(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
+        return [_changed(each, change) for each in value]
+    return change(value)
 
 
-class Privacy:
-    """Keeps the last part of each path, and nothing of the names of user and machine."""
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    def __init__(self, models: Iterable[str]) -> None:
-        """models: as the user named them; of a path to one, its name stays."""
-        places = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
-        places.append(Path(tempfile.gettempdir()))
-        for model in models:
-            with suppress(OSError):
-                places += [Path(model).parent.absolute(), Path(model).parent.resolve()]
-        found = {str(place) for place in places if len(place.parts) > 1}
-        self._places = sorted(found, key=len, reverse=True)  # the longest first
-        self._names = sorted(_own_names(), key=len, reverse=True)
 
-    def cleaned(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(str(key)): self.cleaned(each) for key, each in value.items()}
-        if isinstance(value, Sequence):
-            return [self.cleaned(each) for each in value]
+def _cleaner(models: Iterable[str]) -> Callable[[Any], Any]:
+    """Returns what keeps of a text the last part of each path, and nothing of the names of user and
+    machine. models: as the user named them; of a path to one, its name stays."""
+    found = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
+    found.append(Path(tempfile.gettempdir()))
+    for model in models:
+        with suppress(OSError):
+            found += [Path(model).parent.absolute(), Path(model).parent.resolve()]
+    places = {str(place) for place in found if len(place.parts) > 1}
+    names = sorted(_own_names(), key=len, reverse=True)
+
+    def cleaned(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for place in sorted(places, key=len, reverse=True):  # the longest first
+            value = value.replace(place, "\u2026")
+        value = _PATH.sub(_last_part, value)
+        for name in names:
+            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", value)
         return value
 
-    def text(self, text: str) -> str:
-        for place in self._places:
-            text = text.replace(place, "\u2026")
-        text = _PATH.sub(_last_part, text)
-        for name in self._names:
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", text)
-        return text
+    return cleaned
 
 
 def _last_part(match: re.Match[str]) -> str:
