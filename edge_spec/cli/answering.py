@@ -18,6 +18,7 @@ from edge_spec.cli import options
 from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
+from edge_spec.models.asked_options import MODEL_HELP
 from edge_spec.models.option import option
 from edge_spec.text.parts.part import PartKind
 
@@ -116,9 +117,7 @@ class GenerateOptions:
 
 @options.with_groups
 def generate(
-    model: Annotated[
-        str | None, typer.Argument(help=f"{options.MODEL_HELP}  [default: smollm2]")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=f"{MODEL_HELP}  [default: smollm2]")] = None,
     prompt: Annotated[
         str | None,
         typer.Argument(help="A single argument is the prompt; - reads it from stdin."),
@@ -340,7 +339,7 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"{options.MODEL_HELP} Of several, the others are opened when they are asked for.",
+            help=f"{MODEL_HELP} Of several, the others are opened when they are asked for.",
             show_default="smollm2",
         ),
     ] = None,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -65,7 +65,7 @@ class BenchOptions:
 
 @options.with_groups
 def bench(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     *,
     asked: BenchOptions,
     loading: options.AskedOptions,
@@ -212,7 +212,7 @@ _SHOWN = 8  # differences in a terminal
 
 @options.with_groups
 def verify(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     *,
     extent: Extent,
     loading: options.AskedOptions,
@@ -335,7 +335,7 @@ class DoctorOptions:
 
 @options.with_groups
 def doctor(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     *,
     asked: DoctorOptions,
     json: options.Json = False,

@@ -12,6 +12,7 @@ import typer
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json, print_table
 from edge_spec.errors import UsageError
+from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
 
 def devices(
-    rpc: Annotated[
-        list[str] | None, typer.Option(help=options.RPC_HELP, metavar=options.ENDPOINT)
-    ] = None,
+    rpc: Annotated[list[str] | None, typer.Option(help=RPC_HELP, metavar=ENDPOINT)] = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +92,7 @@ def _free_memory(device: Device) -> str:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP)] = "smollm2",
+    model: options.Model = "smollm2",
     draft: Annotated[
         str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
     ] = None,

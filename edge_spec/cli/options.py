@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from edge_spec.cli.output import ProgressBar
-from edge_spec.models.asked_options import ENDPOINT, MODEL_HELP, RPC_HELP, AskedOptions
+from edge_spec.models.asked_options import MODEL_HELP
+from edge_spec.models.asked_options import AskedOptions as AskedOptions
 from edge_spec.models.option import DeclaredOption, declared_options, option
 
 if TYPE_CHECKING:
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
     from edge_spec.core.sampling import SamplingParams
     from edge_spec.engine.engine import Engine
     from edge_spec.loader import Screen
-
-__all__ = [
-    "ENDPOINT",
-    "MODEL_HELP",
-    "RPC_HELP",
-    "AskedOptions",
-    "Json",
-    "Learn",
-    "Model",
-    "NamedModel",
-    "SamplingOptions",
-    "open_engine",
-    "with_groups",
-]
-
 
 _SAMPLING = "Sampling"
 _sampling = partial(option, None, panel=_SAMPLING)
