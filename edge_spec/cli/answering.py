@@ -267,7 +267,7 @@ def chat(
     )
 
 
-_SERVER = "Server"
+_server = partial(option, panel="Server")
 _PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
 
 
@@ -275,61 +275,57 @@ _PARALLEL = 2  # answers at once: one that is read, and one that is asked for me
 class ServerSettings:
     """Holds what the person who starts a server decides, by the names of `ServerOptions`."""
 
-    host: str = option("127.0.0.1", "The address; others than loopback need a key.", _SERVER)
-    port: int = option(8080, "The port; 0 takes a free one.", _SERVER)
-    api_key: str | None = option(
-        None, "What clients have to know.", _SERVER, envvar="EDGE_SPEC_API_KEY", repr=False
+    host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
+    port: int = _server(8080, "The port; 0 takes a free one.")
+    api_key: str | None = _server(
+        None, "What clients have to know.", envvar="EDGE_SPEC_API_KEY", repr=False
     )
-    cors_origins: tuple[str, ...] = option(
+    cors_origins: tuple[str, ...] = _server(
         (),
         "A site, app or extension whose pages may ask; may be repeated.",
-        _SERVER,
         flag="--cors-origin",
         read_as=list[str] | None,
     )
-    allowed_hosts: tuple[str, ...] = option(
+    allowed_hosts: tuple[str, ...] = _server(
         (),
         "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
-        _SERVER,
         flag="--allow-host",
         read_as=list[str] | None,
     )
-    max_models: int | None = option(
-        None, "Models open at once.  [default: as many as memory holds]", _SERVER
+    max_models: int | None = _server(
+        None, "Models open at once.  [default: as many as memory holds]"
     )
-    load_timeout_s: float = option(
-        300.0, "Seconds that a request may wait for its model to be opened.", _SERVER
+    load_timeout_s: float = _server(
+        300.0, "Seconds that a request may wait for its model to be opened."
     )
-    parallel: int = option(4, "Answers of a model at once, each with a cache of its own.", _SERVER)
-    queue: int = option(64, "Requests that may wait.", _SERVER)
-    queue_timeout_s: float = option(60.0, "Seconds that one may wait.", _SERVER)
-    request_timeout_s: float = option(
-        600.0, "Seconds that an answer may take from its first token on.", _SERVER
+    parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.")
+    queue: int = _server(64, "Requests that may wait.")
+    queue_timeout_s: float = _server(60.0, "Seconds that one may wait.")
+    request_timeout_s: float = _server(
+        600.0, "Seconds that an answer may take from its first token on."
     )
-    client_timeout_s: float = option(
-        30.0, "Seconds that a client may take to send a request, or not to read.", _SERVER
+    client_timeout_s: float = _server(
+        30.0, "Seconds that a client may take to send a request, or not to read."
     )
-    grace_s: float = option(30.0, "Seconds that answers have to end on a signal.", _SERVER)
-    max_body_bytes: int = option(2 << 20, "Largest request.", _SERVER)
+    grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.")
+    max_body_bytes: int = _server(2 << 20, "Largest request.")
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Holds what is decided before there is a server."""
 
-    alias: tuple[str, ...] = option(
+    alias: tuple[str, ...] = _server(
         (),
         "Another name for a model, its first one in lists and answers; NAME alone where there "
         "is one model; may be repeated.",
-        _SERVER,
         metavar="NAME=MODEL",
         read_as=list[str] | None,
     )
-    stdio: bool = option(
+    stdio: bool = _server(
         False,
         "Speak JSON-RPC on standard input and output instead: no other option of the server or "
         "of sampling applies.",
-        _SERVER,
         flag="--stdio",
     )
 
