@@ -17,6 +17,7 @@ import logging
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -282,9 +283,7 @@ def start_learning(
             remedy="Use --runtime ort, llamacpp or reference, or leave --learn out.",
         )
     open_tables(placed.source, _SHARES)
-    learner = Learner(placed, models, is_free)
-    learner.start()
-    return learner
+    return Learner(placed, models, is_free)
 
 
 class Learner:
@@ -306,20 +305,18 @@ class Learner:
         self._report: HeadReport | None = None
         self._head: MedusaNetwork | None = None
         self._is_taking = self._release is not None
-        self._spent = ("", 0.0)  # a day, and seconds of learning on it
+        self._spent_s = defaultdict[str, float](float)  # of learning, by days
         self._writer = ThreadPoolExecutor(1, "edge-spec-learn")
         self._process = IdleProcess(self._learn, self._may_begin, quiet_s=QUIET_S, repeats=True)
         self._take_head()
-        if self._release is None:
-            _log.warning(
-                "another process learns from %s: this one keeps no answers, and drafts with what "
-                "was learnt",
-                self._name,
-            )
-
-    def start(self) -> None:
         if self._release is not None:
             self._process.start()
+            return
+        _log.warning(
+            "another process learns from %s: this one keeps no answers, and drafts with what was "
+            "learnt",
+            self._name,
+        )
 
     def take(self, prompt: Sequence[int], tokens: np.ndarray, states: np.ndarray) -> None:
         if self._is_taking and len(tokens) >= _LEAST_TOKENS:
@@ -358,22 +355,18 @@ class Learner:
         self._is_taking = False
         _log.warning("nothing more is learnt from answers of %s: %s", self._name, error)
 
-    def _spent_s(self) -> float:
-        day, spent_s = self._spent
-        return spent_s if day == _today() else 0.0
-
     def _may_begin(self) -> bool:
-        may = self._is_taking and self._is_free() and self._spent_s() < MOST_S_A_DAY
+        may = self._is_taking and self._is_free() and self._spent_s[_today()] < MOST_S_A_DAY
         return may and self._folder.has_work() and not _is_hot() and is_idle()
 
     def _learn(self, lifeline: Lifeline) -> None:
-        began_s, spent_s = time.monotonic(), self._spent_s()
+        began_s = time.monotonic()
         told = {
             "folder": str(self._folder.path),
             "model": self._placed.source.model,
             "passes_s": dict(self._models.costs().measured),
             "eos_ids": list(self._placed.target.text.eos_ids),
-            "most_s": MOST_S_A_DAY - spent_s,
+            "most_s": MOST_S_A_DAY - self._spent_s[_today()],
         }
         try:
             isolated(learn_while_idle, json.dumps(told), timeout_s=_MOST_S, lifeline=lifeline)
@@ -382,7 +375,7 @@ class Learner:
                 self._give_up(error)
             raise
         finally:
-            self._spent = (_today(), spent_s + time.monotonic() - began_s)
+            self._spent_s[_today()] += time.monotonic() - began_s
             self._take_head()
 
     def _take_head(self) -> None:

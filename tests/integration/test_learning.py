@@ -416,10 +416,10 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
         assert found is not None and found.until == 10 and learner._report == found
         assert not learner._may_begin()  # there is nothing new
         rule.fill(learner._folder)
-        assert learner._may_begin() and learner._spent_s() > 0
-        learner._spent = (learner._spent[0], idle_learning.MOST_S_A_DAY)
+        assert learner._may_begin() and sum(learner._spent_s.values()) > 0
+        learner._spent_s[idle_learning._today()] = idle_learning.MOST_S_A_DAY
         assert not learner._may_begin()
-        learner._spent = ("1999-12-31", idle_learning.MOST_S_A_DAY)
+        learner._spent_s["1999-12-31"] = learner._spent_s.pop(idle_learning._today())
         assert learner._may_begin()
 
 
