@@ -42,7 +42,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.testing import SessionReport, check_session, check_trees
+from edge_spec.testing import check_session, check_trees
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
 CONTEXT_TOKENS = 512  # of the models whose sessions are checked; the whole of it is filled once
@@ -119,11 +119,9 @@ class DeviceCheckRequest:
         with closing(resolved.open(options.runtime_options)) as model:
             yield model
 
-    @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self) -> Engine:
         """Opens the target with its draft. Raises as `opened` does."""
-        with load_engine(self.model, self.options(), _silent) as engine:
-            yield engine
+        return load_engine(self.model, self.options(), _silent)
 
 
 def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
@@ -171,7 +169,11 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
 
 def check_chains(request: DeviceCheckRequest) -> Iterator[Finding]:
     with request.opened(context_length=CONTEXT_TOKENS) as model:
-        yield _held("chains", model, partial(check_session, model, trees=False))
+
+        def hold(tolerance: float) -> float:
+            return check_session(model, tolerance, trees=False).max_difference
+
+        yield _held("chains", model, hold)
         yield from _compared("chains", request, model, _CHAIN)
 
 
@@ -184,7 +186,7 @@ def check_branches(request: DeviceCheckRequest) -> Iterator[Finding]:
         yield from _compared("trees", request, model, _BRANCHES)
 
 
-def _held(check: str, model: Model, hold: Callable[[float], float | SessionReport]) -> Finding:
+def _held(check: str, model: Model, hold: Callable[[float], float]) -> Finding:
     """Holds the model to what it promises of itself, whatever other devices score."""
     if model.config.context_length > _MOST_CONTEXT:
         return note(check, f"a context of {model.config.context_length} tokens is not filled")
@@ -192,12 +194,11 @@ def _held(check: str, model: Model, hold: Callable[[float], float | SessionRepor
     if not np.isfinite(tolerance):
         return fault(check, "its scores are no numbers", ELSEWHERE)
     try:
-        found = hold(tolerance)
+        largest = hold(tolerance)
     except AssertionError as error:
         return fault(check, f"a promise of sessions is broken: {error}", ELSEWHERE)
-    largest = found.max_difference if isinstance(found, SessionReport) else found
-    told = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
-    return ok(check, told, max_logit=largest, tolerance_logit=tolerance)
+    found = f"promises are kept; a row scored in different ways differs by {largest:.4f} at most"
+    return ok(check, found, max_logit=largest, tolerance_logit=tolerance)
 
 
 def _compared(
