@@ -316,7 +316,13 @@ _LAYER = "midlayer"
 
 
 class Eagle3Trainee(Trainee):
-    """Begins as the target's last layer over its last feature, and the target's output matrix."""
+    """One decoder layer over the inputs of three of the target's. Begins as the target's last layer
+    over its last feature, and the target's output matrix.
+
+    Each of the three is normed first, as in EAGLE-3.1: it then learns the same in fewer steps. It
+    is trained as it drafts: after the first position it reads its own last state in the place of
+    features, beside the tokens that the target wrote (training-time test, section 3.2).
+    """
 
     def __init__(
         self, teacher: Teacher, source: TensorRows, num_positions: int, seed: int = 0
