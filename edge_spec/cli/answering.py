@@ -42,8 +42,8 @@ _EVERY_S = 0.2  # at most: drawing takes the interpreter from the model
 
 
 class AnswerWriter:
-    """Writes an answer to standard output while it comes: its text, and in a terminal what is thought
-    before it, which becomes one line when it has ended."""
+    """Writes an answer while it comes: its text, and in a terminal what is thought before it, which
+    becomes one line when it has ended."""
 
     def __init__(
         self, result: GenerationResult, clock: Callable[[], float] = time.monotonic
