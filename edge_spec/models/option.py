@@ -1,13 +1,15 @@
-"""Declares an option as a field of a dataclass that is annotated with an `Option`."""
+"""Declares an option as a field of a dataclass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import EnumType
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
+
+_OPTION = "option"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
@@ -15,11 +17,12 @@ class Option:
     """Describes an option to its user, and says who understands it."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
-    panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
+    panel: str | None = None  # of `--help`; None: that of no name
     flag: str | None = None  # where it is not the field's name with dashes, without "_s"
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
     least: float | None = None  # that a number may be
+    most: float | None = None
     read_as: Any = None  # the type that the command line reads, where it is not the field's
     more: str = ""  # what docs/cli.md says beside the help: Markdown
     runtimes: tuple[str, ...] = ()  # the only ones that understand it
@@ -29,6 +32,16 @@ class Option:
     in_auto: bool = False  # whether --drafter auto uses it, too
     also: tuple[str, ...] = ()  # names of it in other libraries, which `load` refuses with ours
     is_place: bool = False  # whether it says where a model runs, which a plan does, too
+
+
+def option(
+    default: Any, help: str, panel: str | None = None, *, repr: bool = True, **more: Any
+) -> Any:
+    """Declares a field with its default; more: of `Option`."""
+    return field(default=default, repr=repr, metadata={_OPTION: Option(help, panel, **more)})
+
+
+model_option = partial(option, panel="Model and drafting")
 
 
 @dataclass(frozen=True)
@@ -77,13 +90,9 @@ class DeclaredOption:
 def declared_options(group: type) -> Mapping[str, DeclaredOption]:
     """Returns the options by name, in the order of their fields; fields without an `Option` are
     left out."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group)
     found = {}
-    for field in fields(group):
-        if get_origin(hints[field.name]) is not Annotated:
-            continue
-        type_, *rest = get_args(hints[field.name])
-        for option in rest:
-            if isinstance(option, Option):
-                found[field.name] = DeclaredOption(field.name, type_, field.default, option)
+    for each in fields(group):
+        if (declared := each.metadata.get(_OPTION)) is not None:
+            found[each.name] = DeclaredOption(each.name, hints[each.name], each.default, declared)
     return MappingProxyType(found)  # cached: nobody may change it

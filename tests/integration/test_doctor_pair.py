@@ -13,8 +13,8 @@ import pytest
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import Memory
 from edge_spec.models import runtimes
