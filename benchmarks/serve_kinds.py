@@ -22,7 +22,7 @@ import numpy as np
 from serve_clients import Answer, Server, ask
 from serve_table import in_turns
 
-from edge_spec.diagnostics.bench.figures import Interval, Paired, joined, prompt_speedups, speedup
+from edge_spec.diagnostics.bench.report import Interval, Paired, joined, prompt_speedups, speedup
 from edge_spec.diagnostics.report_files import markdown_table
 
 PLAIN = "plain"  # the arm whose texts ours are held against

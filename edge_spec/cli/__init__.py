@@ -1,1 +1,1 @@
-"""The command `edge-spec`: one thin file a command."""
+"""The command `edge-spec`: a thin layer over what commands do."""

@@ -1,7 +1,8 @@
-"""`edge-spec devices`: what models can run on here."""
+"""`edge-spec devices` and `plan`: what models can run on here, and where one runs best."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_spec.cli import options
-from edge_spec.cli.output import print_json, print_table
+from edge_spec.cli.output import ProgressBar, print_json, print_table
 from edge_spec.errors import UsageError
+from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from edge_spec.fitting.devices import Device
+    from edge_spec.placement.plan import Place, Placement, Plan
 
 
 def devices(
-    rpc: Annotated[
-        list[str] | None, typer.Option(help=options.RPC_HELP, metavar=options.ENDPOINT)
-    ] = None,
+    rpc: Annotated[list[str] | None, typer.Option(help=RPC_HELP, metavar=ENDPOINT)] = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -70,14 +73,13 @@ def _show_placements(path: Path, json: bool) -> None:
 
 
 def _row(device: Device) -> tuple[str, tuple[str, ...]]:
-    """Its style and its cells."""
     said = (device.description, device.kernels, device.fault, device.hint)
     about = ": ".join(part for part in said if part)
-    cells = (device.runtime, device.name or "-", device.kind or "-", _memory(device), about)
+    cells = (device.runtime, device.name or "-", device.kind or "-", _free_memory(device), about)
     return "red" if device.fault else "", cells
 
 
-def _memory(device: Device) -> str:
+def _free_memory(device: Device) -> str:
     from edge_spec.fitting.devices import format_bytes
 
     if device.free_bytes is None and device.total_bytes is None:
@@ -87,3 +89,120 @@ def _memory(device: Device) -> str:
         for size in (device.free_bytes, device.total_bytes)
     )
     return f"{free} free of {total}"
+
+
+def plan(
+    model: options.Model = "smollm2",
+    draft: Annotated[
+        str | None, typer.Option(help="A smaller model that may draft for it, auto, or none.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure again what was measured before.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Measure where a model runs best on this machine, and what speculation would gain.
+
+    The plan is kept: from then on this model runs as it says, unless options say otherwise.
+    """
+    from edge_spec.fitting.devices import list_devices
+    from edge_spec.loader.plan_trial import EngineTrial
+    from edge_spec.models.bundle import require_readable
+    from edge_spec.models.draft_choice import chosen_drafts
+    from edge_spec.models.source import Source
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
+    from edge_spec.placement.planner import Planner
+    from edge_spec.placement.runtime_order import missing_reader
+
+    with ProgressBar() as progress:
+        target = Source(model, progress)
+        named = None if draft is None else [draft]
+        drafts = chosen_drafts(target, named, "auto", is_planned=False)
+        pair = Source(drafts[0], progress) if drafts else None
+        if drafts:
+            require_readable(Path(drafts[0]), "the draft of a plan")
+        kept = plan_path(target, pair)  # both are there, before anything is measured
+        trial = EngineTrial(target.model, pair.model if pair else None)
+        planner = Planner(target, pair, list_devices(), progress, trial, refresh)
+        known = cached_plan(kept)
+        made = known if known is not None and planner.still_holds(known) else planner.make()
+    notes = [*made.notes, *filter(None, [missing_reader(target)])]
+    if made is known:
+        notes.append("nothing has changed since this plan was made: --refresh measures again")
+    elif planner.is_certain:
+        try:
+            save_plan(made, kept)
+        except OSError as error:
+            notes.append(f"this plan is not kept for later runs: {error}")
+    else:
+        notes.append("this plan is not kept for later runs")
+    if out is not None:
+        save_plan(made, out)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if json:
+        print(plan_json(made))
+    else:
+        _print(made)
+
+
+def _print(made: Plan) -> None:
+    from edge_spec.placement.ranking import why_no_draft
+
+    best = made.placements[0]
+    shown = _shown(made.placements)
+    # A column that is empty but for its heading is left out.
+    rows = [_HEADINGS, *(_cells(each) for each in shown)]
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    headings, *cells = zip(*columns, strict=True)
+    print_table((("", row) for row in cells), headings)
+    if best.lossless:
+        print(f"texts there, with and without drafting: {best.lossless}")
+    if (why := why_no_draft(made.placements)) is not None:
+        print(why)
+    print(f"best: {best} ({best.target.weights})")
+
+
+_HEADINGS = (
+    *("target", "weights", "draft", "drafter", "tokens/s", "speedup", "memory", "why not"),
+)
+
+
+def _shown(placements: Sequence[Placement]) -> list[Placement]:
+    """All ways to draft at the best place, and the best one at each other."""
+    best = placements[0]
+    firsts: dict[Place, Placement] = {}
+    for each in placements:
+        firsts.setdefault(each.target, each)
+    return [each for each in placements if each.target == best.target or each in firsts.values()]
+
+
+def _cells(placement: Placement) -> tuple[str, ...]:
+    rate, speedup, memory = placement.tokens_per_s, placement.speedup, placement.memory_bytes
+    return (
+        str(placement.target),
+        placement.target.weights,
+        "-" if placement.draft is None else str(placement.draft),
+        _drafter(placement),
+        "-" if rate is None else f"{'' if placement.is_measured else '~'}{rate:.1f}",
+        "-" if speedup is None else f"{speedup:.2f}",
+        "-" if memory is None else _memory(memory, placement.on_devices),
+        placement.reason or "the best",
+    )
+
+
+def _drafter(placement: Placement) -> str:
+    if placement.draft_tokens is None:
+        return placement.drafter
+    how = ", overlapped" if placement.overlapped else ""
+    return f"{placement.drafter} ({placement.draft_tokens} tokens{how})"
+
+
+def _memory(main: int, on_devices: Mapping[str, int]) -> str:
+    from edge_spec.fitting.devices import format_bytes
+
+    parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
+    return " + ".join([format_bytes(main), *parts])

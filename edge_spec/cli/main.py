@@ -10,26 +10,12 @@ from typing import Annotated
 
 import typer
 
-from edge_spec.cli.bench import bench
-from edge_spec.cli.chat import chat
-from edge_spec.cli.devices import devices
-from edge_spec.cli.distill import distill
-from edge_spec.cli.doctor import doctor
-from edge_spec.cli.export import export
-from edge_spec.cli.generate import generate
-from edge_spec.cli.learn import learn
-from edge_spec.cli.plan import plan
-from edge_spec.cli.pull import pull
-from edge_spec.cli.serve import desktop, serve
-from edge_spec.cli.signals import (
-    INTERRUPTED,
-    READER_LEFT,
-    EndSignals,
-    drop_output,
-    flush_streams,
-)
-from edge_spec.cli.tune_skip import tune_skip
-from edge_spec.cli.verify import verify
+from edge_spec.cli.answering import chat, desktop, generate, serve
+from edge_spec.cli.checking import bench, doctor, verify
+from edge_spec.cli.converting import export, pull
+from edge_spec.cli.devices import devices, plan
+from edge_spec.cli.signals import INTERRUPTED, READER_LEFT, EndSignals, drop_output, flush_streams
+from edge_spec.cli.training import distill, learn, tune_skip
 from edge_spec.errors import EdgeSpecError
 
 app = typer.Typer(
@@ -54,18 +40,11 @@ _INSTEAD = {
 
 
 app.command(no_args_is_help=True)(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(desktop)
-app.command()(pull)
-app.command()(export)
-app.command()(bench)
-app.command()(devices)
-app.command()(plan)
-app.command()(verify)
-app.command()(doctor)
-app.command()(tune_skip)
-app.command()(distill)
+for each in (
+    *(chat, serve, desktop, pull, export, bench, devices, plan, verify, doctor, tune_skip),
+    distill,
+):
+    app.command()(each)
 app.add_typer(learn)
 
 

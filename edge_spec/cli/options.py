@@ -1,61 +1,29 @@
-"""Options that several commands share, as typer reads them. No heavy import: every `--help` passes
-through here."""
+"""Options that several commands share, as typer reads them, and the engine that they open.
+
+No heavy import: every `--help` passes through here."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from edge_spec.models.asked_options import (
-    ENDPOINT,
-    MODEL_HELP,
-    RPC_HELP,
-    AskedOptions,
-    DeclaredOption,
-    Option,
-    declared_options,
-)
-
-__all__ = [
-    "ENDPOINT",
-    "MODEL_HELP",
-    "RPC_HELP",
-    "AskedOptions",
-    "Json",
-    "Learn",
-    "Model",
-    "NamedModel",
-    "SamplingOptions",
-    "with_groups",
-]
+from edge_spec.cli.output import ProgressBar
+from edge_spec.models.asked_options import MODEL_HELP, DeclaredOption, declared_options, option
+from edge_spec.models.asked_options import AskedOptions as AskedOptions
 
 if TYPE_CHECKING:
+    from edge_spec.core.model import Progress
     from edge_spec.core.sampling import SamplingParams
+    from edge_spec.engine.engine import Engine
+    from edge_spec.loader import Screen
 
 _SAMPLING = "Sampling"
-_HELP = {
-    "max_tokens": "Most tokens of an answer.  [default: 512, and 3584 for a thought]",
-    "temperature": "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in "
-    "generate, else this and the next four as the model's makers state]",
-    "top_k": "Draw among this many likeliest tokens; 0 keeps all.",
-    "top_p": "Draw among the likeliest tokens that have this share together; 1 keeps all.",
-    "min_p": "Leave out tokens below this share of the likeliest one's; 0 keeps all.",
-    "repetition_penalty": "Above 1, what was written becomes less likely; 1 leaves it.",
-    "reasoning": "Whether a model that thinks does so: auto, off, or for N tokens at most.",
-    "seed": "Begins the random draws; without it, each run draws otherwise.",
-}
-
-
-def _option(name: str) -> Option:
-    return Option(_HELP[name], _SAMPLING)
-
-
-_REASONING = Option(_HELP["reasoning"], _SAMPLING, metavar="auto|off|N")
+_sampling = partial(option, None, panel=_SAMPLING)
 _OF_NO_DRAW = ("max_tokens", "reasoning")  # those that say nothing of how a token is chosen
 
 
@@ -64,14 +32,30 @@ class SamplingOptions:
     """Says how the next token is chosen, and how long an answer may be. None: greedy for a single
     answer, for conversations as the model's makers state, else as edge-spec does."""
 
-    max_tokens: Annotated[int | None, _option("max_tokens")] = None
-    temperature: Annotated[float | None, _option("temperature")] = None
-    top_k: Annotated[int | None, _option("top_k")] = None
-    top_p: Annotated[float | None, _option("top_p")] = None
-    min_p: Annotated[float | None, _option("min_p")] = None
-    repetition_penalty: Annotated[float | None, _option("repetition_penalty")] = None
-    seed: Annotated[int | None, _option("seed")] = None
-    reasoning: Annotated[str, _REASONING] = "auto"
+    max_tokens: int | None = _sampling(
+        "Most tokens of an answer.  [default: 512, and 3584 for a thought]"
+    )
+    temperature: float | None = _sampling(
+        "How freely tokens are drawn; 0 takes the likeliest one.  [default: 0 in generate, else "
+        "this and the next four as the model's makers state]"
+    )
+    top_k: int | None = _sampling("Draw among this many likeliest tokens; 0 keeps all.")
+    top_p: float | None = _sampling(
+        "Draw among the likeliest tokens that have this share together; 1 keeps all."
+    )
+    min_p: float | None = _sampling(
+        "Leave out tokens below this share of the likeliest one's; 0 keeps all."
+    )
+    repetition_penalty: float | None = _sampling(
+        "Above 1, what was written becomes less likely; 1 leaves it."
+    )
+    seed: int | None = _sampling("Begins the random draws; without it, each run draws otherwise.")
+    reasoning: str = option(
+        "auto",
+        "Whether a model that thinks does so: auto, off, or for N tokens at most.",
+        _SAMPLING,
+        metavar="auto|off|N",
+    )
 
     def params(self) -> SamplingParams:
         """Raises UsageError for a value out of its range."""
@@ -85,12 +69,18 @@ class SamplingOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: value for name, value in given.items() if name not in _OF_NO_DRAW}
 
-    @property
-    def length(self) -> dict[str, Any]:
-        """Returns how long an answer may be, by the names of ServerOptions."""
-        return (
-            {} if self.max_tokens is None else {"max_tokens": self.max_tokens, "thought_tokens": 0}
-        )
+    def of_requests(self) -> dict[str, Any]:
+        """What holds for requests that do not say, by the names of ServerOptions. Raises
+        UsageError."""
+        from edge_spec.text.thoughts import read_reasoning
+
+        limit = self.max_tokens
+        return {
+            **({} if limit is None else {"max_tokens": limit, "thought_tokens": 0}),
+            "sampling": self.params(),
+            "reasoning": read_reasoning(self.reasoning),
+            "asked_sampling": self.asked,
+        }
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -111,7 +101,9 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     as options, and calls it with an instance of the class."""
     hints = get_type_hints(command, include_extras=True)
     groups = {
-        name: (hint, declared_options(hint)) for name, hint in hints.items() if _is_group(hint)
+        name: (hint, declared_options(hint))
+        for name, hint in hints.items()
+        if isinstance(hint, type) and is_dataclass(hint)
     }
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -135,12 +127,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _is_group(hint: object) -> bool:
-    return isinstance(hint, type) and is_dataclass(hint)
-
-
 def _parameter(declared: DeclaredOption) -> inspect.Parameter:
-    option = declared.option
+    asked = declared.option
     return inspect.Parameter(
         declared.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -149,12 +137,47 @@ def _parameter(declared: DeclaredOption) -> inspect.Parameter:
             declared.read_as,
             typer.Option(
                 # Without a flag typer takes the name, and adds "--no-..." to a switch.
-                *([declared.flag] if option.flag or declared.name.endswith("_s") else []),
-                help=option.help,
-                rich_help_panel=option.panel,
-                metavar=option.metavar,
-                envvar=option.envvar,
-                min=option.least,
+                *([declared.flag] if asked.flag or declared.is_in_seconds else []),
+                help=asked.help,
+                rich_help_panel=asked.panel,
+                metavar=asked.metavar,
+                envvar=asked.envvar,
+                min=asked.least,
+                max=asked.most,
             ),
         ],
     )
+
+
+def open_engine(
+    model: str,
+    options: AskedOptions,
+    measure_when_idle: bool = False,
+    report: Progress | None = None,
+    keeps_answers: bool = True,
+    screen: Screen | None = None,
+    needs_chat: bool = False,
+    learns: bool = False,
+) -> Engine:
+    """report: instead of a bar on stderr; screen: is shown the models before their weights are
+    read; needs_chat: refuses a model without a chat template; learns: from answers, while idle.
+    Raises an EdgeSpecError, and what `screen` raises."""
+    from edge_spec.loader import load_asked
+
+    learning = None
+    if learns:
+        from edge_spec.distill.idle_learning import require_learnable, start_learning
+
+        require_learnable(options)
+        learning = start_learning
+    with ProgressBar() as bar:
+        return load_asked(
+            model,
+            options,
+            report or bar,
+            measure_when_idle=measure_when_idle,
+            keeps_answers=keeps_answers,
+            screen=screen,
+            needs_chat=needs_chat,
+            learning=learning,
+        )

@@ -8,11 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from json import dumps
-from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from edge_spec.errors import UsageError
 
 _PIPE_COLUMNS = 10_000  # a line of a pipe is never folded
 _EVERY_S = 15.0  # outside of a terminal
@@ -50,20 +47,6 @@ def printable(text: str) -> str:
     """Removes what a terminal would take for a command: a model may have any character in its
     tokens and names."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
-
-
-def require_writable(directory: Path) -> None:
-    """Makes the directory, if need be. Raises UsageError, now rather than when all is measured."""
-    from tempfile import TemporaryFile
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
-        ) from None
 
 
 class ProgressBar:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ from edge_spec.core.model import Model, Progress, TellsNodePlacement
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.chosen import Chosen
-from edge_spec.diagnostics.doctor.finding import (
+from edge_spec.diagnostics.doctor.report import (
     Finding,
     Severity,
     fault,
@@ -31,8 +31,8 @@ from edge_spec.diagnostics.doctor.finding import (
     of_error,
     ok,
 )
-from edge_spec.diagnostics.lossless_check import Extent, prove
-from edge_spec.diagnostics.lossless_check.lossless_report import checks, document
+from edge_spec.diagnostics.lossless_check import Extent
+from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
@@ -56,7 +56,7 @@ _CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)
 _BRANCHES = (-1, 0, 1, 1, 0, 4, 4, 6)
 _HEAVY = ("attention", "matmul", "gemm")  # within the names of operators, in lower case
 _STEPS = 4
-_EXTENT = Extent(num_prompts=4, max_tokens=32, num_draws=0, num_runs=2)
+_EXTENT = Extent(count=4, max_tokens=32, draws=0, runs=2)
 # A check takes minutes at most; a process that then still runs hangs. A slow model may take as
 # long as _MOST_STEPS of its steps.
 _TIMEOUT_S, _MOST_STEPS = 600.0, 5000
@@ -74,13 +74,11 @@ def _silent(what: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class DeviceCheckRequest:
-    """A target, its place and what may draft for it. asked: arguments of LoadOptions that say where
-    the target runs, with a runtime's name; drafting: those of a draft, empty where there is
-    none."""
+    """A target, its place and what may draft for it. asked: arguments of LoadOptions, with a
+    runtime's name."""
 
     model: str
     asked: Mapping[str, Any]
-    drafting: Mapping[str, Any] = field(default_factory=dict)
     soak_s: float = 60.0
 
     @classmethod
@@ -89,23 +87,22 @@ class DeviceCheckRequest:
         target, *drafts = chosen.openings
         names = ("device", "context_length", "source_language", "target_language")
         asked = {name: getattr(places, name) for name in names} | {"runtime": target.runtime}
-        drafting: dict[str, Any] = {}
-        if drafts:
-            drafting = {"draft": drafts[0].source.model, "draft_runtime": drafts[0].runtime}
-            drafting |= {"draft_device": places.draft_device}
-        return cls(chosen.source.model, asked, drafting, soak_s)
+        for draft in drafts:
+            asked |= {"draft": draft.source.model, "draft_runtime": draft.runtime}
+            asked |= {"draft_device": places.draft_device}
+        return cls(chosen.source.model, asked, soak_s)
 
     def prepare(self, progress: Progress) -> None:
         """Converts what no runtime reads as it is, while progress can be shown. The check that
         opens it finds what keeps one from it."""
-        options = self.options(**self.drafting)
+        options = self.options()
+        places = [(self.model, options.runtime, options.providers)]
+        places += [
+            (each, options.draft_runtime, options.draft_providers) for each in options.drafts
+        ]
         with suppress(EdgeSpecError):
-            source = Source(self.model, progress)
-            resolve_model(source, options.runtime, options, progress, options.providers)
-            for draft in options.drafts:
-                source = Source(draft, progress)
-                devices = options.draft_providers
-                resolve_model(source, options.draft_runtime, options, progress, devices)
+            for model, runtime, devices in places:
+                resolve_model(Source(model, progress), runtime, options, progress, devices)
 
     @property
     def is_cpu(self) -> bool:
@@ -122,21 +119,9 @@ class DeviceCheckRequest:
         with closing(resolved.open(options.runtime_options)) as model:
             yield model
 
-    @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self) -> Engine:
         """Opens the target with its draft. Raises as `opened` does."""
-        with load_engine(self.model, self.options(**self.drafting), _silent) as engine:
-            yield engine
-
-
-class _Chains:
-    """The same model, which hides that it takes branches."""
-
-    def __init__(self, model: Model) -> None:
-        self.config = model.config
-        self.capabilities = replace(model.capabilities, trees=False)
-        self.open_session = model.open_session
-        self.close = model.close
+        return load_engine(self.model, self.options(), _silent)
 
 
 def check_opening(request: DeviceCheckRequest) -> Iterator[Finding]:
@@ -184,8 +169,11 @@ def _judge_nodes(placement: Mapping[str, Mapping[str, int]], on_cpu: bool) -> Fi
 
 def check_chains(request: DeviceCheckRequest) -> Iterator[Finding]:
     with request.opened(context_length=CONTEXT_TOKENS) as model:
-        chains = _Chains(model)
-        yield _held("chains", model, lambda most: check_session(chains, most).max_difference)
+
+        def hold(tolerance: float) -> float:
+            return check_session(model, tolerance, trees=False).max_difference
+
+        yield _held("chains", model, hold)
         yield from _compared("chains", request, model, _CHAIN)
 
 

@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import atomic_file
+
+
+def require_writable(directory: Path) -> None:
+    """Makes the directory, if need be. Raises UsageError, now rather than when all is measured."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {directory}: {error}", remedy="Give another directory to --out."
+        ) from None
 
 
 def write_report(directory: Path, document: Mapping[str, Any], markdown: str) -> None:
@@ -26,6 +40,5 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """Returns what `describe_machine` found, in one line."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."

@@ -7,12 +7,11 @@ alike. A machine that is lost loses its tasks to the others.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import socket
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Queue
@@ -21,12 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.core.shared_pass import SharesPasses
-from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError
-from edge_spec.distill.conversations import Conversation
+from edge_spec.diagnostics.doctor.report import files_sha256
+from edge_spec.distill.answers import CONVERSATIONS, Writer, WriterLostError, local_writers
 from edge_spec.distill.features import FeatureRequest, feature_rows
-from edge_spec.distill.prompts import Tasks
-from edge_spec.engine.engine import Engine
+from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError, UsageError
 from edge_spec.loader import load_asked
 from edge_spec.models.asked_options import AskedOptions
@@ -35,7 +32,6 @@ from edge_spec.models.source import Source
 _CONNECT_S = 5.0
 _POLL_S = 0.5
 _CONVERSATIONS_A_TASK = 8  # whose features are computed by one task
-_COMPARED_BYTES = 1 << 16  # of the end of each file
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,8 @@ class _Machine:
 
     def __init__(self, model: str, asked: AskedOptions, tasks: Tasks) -> None:
         self._model, self._asked, self._tasks = model, asked, tasks
-        self._free: Queue[Engine] = Queue()
+        self._free: Queue[Writer] = Queue()
+        self._opened = ExitStack()  # until the process ends
 
     def run(self, work: str, *given: Any) -> Any:
         """Returns what the method `work` does, or its refusal."""
@@ -61,20 +58,17 @@ class _Machine:
             return _Refused(error.message, error.remedy)
 
     def open(self) -> str:
-        """Returns what `content_of` says of the model."""
         self._engine = load_asked(self._model, self._asked, _quiet, keeps_answers=False)
-        shares = isinstance(self._engine.parts.model, SharesPasses)
-        self._free.put(self._engine)
-        for _ in range(CONVERSATIONS - 1 if shares else 0):
-            self._free.put(self._engine.fork())
-        return content_of(self._model)
+        for writer in self._opened.enter_context(local_writers(self._engine, self._tasks)):
+            self._free.put(writer)
+        return files_sha256(Source(self._model, _quiet))
 
     def write(self, task: int) -> Conversation | None:
-        engine = self._free.get()
+        writer = self._free.get()
         try:
-            return self._tasks.conversation(engine, task, Event())
+            return writer(task, Event())
         finally:
-            self._free.put(engine)
+            self._free.put(writer)
 
     def features(
         self, conversations: Sequence[Conversation], request: FeatureRequest
@@ -175,7 +169,7 @@ class Cluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             )
             self._machines.append(options.remote(self.model, self.asked, self.tasks))
-        content = content_of(self.model)
+        content = files_sha256(Source(self.model, _quiet))
         opening = [(machine, machine.run.remote("open")) for machine in self._machines]
         for node, (machine, found) in zip(nodes, opening, strict=True):
             with suppress(WriterLostError):
@@ -231,22 +225,6 @@ def require_answer(address: str) -> None:
             f"nobody answers at {address}: {error}",
             remedy="Start the cluster with ray start --head, and give the address that it shows.",
         ) from None
-
-
-def content_of(model: str) -> str:
-    """Changes with the model's files, wherever they are: of each the name, the size and the end."""
-    source = Source(model, _quiet)
-    if source.is_demo or source.on_hub is not None:
-        return source.identity
-    path = source.path
-    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
-    content = hashlib.sha256()
-    for each in files:
-        with each.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _COMPARED_BYTES))
-            content.update(f"{each.name} {size} ".encode() + file.read())
-    return content.hexdigest()
 
 
 def _quiet(what: str, fraction: float) -> None:

@@ -17,12 +17,10 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
-from edge_spec.distill.acceptance import Acceptance, Forecast, best_chain
-from edge_spec.distill.conversations import count_answered, coverage
-from edge_spec.distill.draft_runs import UNTRAINED
+from edge_spec.distill.answers import count_answered, coverage
 from edge_spec.distill.features import Example
-from edge_spec.distill.kinds import KINDS, Kind
-from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.forecast import UNTRAINED, Acceptance, Forecast, best_chain
+from edge_spec.distill.request import KINDS, DistillRequest, Kind
 from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
 from edge_spec.placement.machine import describe_machine
 from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_directory
@@ -43,9 +41,8 @@ def kept_costs(path: Path, measure: Callable[[], Costs]) -> Costs:
         passes = {int(rows): float(seconds) for rows, seconds in told["passes_s"].items()}
         return Costs(passes, float(told["draft_token_s"]))
     found = measure()
-    told = {"passes_s": dict(found.passes_s), "draft_token_s": found.draft_token_s}
     with atomic_file(path) as work:
-        work.write_text(json.dumps(told), encoding="utf-8")
+        work.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return found
 
 
@@ -55,7 +52,7 @@ _LEAST_STEPS = 40  # of an epoch,
 _LEAST_ROWS = 32  # but for steps of fewer rows
 
 if TYPE_CHECKING:
-    from edge_spec.distill.trainee import Trainee
+    from edge_spec.distill.trainees import Trainee
     from edge_spec.distill.training import Evaluation, TrainingOptions
 
 
@@ -83,8 +80,6 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """Holds what is in a drafter's directory."""
-
     tensors: Mapping[str, np.ndarray]
     config: Mapping[str, Any]  # config.json
     texts: Mapping[str, str]  # other files
@@ -110,7 +105,7 @@ def learn(
     EdgeSpecError, OSError."""
     import torch
 
-    from edge_spec.distill.trainee import Teacher, fastest_products
+    from edge_spec.distill.trainees import Teacher, fastest_products, make_trainee
     from edge_spec.distill.training import Training
 
     if target.threads is not None:
@@ -118,7 +113,7 @@ def learn(
     kind = KINDS[request.kind]
     output = StoredTables(target.weights).output_rows(target.token_ids)
     teacher = Teacher(target.config, output, target.token_ids, fastest_products())
-    trainee = kind.make(teacher, target.weights, request)
+    trainee = make_trainee(teacher, target.weights, request)
     options = replace(_options(kind, request, examples), kept_every_s=keeping.every_s)
     folder, digest = keeping.folder, keeping.name or _digest(options, request, target, examples)
     # Measured once: a training that is gone on with judges by the same costs.
@@ -133,8 +128,11 @@ def learn(
 
     training = Training(trainee, teacher, options, folder / f"training-{digest}.npz", judge)
     history = training.run(examples, progress).history
-    report = _report(history, costs, examples, target, kind)
-    return _for_target(_drafter(trainee), kind, target), report
+    drafter = _drafter(trainee)
+    if not kind.scores_all:  # a head says what tells its target from others of the same shape
+        sample = {SAMPLE: target_sample(target.weights)}
+        drafter = replace(drafter, config={**drafter.config, **sample})
+    return drafter, _report(history, costs, examples, target, kind)
 
 
 def _report(
@@ -179,15 +177,6 @@ def _halved(values: np.ndarray) -> np.ndarray:
     """Returns float32 as float16, unless something is too large for that."""
     is_fitting = values.dtype == np.float32 and np.abs(values).max(initial=0) < _LARGEST
     return values.astype(np.float16) if is_fitting else values
-
-
-def _for_target(drafter: Drafter, kind: Kind, target: Target) -> Drafter:
-    """Returns the drafter with what tells its target from others of the same shape, if it is a
-    head."""
-    if kind.scores_all:
-        return drafter
-    sample = target_sample(target.weights)
-    return replace(drafter, config={**drafter.config, SAMPLE: sample})
 
 
 def _untrained_token_s(

@@ -1,23 +1,26 @@
-"""Reads what a target computes of conversations once, and keeps it on disk in float16 within a
-bound."""
+"""Reads what a target computes of conversations once, keeps it on disk in float16 within a bound,
+and cuts it into batches in a fixed order: what a step of training reads."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import Model, Progress
-from edge_spec.distill.conversations import Conversation
+from edge_spec.distill.prompts import Conversation
 from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.storage.atomic import atomic_file
 
 _KEPT = np.dtype("<f2")
 _LARGEST = float(np.finfo(_KEPT).max)
@@ -56,6 +59,11 @@ class FeatureRequest:
 
 # Gives what `feature_rows` does, wherever it is computed.
 Reader = Callable[[Sequence[Conversation], FeatureRequest], Generator[np.ndarray]]
+
+
+def halved(values: np.ndarray) -> np.ndarray:
+    kept: np.ndarray = np.clip(values, -_LARGEST, _LARGEST).astype(_KEPT)
+    return kept
 
 
 def require_features(model: Model, name: str) -> None:
@@ -131,7 +139,7 @@ def feature_rows(
     pieces: list[np.ndarray] = []
 
     def take(position: int, rows: np.ndarray) -> None:
-        pieces.append(np.clip(rows, -_LARGEST, _LARGEST).astype(_KEPT))
+        pieces.append(halved(rows))
 
     def read(tokens: np.ndarray) -> None:
         if len(tokens):  # an answer of one token has none that anything follows
@@ -195,3 +203,130 @@ def _first(conversation: Conversation, request: FeatureRequest) -> int:
 
 def _num_rows(conversation: Conversation, request: FeatureRequest) -> int:
     return len(conversation.tokens) - 1 - _first(conversation, request)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    example: Example
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Windows beside each other, padded with zeros.
+
+    features: [windows, rows, layers, hidden_size] float32, without the last layer's.
+    states: [windows, rows + positions, hidden_size] float32, after the target's final norm.
+    tokens: [windows, rows + positions] int64, the text that the states are of.
+    next_tokens: [windows, rows] int64, the token after each row.
+    written: [windows, rows, positions] int64, the tokens after that one; -1 where there are none.
+    anchors: [windows, rows] bool, from which drafting may begin.
+    is_row: [windows, rows] bool; else it is padding.
+    """
+
+    features: np.ndarray
+    states: np.ndarray
+    tokens: np.ndarray
+    next_tokens: np.ndarray
+    written: np.ndarray
+    anchors: np.ndarray
+    is_row: np.ndarray
+
+
+def windows_of(examples: Sequence[Example], num_rows: int) -> list[Window]:
+    """Returns the windows, without those that hold no anchor."""
+    return [
+        Window(each, begin, min(begin + num_rows, len(each.features)))
+        for each in examples
+        for begin in range(0, len(each.features), num_rows)
+        if begin + num_rows > each.anchors[0]
+    ]
+
+
+def shuffled(
+    windows: Sequence[Window], rows_a_batch: int, seed: int, epoch: int
+) -> list[list[Window]]:
+    """The same batches for one seed and epoch. Windows of like lengths stand together, so that
+    little is padded."""
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(windows))
+    lengths = np.array([windows[i].end - windows[i].begin for i in order])
+    order = order[np.argsort(lengths // 32, kind="stable")]
+    batches = list(in_batches([windows[i] for i in order], rows_a_batch))
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+def in_batches(windows: Sequence[Window], rows_a_batch: int) -> Iterator[list[Window]]:
+    """Returns batches of about `rows_a_batch` rows each, padding included."""
+    batch: list[Window] = []
+    widest = 0
+    for window in windows:
+        widest = max(widest, window.end - window.begin)
+        if batch and widest * (len(batch) + 1) > rows_a_batch:
+            yield batch
+            batch, widest = [], window.end - window.begin
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def written_after(tokens: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
+    """[places, count] int: the tokens from the second one after each place on, since the first one
+    after it is the pending token; -1 after the end. tokens: [tokens] int."""
+    padded = np.concatenate([tokens, np.full(count + 1, -1, tokens.dtype)])
+    found: np.ndarray = padded[places[:, None] + 2 + np.arange(count)]
+    return found
+
+
+def batch_of(windows: Sequence[Window], num_positions: int) -> Batch:
+    """num_positions: of draft tokens."""
+    width = max(each.end - each.begin for each in windows)
+    size = windows[0].example.features.shape[1:]
+    count = len(windows)
+    batch = Batch(
+        features=np.zeros((count, width, size[0] - 1, size[1]), np.float32),
+        states=np.zeros((count, width + num_positions, size[1]), np.float32),
+        tokens=np.zeros((count, width + num_positions), np.int64),
+        next_tokens=np.zeros((count, width), np.int64),
+        written=np.full((count, width, num_positions), -1, np.int64),
+        anchors=np.zeros((count, width), bool),
+        is_row=np.zeros((count, width), bool),
+    )
+    for at, each in enumerate(windows):
+        _fill(batch, at, each, num_positions)
+    return batch
+
+
+def _fill(batch: Batch, at: int, window: Window, num_positions: int) -> None:
+    example, length = window.example, window.end - window.begin
+    rows = example.features[window.begin : window.end + num_positions]
+    batch.features[at, :length] = rows[:length, :-1]
+    batch.states[at, : len(rows)] = rows[:, -1]
+    places = example.first + np.arange(window.begin, window.end)
+    tokens = example.conversation.tokens
+    read = tokens[places[0] : places[0] + length + num_positions]
+    batch.tokens[at, : len(read)] = read
+    batch.next_tokens[at, :length] = tokens[places + 1]
+    batch.written[at, :length] = written_after(tokens, places, num_positions)
+    batch.anchors[at, :length] = np.arange(window.begin, window.end) >= example.anchors[0]
+    batch.is_row[at, :length] = True
+
+
+def save_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray], note: object = None, mode: int = 0o644
+) -> None:
+    """note: what JSON can hold. Raises StorageError where there is no space, OSError."""
+    stored: dict[str, Any] = {**arrays, "note": np.array(json.dumps(note))}
+    with atomic_file(path, mode) as work, work.open("wb") as file:
+        np.savez(file, **stored)
+
+
+def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Returns the arrays and the note. Raises ValueError for a file that is not whole, OSError."""
+    try:
+        with path.open("rb") as file, np.load(file) as stored:  # which refuses pickles
+            arrays = dict(stored)
+        return arrays, json.loads(str(arrays.pop("note")))
+    except (AttributeError, BadZipFile, EOFError, KeyError, TypeError) as error:
+        raise ValueError(f"it is damaged: {error}") from None

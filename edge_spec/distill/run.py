@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +21,19 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
-from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
-from edge_spec.distill.answers import Writers, local_writers, write_answers
-from edge_spec.distill.cluster import Cluster, require_answer
-from edge_spec.distill.conversations import (
+from edge_spec.diagnostics.lossless_check import Extent
+from edge_spec.diagnostics.lossless_check.prove import Proof, prove
+from edge_spec.distill.answers import (
     ANSWERS_FILE,
-    Conversation,
+    KEPT_DAYS,
+    Writers,
     filled_up,
+    local_writers,
     most_written,
     with_others,
+    write_answers,
 )
-from edge_spec.distill.draft_runs import converted_aside, draft_token_s, ordinary_draft_token_s
+from edge_spec.distill.cluster import Cluster, require_answer
 from edge_spec.distill.drafter_training import Keeping, Target, learn
 from edge_spec.distill.features import (
     Example,
@@ -36,16 +43,16 @@ from edge_spec.distill.features import (
     read_features,
     require_features,
 )
-from edge_spec.distill.kinds import KINDS
-from edge_spec.distill.packaged_tasks import PackagedTasks
+from edge_spec.distill.forecast import converted_aside, draft_token_s, ordinary_draft_token_s
 from edge_spec.distill.prompts import (
+    Conversation,
     GivenPrompts,
     OwnPrompts,
+    PackagedTasks,
     Tasks,
     require_own_prompts,
 )
-from edge_spec.distill.request import DistillRequest, default_scored
-from edge_spec.distill.work_folder import forget_training, work_folder
+from edge_spec.distill.request import KINDS, DistillRequest, default_scored
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader import load_asked
@@ -54,12 +61,76 @@ from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import place_of
 from edge_spec.models.source import Source
 from edge_spec.placement.measure import median_seconds, quick_passes
-from edge_spec.storage.atomic import as_storage_error, atomic_directory
+from edge_spec.storage.atomic import as_storage_error, atomic_directory, cache_directory, try_hold
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+DIRECTORY = "distill"  # in the cache
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def work_folder(source: Source, tasks: str) -> Iterator[Path]:
+    """Yields the folder of this model and these tasks, by their identity: whoever trains for both
+    goes on with it.
+
+    After an interrupt, or a disk that is full, a line says where it is. Folders that nobody has
+    used for KEPT_DAYS are removed, and so is one in which nothing was finished. Raises UsageError
+    where another process is at it.
+    """
+    parent = cache_directory() / DIRECTORY
+    key = hashlib.sha256(f"{source.identity} {tasks}".encode()).hexdigest()[:16]
+    folder = parent / f"{source.name}-{key}"
+    release = try_hold(folder)
+    if release is None:
+        raise UsageError(f"another process trains from {folder}", remedy="Wait until it has ended.")
+    try:
+        with as_storage_error(folder, refusals=True):
+            folder.mkdir(exist_ok=True)
+            os.utime(folder)
+        _remove_old(parent)
+        yield folder
+    except (KeyboardInterrupt, OSError):
+        if _has_answers(folder):
+            _log.warning(
+                "what is finished is kept in %s for %d days: the same command goes on with it",
+                folder,
+                KEPT_DAYS,
+            )
+        raise
+    finally:
+        if not _has_answers(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        release()
+
+
+def forget_training(folder: Path) -> None:
+    """Keeps the answers alone, which a drafter of another kind can be trained on."""
+    for path in folder.iterdir():
+        if path.name != ANSWERS_FILE:
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _has_answers(folder: Path) -> bool:
+    with suppress(OSError):
+        return (folder / ANSWERS_FILE).stat().st_size > 0
+    return False
+
+
+def _remove_old(parent: Path) -> None:
+    """Leaves those alone that a process works in."""
+    for folder in parent.iterdir():
+        with suppress(OSError):  # another process may be removing it
+            is_old = time.time() - folder.stat().st_mtime > KEPT_DAYS * 86400
+            release = try_hold(folder) if is_old and folder.is_dir() else None
+            if release is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                release()
+
 
 _BYTES_OF_MB = 1_000_000
 _OF_CODE = "code"  # in the names of models that program: Qwen2.5-Coder, StarCoder, Codestral
-_PROOF = Extent(num_prompts=8, max_tokens=48, num_draws=0, num_runs=2)
+_PROOF = Extent(count=8, max_tokens=48, draws=0, runs=2)
 
 
 @dataclass(frozen=True)
@@ -90,7 +161,7 @@ def distill(
     out = request.out or place_of(source, request.kind)
     weights = _weights(source, request.kind)
     KINDS[request.kind].require(weights.config, request)
-    from edge_spec.distill.trainee import training_device  # it imports PyTorch
+    from edge_spec.distill.trainees import training_device  # it imports PyTorch
 
     with (
         work_folder(source, tasks.identity) as folder,
@@ -174,7 +245,6 @@ class _Work:
     def _scored(
         self, learnt: Sequence[Conversation], config: ModelConfig, eos_ids: Sequence[int]
     ) -> np.ndarray:
-        """Ids of the tokens that the drafter learns over."""
         count = self.request.vocabulary or default_scored(config)
         ids = most_written(learnt, config.vocab_size, count, eos_ids)
         if KINDS[self.request.kind].scores_all:
@@ -182,7 +252,6 @@ class _Work:
         return filled_up(ids, config.vocab_size, count)
 
     def token_s(self, target: Target) -> Callable[[Path], float]:
-        """Returns what times a draft token of the drafter in a directory."""
         if KINDS[self.request.kind].scores_all:
             return partial(ordinary_draft_token_s, asked=self.asked, progress=self.progress)
         return partial(draft_token_s, target=target.config, source=target.weights)

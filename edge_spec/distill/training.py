@@ -14,11 +14,18 @@ import numpy as np
 import torch
 
 from edge_spec.core.model import Progress
-from edge_spec.distill.acceptance import Acceptance, Forecast, measured_acceptance
-from edge_spec.distill.arrays import load_arrays, save_arrays
-from edge_spec.distill.features import Example
-from edge_spec.distill.trainee import Teacher, Trainee, as_arrays, drafted, loss_of
-from edge_spec.distill.windows import Window, batch_of, in_batches, shuffled, windows_of
+from edge_spec.distill.features import (
+    Example,
+    Window,
+    batch_of,
+    in_batches,
+    load_arrays,
+    save_arrays,
+    shuffled,
+    windows_of,
+)
+from edge_spec.distill.forecast import Acceptance, Forecast, measured_acceptance
+from edge_spec.distill.trainees import Teacher, Trainee, as_arrays, loss_of
 from edge_spec.fitting.devices import return_freed
 
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
@@ -56,7 +63,6 @@ class TrainingState:
         return max(self.history, key=lambda each: each.speedup, default=None)
 
     def group(self, name: str) -> dict[str, np.ndarray]:
-        """Returns the arrays "name/...", without that."""
         prefix = name + "/"
         return {
             key.removeprefix(prefix): each
@@ -180,15 +186,7 @@ class Training:
         best = state.best
         if best is None or forecast.speedup > best.speedup:
             state.set_group("best", as_arrays(self._trainee.parameters))
-        state.history.append(
-            Evaluation(
-                state.step,
-                loss,
-                acceptance.of_position,
-                forecast.num_draft_tokens,
-                forecast.speedup,
-            )
-        )
+        state.history.append(Evaluation(state.step, loss, acceptance.of_position, *forecast))
         state.losses.clear()
 
     def _has_converged(self) -> bool:
@@ -240,14 +238,12 @@ def rate_at(step: int, total: int) -> float:
 
 
 def held_out_acceptance(trainee: Trainee, windows: Sequence[Window], rows: int) -> Acceptance:
-    """Returns the acceptance of drafts from every place of the windows."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for each in in_batches(windows, rows):
         batch = batch_of(each, trainee.num_positions)
+        with torch.no_grad():
+            drafts = trainee.drafts(batch)
         ends = np.cumsum(batch.anchors.sum(axis=1))[:-1]  # of the windows
-        of_windows = (
-            np.split(values, ends)
-            for values in (drafted(trainee, batch), batch.written[batch.anchors])
-        )
+        of_windows = (np.split(values, ends) for values in (drafts, batch.written[batch.anchors]))
         found += zip(*of_windows, strict=True)
     return measured_acceptance(found)

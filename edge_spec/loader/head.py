@@ -49,7 +49,7 @@ from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import available_cores
 from edge_spec.storage.atomic import atomic_directory, cache_directory, single_flight
-from edge_spec.text.frequent_tokens import frequent_tokens
+from edge_spec.text.vocabulary import frequent_tokens
 
 _REPORT, _LARGEST_REPORT = "report.json", 1_000_000  # bytes
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -1,8 +1,8 @@
 """The one declaration of each option that a model is opened with.
 
 From it are made the arguments of `edge_spec.load`, the options of the command line and the table in
-docs/cli.md; the stages of the loader read its fields. An option is a field of a dataclass that is
-annotated with an `Option`; values of another type than it takes are refused, and the one that a
+docs/cli.md; the stages of the loader read its fields. An option is a field of a dataclass;
+values of another type than it takes are refused, and the one that a
 wrong name means is found. Nothing heavy is imported here: every `--help` passes through.
 """
 
@@ -12,13 +12,13 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from enum import EnumType, StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from edge_spec.core.sampling_params import is_number, is_whole
 from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
@@ -47,6 +47,7 @@ MODEL_HELP = (
 )
 # Other libraries call the model so.
 MODEL_ALSO = ("model_path", "model_id", "model_name", "pretrained_model_name_or_path", "path")
+_OPTION = "option"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class Option:
     """Describes an option to its user, and says who understands it."""
 
     help: str  # one line of `--help`, of `load`'s docstring and of docs/cli.md
-    panel: str | None = "Model and drafting"  # of `--help`; None: that of no name
+    panel: str | None = None  # of `--help`; None: that of no name
     flag: str | None = None  # where it is not the field's name with dashes, without "_s"
     metavar: str | None = None  # what stands for its value, where the type does not say it
     envvar: str | None = None  # of the environment, which sets it where the command line does not
     least: float | None = None  # that a number may be
+    most: float | None = None
     read_as: Any = None  # the type that the command line reads, where it is not the field's
     more: str = ""  # what docs/cli.md says beside the help: Markdown
     runtimes: tuple[str, ...] = ()  # the only ones that understand it
@@ -70,6 +72,16 @@ class Option:
     is_place: bool = False  # whether it says where a model runs, which a plan does, too
 
 
+def option(
+    default: Any, help: str, panel: str | None = None, *, repr: bool = True, **more: Any
+) -> Any:
+    """Declares a field with its default; more: of `Option`."""
+    return field(default=default, repr=repr, metadata={_OPTION: Option(help, panel, **more)})
+
+
+model_option = partial(option, panel="Model and drafting")
+
+
 @dataclass(frozen=True)
 class DeclaredOption:
     """A field with its option, and what follows from both."""
@@ -78,6 +90,11 @@ class DeclaredOption:
     type: Any
     default: Any
     option: Option
+
+    @property
+    def is_in_seconds(self) -> bool:
+        """Says whether the field's name ends in that unit, which the help of its flag tells."""
+        return self.name.endswith("_s")
 
     @property
     def flag(self) -> str:
@@ -111,15 +128,11 @@ class DeclaredOption:
 def declared_options(group: type) -> Mapping[str, DeclaredOption]:
     """Returns the options by name, in the order of their fields; fields without an `Option` are
     left out."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group)
     found = {}
-    for field in fields(group):
-        if get_origin(hints[field.name]) is not Annotated:
-            continue
-        type_, *rest = get_args(hints[field.name])
-        for option in rest:
-            if isinstance(option, Option):
-                found[field.name] = DeclaredOption(field.name, type_, field.default, option)
+    for each in fields(group):
+        if (declared := each.metadata.get(_OPTION)) is not None:
+            found[each.name] = DeclaredOption(each.name, hints[each.name], each.default, declared)
     return MappingProxyType(found)  # cached: nobody may change it
 
 
@@ -200,259 +213,200 @@ class DraftOverlap(StrEnum):
 class AskedOptions:
     """Holds what a user asked for, as it was said."""
 
-    # Where models run, and how their runtimes open them.
-    runtime: Annotated[
-        str,
-        Option(
-            "auto, or an installed runtime: ort, llamacpp, openvino, coreml, reference.",
-            more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
-            "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
-            "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
-            "slow, exact.",
-            is_place=True,
-            also=("backend", "engine"),
-        ),
-    ] = "auto"
-    device: Annotated[
-        str | None,
-        Option(
-            "Where the model runs: names from edge-spec devices, joined by commas.",
-            more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
-            is_place=True,
-            also=("device_map", "main_gpu"),
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        Option("CPU threads of the model.", is_place=True, also=("n_threads", "num_threads")),
-    ] = None
-    context_length: Annotated[
-        int | None,
-        Option(
-            "Tokens of context, if not the model's own.",
-            flag="--context",
-            also=("n_ctx", "num_ctx", "ctx_size", "context_size", "max_seq_len", "max_model_len"),
-        ),
-    ] = None
-    plan: Annotated[
-        str | Path | None,
-        Option(
-            "A file of edge-spec plan: where models run, who drafts.",
-            read_as=Path | None,
-            more="Without one, that of the cache decides what is left to `auto`: "
-            "[plan.md](plan.md#pinning-a-plan).",
-        ),
-    ] = None
-    draft_runtime: Annotated[str, Option("The draft's runtime.", is_place=True)] = "auto"
-    draft_device: Annotated[str | None, Option("Where the draft runs.", is_place=True)] = None
-    draft_threads: Annotated[
-        int | None, Option("CPU threads of the draft, if not the model's.", is_place=True)
-    ] = None
-    gpu_layers: Annotated[
-        int | str | None,
-        Option(
-            "Layers that leave the CPU: a number, or auto, as many as fit.",
-            LLAMACPP,
-            metavar="N",
-            read_as=str | None,
-            more="[gguf.md](gguf.md).",
-            runtimes=_LLAMACPP,
-            also=("n_gpu_layers", "num_gpu_layers", "num_gpu", "ngl"),
-        ),
-    ] = None
-    kv_type: Annotated[
-        str | None,
-        Option(
-            "How the cache is stored: f16, f32, q8_0, q4_0.",
-            LLAMACPP,
-            runtimes=_LLAMACPP,
-            also=("type_k", "type_v", "cache_type_k", "cache_type_v", "kv_cache_type"),
-        ),
-    ] = None
-    mmap: Annotated[
-        bool | None,
-        Option(
-            "Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP, also=("use_mmap",)
-        ),
-    ] = None
-    flash_attention: Annotated[
-        bool | None,
-        Option(
-            "Attend in blocks; on unless turned off.",
-            LLAMACPP,
-            runtimes=_LLAMACPP,
-            also=("flash_attn", "attn_implementation"),
-        ),
-    ] = None
-    rpc: Annotated[
-        Sequence[str],
-        Option(
-            RPC_HELP,
-            LLAMACPP,
-            metavar=ENDPOINT,
-            read_as=list[str] | None,
-            more="[devices.md](devices.md).",
-            runtimes=_LLAMACPP,
-            also=("rpc_servers",),
-        ),
-    ] = ()
-    # Who drafts, and from what.
-    drafter: Annotated[
-        str,
-        Option(
-            "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
-            "answers, draft-model, cascade, eagle, medusa, dflash, assistant, early-exit, "
-            "layer-skip.",
-            more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
-            "where there is a draft, `suffix,answers` with `--remember`: "
-            "[drafters.md](drafters.md).",
-        ),
-    ] = "auto"
-    draft: Annotated[
-        str | Sequence[str] | None,
-        Option(
-            "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
-            "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
-            read_as=list[str] | None,
-            more="[models.md](models.md#a-draft-that-is-chosen), "
-            "[drafters.md](drafters.md#trained-heads).",
-            also=("draft_model", "model_draft", "assistant_model", "speculative_model"),
-        ),
-    ] = None
-    draft_overlap: Annotated[
-        str,
-        Option(
-            "Draft while the model verifies: auto where devices differ.",
-            read_as=DraftOverlap,
-            more="[drafters.md](drafters.md#draft-models).",
-        ),
-    ] = "auto"
-    draft_n_max: Annotated[
-        int | None,
-        Option(
-            "Most tokens drafted a round.",
-            more="Without it, 15.",
-            also=("num_speculative_tokens", "num_assistant_tokens", "num_pred_tokens"),
-        ),
-    ] = None
-    exit_layer: Annotated[
-        int | None,
-        Option(
-            "Layers that early exit keeps.",
-            more="Without it, they are searched.",
-            drafters=("early-exit",),
-            noun="the exit layer",
-        ),
-    ] = None
-    corpora: Annotated[
-        Sequence[str | Path],
-        Option(
-            "Texts that answers may quote: a file or directory; may be repeated.",
-            flag="--corpus",
-            read_as=list[Path] | None,
-            more="Read and sorted at each start.",
-            drafters=("corpus",),
-            noun="the corpus",
-            in_auto=True,
-        ),
-    ] = ()
-    remember: Annotated[
-        bool,
-        Option(
-            "Draft from what earlier requests wrote, which is kept on this machine.",
-            flag="--remember",
-            more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
-            "[drafters.md](drafters.md#what-is-kept-and-where).",
-            drafters=("answers",),
-            noun="what earlier requests wrote",
-            in_auto=True,
-        ),
-    ] = False
-    lookahead: Annotated[
-        str | None,
-        Option(
-            "Columns, n-gram length and draft tokens of the lookahead window.",
-            metavar="W,N,G",
-            more="Without it, 2,3,2.",
-            drafters=("lookahead",),
-            noun="the lookahead window",
-        ),
-    ] = None
-    jacobi: Annotated[
-        str | None,
-        Option(
-            "How Jacobi's initial tokens are made.",
-            read_as=JacobiInit | None,
-            more="Without it, `ngram`.",
-            drafters=("jacobi",),
-            noun="the initial tokens of Jacobi",
-        ),
-    ] = None
-    # How rounds run.
-    lossless: Annotated[
-        str,
-        Option(
-            "auto: bit-identical to plain decoding wherever that is cheap; always; ties: never "
-            "slowed down for near ties.",
-            read_as=LosslessMode,
-            more="[lossless.md](lossless.md).",
-        ),
-    ] = "auto"
-    exact: Annotated[
-        bool,
-        Option("The same as --lossless always.", flag="--exact"),
-    ] = False
-    parallel_rows: Annotated[
-        int | None,
-        Option(
-            "Most rows that all conversations together score, a pass.",
-            more="Without it, as many as pay.",
-        ),
-    ] = None
-    prompt_cache: Annotated[
-        str | Path | None,
-        Option(
-            "Keep what was read of long prompts on disk: auto, or a directory.",
-            read_as=str | None,
-            metavar="DIRECTORY",
-            more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
-            "[snapshots.md](snapshots.md#long-prompts).",
-        ),
-    ] = None
-    parse_special: Annotated[
-        bool,
-        Option(
-            "Read control tokens in messages, too; else their text stays text.",
-            flag="--parse-special",
-            more="Prompts without a template always have them read: "
-            "[reliability.md](reliability.md#what-is-said-stays-text).",
-        ),
-    ] = False
-    source_language: Annotated[
-        str | None,
-        Option(
-            "The language that a translator of many languages reads, as its vocabulary names it.",
-            metavar="NAME",
-            more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
-        ),
-    ] = None
-    target_language: Annotated[
-        str | None,
-        Option(
-            "The language that it writes, such as fra_Latn.",
-            metavar="NAME",
-            more="Without it, the one that the model's files force.",
-        ),
-    ] = None
-    call_timeout_s: Annotated[
-        float | None,
-        Option(
-            "Seconds that a pass of the model may take before it is given up.",
-            more="[reliability.md](reliability.md#the-target). Not with `early-exit` and "
-            "`layer-skip`.",
-            also=("timeout",),
-        ),
-    ] = None
+    runtime: str = model_option(
+        "auto",
+        "auto, or an installed runtime: ort, llamacpp, openvino, coreml, reference.",
+        more="[models.md](models.md#what-runs-it) says what `auto` takes. `llamacpp` "
+        "reads GGUF files ([gguf.md](gguf.md)), `openvino` is Intel's "
+        "([devices.md](devices.md#openvino)), `coreml` needs macOS 15, `reference` is numpy: "
+        "slow, exact.",
+        is_place=True,
+        also=("backend", "engine"),
+    )
+    device: str | None = model_option(
+        None,
+        "Where the model runs: names from edge-spec devices, joined by commas.",
+        more="Such as `cpu` or `cuda0`: [devices.md](devices.md).",
+        is_place=True,
+        also=("device_map", "main_gpu"),
+    )
+    threads: int | None = model_option(
+        None, "CPU threads of the model.", is_place=True, also=("n_threads", "num_threads")
+    )
+    context_length: int | None = model_option(
+        None,
+        "Tokens of context, if not the model's own.",
+        flag="--context",
+        also=("n_ctx", "num_ctx", "ctx_size", "context_size", "max_seq_len", "max_model_len"),
+    )
+    plan: str | Path | None = model_option(  # noqa: RUF009
+        None,
+        "A file of edge-spec plan: where models run, who drafts.",
+        read_as=Path | None,
+        more="Without one, that of the cache decides what is left to `auto`: "
+        "[plan.md](plan.md#pinning-a-plan).",
+    )
+    draft_runtime: str = model_option("auto", "The draft's runtime.", is_place=True)
+    draft_device: str | None = model_option(None, "Where the draft runs.", is_place=True)
+    draft_threads: int | None = model_option(
+        None, "CPU threads of the draft, if not the model's.", is_place=True
+    )
+    gpu_layers: int | str | None = option(
+        None,
+        "Layers that leave the CPU: a number, or auto, as many as fit.",
+        LLAMACPP,
+        metavar="N",
+        read_as=str | None,
+        more="[gguf.md](gguf.md).",
+        runtimes=_LLAMACPP,
+        also=("n_gpu_layers", "num_gpu_layers", "num_gpu", "ngl"),
+    )
+    kv_type: str | None = option(
+        None,
+        "How the cache is stored: f16, f32, q8_0, q4_0.",
+        LLAMACPP,
+        runtimes=_LLAMACPP,
+        also=("type_k", "type_v", "cache_type_k", "cache_type_v", "kv_cache_type"),
+    )
+    mmap: bool | None = option(
+        None, "Leave the weights in their file.", LLAMACPP, runtimes=_LLAMACPP, also=("use_mmap",)
+    )
+    flash_attention: bool | None = option(
+        None,
+        "Attend in blocks; on unless turned off.",
+        LLAMACPP,
+        runtimes=_LLAMACPP,
+        also=("flash_attn", "attn_implementation"),
+    )
+    rpc: Sequence[str] = option(
+        (),
+        RPC_HELP,
+        LLAMACPP,
+        metavar=ENDPOINT,
+        read_as=list[str] | None,
+        more="[devices.md](devices.md).",
+        runtimes=_LLAMACPP,
+        also=("rpc_servers",),
+    )
+    drafter: str = model_option(
+        "auto",
+        "auto, none, or names joined by commas: suffix, recycling, lookahead, jacobi, corpus, "
+        "answers, draft-model, cascade, eagle, medusa, dflash, assistant, early-exit, "
+        "layer-skip.",
+        more="`auto` is `suffix`, `suffix,corpus` where there is a corpus, `suffix,cascade` "
+        "where there is a draft, `suffix,answers` with `--remember`: "
+        "[drafters.md](drafters.md).",
+    )
+    draft: str | Sequence[str] | None = model_option(
+        None,
+        "A smaller model or a trained head, none, or auto: a model that fits and is here; may "
+        "be repeated: each one more drafts for the one before.  [default: a pair bundle's own]",
+        read_as=list[str] | None,
+        more="[models.md](models.md#a-draft-that-is-chosen), "
+        "[drafters.md](drafters.md#trained-heads).",
+        also=("draft_model", "model_draft", "assistant_model", "speculative_model"),
+    )
+    draft_overlap: str = model_option(
+        "auto",
+        "Draft while the model verifies: auto where devices differ.",
+        read_as=DraftOverlap,
+        more="[drafters.md](drafters.md#draft-models).",
+    )
+    draft_n_max: int | None = model_option(
+        None,
+        "Most tokens drafted a round.",
+        more="Without it, 15.",
+        also=("num_speculative_tokens", "num_assistant_tokens", "num_pred_tokens"),
+    )
+    exit_layer: int | None = model_option(
+        None,
+        "Layers that early exit keeps.",
+        more="Without it, they are searched.",
+        drafters=("early-exit",),
+        noun="the exit layer",
+    )
+    corpora: Sequence[str | Path] = model_option(
+        (),
+        "Texts that answers may quote: a file or directory; may be repeated.",
+        flag="--corpus",
+        read_as=list[Path] | None,
+        more="Read and sorted at each start.",
+        drafters=("corpus",),
+        noun="the corpus",
+        in_auto=True,
+    )
+    remember: bool = model_option(
+        False,
+        "Draft from what earlier requests wrote, which is kept on this machine.",
+        flag="--remember",
+        more="Up to 250,000 tokens a model; `edge-spec learn forget` removes them: "
+        "[drafters.md](drafters.md#what-is-kept-and-where).",
+        drafters=("answers",),
+        noun="what earlier requests wrote",
+        in_auto=True,
+    )
+    lookahead: str | None = model_option(
+        None,
+        "Columns, n-gram length and draft tokens of the lookahead window.",
+        metavar="W,N,G",
+        more="Without it, 2,3,2.",
+        drafters=("lookahead",),
+        noun="the lookahead window",
+    )
+    jacobi: str | None = model_option(
+        None,
+        "How Jacobi's initial tokens are made.",
+        read_as=JacobiInit | None,
+        more="Without it, `ngram`.",
+        drafters=("jacobi",),
+        noun="the initial tokens of Jacobi",
+    )
+    lossless: str = model_option(
+        "auto",
+        "auto: bit-identical to plain decoding wherever that is cheap; always; ties: never "
+        "slowed down for near ties.",
+        read_as=LosslessMode,
+        more="[lossless.md](lossless.md).",
+    )
+    exact: bool = model_option(False, "The same as --lossless always.", flag="--exact")
+    parallel_rows: int | None = model_option(
+        None,
+        "Most rows that all conversations together score, a pass.",
+        more="Without it, as many as pay.",
+    )
+    prompt_cache: str | Path | None = model_option(  # noqa: RUF009
+        None,
+        "Keep what was read of long prompts on disk: auto, or a directory.",
+        read_as=str | None,
+        metavar="DIRECTORY",
+        more="Up to 4 GB; `auto` is `prompts/` in the cache directory: "
+        "[snapshots.md](snapshots.md#long-prompts).",
+    )
+    parse_special: bool = model_option(
+        False,
+        "Read control tokens in messages, too; else their text stays text.",
+        flag="--parse-special",
+        more="Prompts without a template always have them read: "
+        "[reliability.md](reliability.md#what-is-said-stays-text).",
+    )
+    source_language: str | None = model_option(
+        None,
+        "The language that a translator of many languages reads, as its vocabulary names it.",
+        metavar="NAME",
+        more="Such as `eng_Latn`: [models.md](models.md#translators-of-many-languages).",
+    )
+    target_language: str | None = model_option(
+        None,
+        "The language that it writes, such as fra_Latn.",
+        metavar="NAME",
+        more="Without it, the one that the model's files force.",
+    )
+    call_timeout_s: float | None = model_option(
+        None,
+        "Seconds that a pass of the model may take before it is given up.",
+        more="[reliability.md](reliability.md#the-target). Not with `early-exit` and `layer-skip`.",
+        also=("timeout",),
+    )
 
 
 @dataclass(frozen=True)

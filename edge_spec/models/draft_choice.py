@@ -30,9 +30,8 @@ from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_file, cache_directory, single_flight
-from edge_spec.text.frequent_tokens import frequent_tokens
 from edge_spec.text.tokenizer import Tokenizer
-from edge_spec.text.vocabulary import same_vocabulary
+from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
 AUTO = "auto"
 # Of the target's parameters: a draft takes a step for each token that it drafts.

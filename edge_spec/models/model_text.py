@@ -25,10 +25,8 @@ from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.models.bundle import MANIFEST, TOKENIZER, Bundle, Manifest
 from edge_spec.storage.atomic import atomic_file, cache_directory
 from edge_spec.storage.json_store import tell_unkept
-from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.ends import with_every_end
-from edge_spec.text.source_end import SourceEnd
-from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.chat_format import ChatFormat, with_every_end
+from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 
 MAX_TOKENIZER_BYTES = 100_000_000  # several times what any has
 SUFFIX = ".tokenizer"

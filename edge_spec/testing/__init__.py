@@ -5,9 +5,15 @@ runtime has to pass, `check_sharing` that of runtimes whose sessions share passe
 that of sessions which give features.
 """
 
-from edge_spec.testing.features import check_features, check_sharing, feature_prompt
 from edge_spec.testing.scripted import NextLogits, ScriptedModel, ScriptedSession, random_logits
-from edge_spec.testing.session import SessionReport, check_session, check_trees
+from edge_spec.testing.session import (
+    SessionReport,
+    check_features,
+    check_session,
+    check_sharing,
+    check_trees,
+    feature_prompt,
+)
 
 __all__ = [
     "NextLogits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -13,12 +14,17 @@ from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampl
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.text.chat_template import ChatTemplate, PromptOptions
-from edge_spec.text.control_tokens import ControlTokens
-from edge_spec.text.fitting import fitted, with_arguments
+from edge_spec.text.control_tokens import (
+    ANSWER,
+    CONTROL_TEXT,
+    CONVERSATION,
+    FOLLOW_UP,
+    ControlTokens,
+)
 from edge_spec.text.infill import Infill
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
-from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
 from edge_spec.text.thoughts import prompt_for, thought_budget, thought_form
 from edge_spec.text.token_pieces import TokenPieces
 from edge_spec.text.tool_results import with_ordered_results
@@ -27,15 +33,31 @@ if TYPE_CHECKING:
     from edge_spec.text.tools.detection import ToolForm
 
 _TAIL_TOKENS = 32  # of a prompt, in which a thought is opened
-_LAST = "probe-last"
-_PROBE: Sequence[Message] = (
-    {"role": "user", "content": "probe-user"},
-    {"role": "assistant", "content": "probe-assistant"},
-    {"role": "user", "content": _LAST},
-)
 _NAME = "chat_template"  # the value of a request that names a template
-# Sources of ends that no file states: see `edge_spec.text.ends`.
+# Sources of ends that no file states.
 BY_NAME, BY_TEMPLATE = "its name", "the chat template"
+# Of an answer, a turn or a message; then what ends a completion between a prefix and a suffix: its
+# padding, and the beginnings of another file or repository.
+END_NAMES = frozenset(
+    (
+        *("<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"),
+        *("<eos>", "[EOS]", "[e~[", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<turn|>"),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<end_of_turn>"),
+        *("<end_of_utterance>", "<EOT>", "_<EOT>", "\u2581<EOT>", "[EOT]"),
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>"),
+        *("<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+    )
+)
+_END, _TAG, _BEGIN = "<|end|>", "</s>", "<s>"
+_EOS_OF_PLAMO = "<|plamo:eos|>"
+# Vocabularies with these tokens have the other one within answers: as the end of a part of them
+# (of a thought, say), or as a tag of HTML.
+_WITHIN = (
+    ({"<|return|>", "<|call|>"}, _END),
+    ({"<|calls|>", "<|flush|>"}, _END),
+    ({"<|tool_response>"}, _TAG),
+    ({_EOS_OF_PLAMO}, _TAG),
+)
 
 
 class OpenedTemplate:
@@ -54,9 +76,8 @@ class OpenedTemplate:
         """ends: tokens that end or begin a text."""
         self.template = ChatTemplate(source, special_tokens=special_tokens)
         self.traits = TemplateTraits(self.template.render, codec.added_tokens)
-        self._source = source or ""
+        self.control_tokens = ControlTokens(codec, self.template, ends)
         self._codec = codec
-        self._ends = ends
 
     @cached_property
     def thought(self) -> ThoughtForm | None:
@@ -67,17 +88,7 @@ class OpenedTemplate:
                 messages, add_generation_prompt=add_generation_prompt, template_kwargs=own
             )
 
-        return thought_form(self._source, render, self._codec.added_tokens())
-
-    @cached_property
-    def control_tokens(self) -> ControlTokens:
-        def around() -> str:
-            try:
-                return self.template.render(_PROBE).partition(_LAST)[0]
-            except EdgeSpecError:  # it takes other conversations
-                return ""
-
-        return ControlTokens(self._codec, self.template.literals, self._ends, around)
+        return thought_form(self.template.source, render, self._codec.added_tokens())
 
 
 class MessagePrompt(list[int]):
@@ -233,7 +244,7 @@ class ChatFormat:
     def infill(self) -> Infill:
         """Returns what asks for a text between a prefix and a suffix. Raises UnsupportedModelError
         for a model that was not trained for it."""
-        return Infill.of(self.tokenizer, self.special_tokens, self.eos_ids)
+        return Infill(self.tokenizer, self.special_tokens, self.eos_ids)
 
     @property
     def _for_tools(self) -> OpenedTemplate:
@@ -319,3 +330,46 @@ def _too_deep() -> UsageError:
     return UsageError(
         "the messages or tools are nested too deeply", remedy="Give them fewer levels."
     )
+
+
+def with_every_end(text: ChatFormat, vocab_size: int) -> ChatFormat:
+    """Returns the same with the ends that are found added to those that are stated, which stay
+    first: the chat template knows the very first one. Tokens that the model does not score are
+    none.
+    """
+    sources = {id: text.end_sources.get(id, "") for id in text.eos_ids if id < vocab_size}
+    ids = {name: text.tokenizer.token_id(name) for name in (*END_NAMES, _BEGIN, _EOS_OF_PLAMO)}
+    known = {name: id for name, id in ids.items() if id is not None and id < vocab_size}
+    within = {known[name] for needed, name in _WITHIN if needed <= known.keys() and name in known}
+    named = {id for name, id in known.items() if name in END_NAMES} - within
+    if not text.tokenizer.special_text(known.get(_BEGIN, -1)) and (sources or len(named) > 1):
+        named.discard(known.get(_TAG, -1))  # HTML, as in the vocabularies of Gemma and Qwen
+    for id in sorted(named):
+        sources.setdefault(id, BY_NAME)
+    turn_end = _turn_end(text)
+    if turn_end is not None and turn_end not in within and turn_end < vocab_size:
+        sources.setdefault(turn_end, BY_TEMPLATE)
+    return replace(text, eos_ids=tuple(sources), end_sources=sources)
+
+
+def _turn_end(text: ChatFormat) -> int | None:
+    """Returns the first control token that the chat template writes after an answer; None where it
+    writes none, or the one that begins a message, or does not take these messages."""
+    if text.chat_template is None:
+        return None
+    with suppress(EdgeSpecError):
+        before, _, after = text.template().render(CONVERSATION).partition(ANSWER)
+        turn_end = _first_control(text, after.partition(FOLLOW_UP)[0])
+        return None if turn_end == _first_control(text, before) else turn_end
+    return None
+
+
+def _first_control(text: ChatFormat, rendered: str) -> int | None:
+    """Counts tokens that look like one, too: some tokenizers do not call them special."""
+    for token in text.tokenizer.encode(rendered):
+        is_control = text.tokenizer.special_text(token) or CONTROL_TEXT.fullmatch(
+            text.tokenizer.token_text(token)
+        )
+        if is_control and token != text.bos_id:
+            return token
+    return None

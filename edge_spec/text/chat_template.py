@@ -59,7 +59,7 @@ class ChatTemplate:
                 "this model has no chat template",
                 remedy="Use a chat model, or `generate --raw` for plain continuation.",
             )
-        self._source = source
+        self.source = source
         self._environment = environment = TemplateSandbox()
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
@@ -78,14 +78,14 @@ class ChatTemplate:
         """Returns the names that the template reads and does not set."""
         from jinja2.meta import find_undeclared_variables
 
-        return frozenset(find_undeclared_variables(self._environment.parse(self._source)))
+        return frozenset(find_undeclared_variables(self._environment.parse(self.source)))
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
         """Returns the texts in the template, in its expressions and between them."""
         from jinja2 import nodes
 
-        tree = self._environment.parse(self._source)
+        tree = self._environment.parse(self.source)
         constants = [each.value for each in tree.find_all(nodes.Const)]
         data = [each.data for each in tree.find_all(nodes.TemplateData)]
         return tuple(text for text in [*constants, *data] if isinstance(text, str))
@@ -186,7 +186,7 @@ class ChatTemplate:
         return values
 
     def _reads(self, name: str) -> bool:
-        return name in self._source and name in self.variables
+        return name in self.source and name in self.variables
 
     @cached_property
     def reads_parts(self) -> bool:

@@ -15,17 +15,25 @@ from functools import cached_property
 from typing import Any
 
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.errors import EdgeSpecError
+from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.given_encoding import fresh_characters, occurrences, pattern_of, touches
-from edge_spec.text.plain_messages import ROLES
+from edge_spec.text.plain_messages import ROLES, Message
 
 # Whatever a tokenizer calls them.
-_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+CONTROL_TEXT = re.compile(r"<[|\uff5c].*[|\uff5c]>")
 # Tokens such as <think> and <tool_call>, not runs of spaces or "```".
 _TAG = re.compile(r"[<\[{|].*[>\]}|]")
 _STRUCTURE = re.compile(r"think|thought|reason|tool|function")  # in the name of a tag
 _SPEAKERS = ("system", "assistant")  # whose text may have tags
 _SYMBOL = r"[^\w\s\"'\\]"  # quotes stay, since templates escape them
 _LONGEST = 100  # characters of what a template looks for
+ANSWER, FOLLOW_UP = "First answer.", "Second question."
+CONVERSATION: Sequence[Message] = (
+    {"role": "user", "content": "First question."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": FOLLOW_UP},
+)
 _SIGN = "\u263a"  # before a text, so that a tokenizer puts no space before the text itself
 Render = Callable[..., str]  # called with what is given
 
@@ -40,37 +48,36 @@ class ControlTokens:
     added tokens, such as runs of spaces, are text anyway.
     """
 
-    def __init__(
-        self,
-        codec: TextCodec,
-        literals: Sequence[str],
-        ends: Collection[int],
-        around: Callable[[], str],
-    ) -> None:
-        """literals: texts in the template. ends: tokens that end or begin a text. around: renders a
-        conversation of short messages, "" where that cannot be."""
+    def __init__(self, codec: TextCodec, template: ChatTemplate, ends: Collection[int]) -> None:
+        """ends: tokens that end or begin a text."""
         self._codec = codec
-        self._literals = literals
+        self._template = template
         self._ends = ends
-        self._around = around
+
+    @cached_property
+    def _around(self) -> str:
+        """What the template writes around short messages; "" where it takes other conversations."""
+        try:
+            return self._template.render(CONVERSATION).partition(FOLLOW_UP)[0]
+        except EdgeSpecError:
+            return ""
 
     @cached_property
     def control(self) -> frozenset[str]:
         """Returns the texts of the control tokens."""
-        around = self._around()
         return frozenset(
             text
             for text, (token, is_special) in self._added.items()
             if is_special
             or token in self._ends
-            or _CONTROL.fullmatch(text)
-            or (_TAG.fullmatch(text) and text in around)
+            or CONTROL_TEXT.fullmatch(text)
+            or (_TAG.fullmatch(text) and text in self._around)
         )
 
     @cached_property
     def tags(self) -> frozenset[str]:
         """Returns the texts of the tags."""
-        written = "\0".join(self._literals)
+        written = "\0".join(self._template.literals)
         others = self._added.keys() - self.control
         return frozenset(
             text
@@ -85,8 +92,7 @@ class ControlTokens:
     @property
     def are_between_messages(self) -> bool:
         """Says whether the template writes any between messages, else one can imitate others."""
-        around = self._around()
-        return not around or any(text in around for text in self.control)
+        return not self._around or any(text in self._around for text in self.control)
 
     def encode(self, render: Render, *given: Any) -> list[int]:
         """Returns the tokens of `render(*given)`, whose first argument is messages."""
@@ -115,7 +121,7 @@ class ControlTokens:
     def _hidden(self, texts: Sequence[str]) -> dict[str, str]:
         """Returns the characters of the texts to replace, each with another one."""
         found = set().union(*texts)
-        fresh = fresh_characters(*texts, *self._literals)
+        fresh = fresh_characters(*texts, *self._template.literals)
         letters = set().union(*self._names)
         return {
             each: next(fresh)
@@ -161,7 +167,7 @@ class ControlTokens:
             ends = {text[-n:] for text in control for n in range(1, len(text))}
             return [
                 text
-                for text in {*self._literals, *tags}
+                for text in {*self._template.literals, *tags}
                 if 1 < len(text) < _LONGEST
                 and self._symbols.search(text)
                 and not pattern.search(text)
@@ -198,15 +204,15 @@ class ControlTokens:
     def _names(self) -> frozenset[str]:
         """Returns words that the template may make a control token of, such as the name in
         <|name|>, unless it has them itself."""
-        before = {each[at:] for each in self._literals for at in range(-_LONGEST, 0)}
-        after = {each[:end] for each in self._literals for end in range(1, _LONGEST)}
+        before = {each[at:] for each in self._template.literals for at in range(-_LONGEST, 0)}
+        after = {each[:end] for each in self._template.literals for end in range(1, _LONGEST)}
         found = {
             word.group()
             for text in self.control | self.tags
             for word in re.finditer(r"\w+", text)
             if text[: word.start()] in before and text[word.end() :] in after
         }
-        return frozenset(found.difference(self._literals))
+        return frozenset(found.difference(self._template.literals))
 
 
 def _has_tags(message: Mapping[str, Any], name: str) -> bool:
@@ -246,7 +252,7 @@ class PlainText:
         self._control = frozenset(control).union(
             token
             for text, (token, is_special) in codec.added_tokens().items()
-            if is_special or _CONTROL.fullmatch(text)
+            if is_special or CONTROL_TEXT.fullmatch(text)
         )
 
     def tokens(self, text: str) -> list[int]:

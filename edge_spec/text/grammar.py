@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from edge_spec.core.constraint import Constraint
-from edge_spec.core.text_codec import TextCodec
+from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.errors import UsageError
-from edge_spec.text.grammar_tokenizer import open_grammar_tokenizer, open_llguidance
-from edge_spec.text.markup_grammar import with_tokens
+from edge_spec.text.given_encoding import pattern_of
 from edge_spec.text.thoughts import speaks_of_thoughts
+from edge_spec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edge_spec.text.json_schema import HeldSchema
@@ -142,12 +142,12 @@ class GrammarCompiler:
                 "the model has no end of text, which an answer of a given form ends in",
                 remedy="Use a model whose files state an eos_token_id, or ask without a form.",
             )
+        from edge_spec.text.json_schema import open_llguidance
+
         LLMatcher = open_llguidance().LLMatcher  # noqa: N806
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = open_grammar_tokenizer(
-                    self._codec, self._vocab_size, self._stop_ids
-                )
+                self._tokenizer = _open_tokenizer(self._codec, self._vocab_size, self._stop_ids)
         try:
             if grammar.kind == "json-schema":
                 schema = json.dumps(grammar.held().schema)
@@ -156,7 +156,7 @@ class GrammarCompiler:
                 source = LLMatcher.grammar_from_regex(grammar.source)
             else:
                 text = _as_lark(grammar.source) if grammar.kind == "gbnf" else grammar.source
-                text = with_tokens(text, self._codec, self._stop_ids)
+                text = _with_tokens(text, self._codec, self._stop_ids)
                 source = LLMatcher.grammar_from_lark(text)
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
             fault = matcher.get_error()
@@ -246,6 +246,120 @@ class MatcherConstraint:
                 f"the answer's form cannot be followed any further: {self._matcher.get_error()}",
                 remedy="Simplify the schema, pattern or grammar.",
             )
+
+
+def _open_tokenizer(codec: TextCodec, vocab_size: int, stop_ids: Sequence[int]) -> Any:
+    """Returns an LLTokenizer. Raises UsageError for a tokenizer that does not tell what its tokens
+    spell.
+
+    A form may have the text of a special token, such as a word to choose from: the answer spells
+    it in other tokens, as messages do.
+    """
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    ends = list(stop_ids)
+    encode: Callable[[str], list[int]]
+    if isinstance(codec, Tokenizer):
+        try:
+            library = LLTokenizer(codec.json_of_text(), n_vocab=vocab_size, eos_token=ends)
+        except ValueError:
+            library = LLTokenizer(codec.to_json(), n_vocab=vocab_size, eos_token=ends)
+        added = {token: text.encode() for token, text in codec.added_text().items()}
+        if not added:
+            return library
+
+        # llguidance takes all added tokens for special ones, and then refuses the tag of a call
+        # that it demands of the model.
+        def piece(token: int) -> bytes:
+            if token in added or library.is_special_token(token):
+                return added.get(token, b"")
+            return bytes(library.decode_bytes([token]))
+
+        encode = library.tokenize_str
+    elif isinstance(codec, PiecewiseCodec):
+        special = {token for token, is_special in codec.added_tokens().values() if is_special}
+        begin, piece = codec.encode(""), codec.piece
+
+        def encode(text: str) -> list[int]:
+            return codec.encode_given(text, range(len(text)), special)[len(begin) :]
+
+    else:
+        raise UsageError(
+            "this model's tokenizer does not tell what its tokens spell, which answers of a "
+            "given form need",
+            remedy="Ask without a schema or grammar, or use another runtime.",
+        )
+    source = _Pieces([piece(token) for token in range(vocab_size)], encode, stop_ids)
+    return LLTokenizer(TokenizerWrapper(source), n_vocab=vocab_size, eos_token=ends)
+
+
+class _Pieces:
+    """A tokenizer as llguidance's TokenizerWrapper reads it."""
+
+    def __init__(
+        self, pieces: Sequence[bytes], encode: Callable[[str], list[int]], stop_ids: Sequence[int]
+    ) -> None:
+        self._encode = encode
+        self.special_token_ids = [token for token, piece in enumerate(pieces) if not piece]
+        # Without a text of its own, each of them would be taken for any other one.
+        self.tokens = [piece or f"<|{token}|>".encode() for token, piece in enumerate(pieces)]
+        self.eos_token_id = stop_ids[0]
+        self.bos_token_id: int | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(self._encode(text if isinstance(text, str) else text.decode()))
+
+
+_MARKUP = re.compile(r'@("(?:[^"\\]|\\.)*")')
+# A rule that ends at the first occurrence of a text. Where that is a token, no other text spells
+# it, and the rule cannot be one of text alone.
+_LAZY = re.compile(r'(\w+)\[lazy\](:.*@".*)')
+
+
+def _with_tokens(source: str, codec: TextCodec, stop_ids: Sequence[int]) -> str:
+    """Returns the grammar in llguidance's variant of Lark's syntax. In ours, `@"..."` is a text as
+    a chat template writes it: a special token of the model in it is that token, which no other text
+    of a grammar spells. A stop token ends the answer, so that it and what follows it in a text are
+    left out."""
+    if '@"' not in source:
+        return source
+    added = codec.added_tokens().items()
+    special = {text: token for text, (token, is_special) in added if is_special}
+    pattern = pattern_of(special)
+
+    def parts(text: str) -> Iterator[str]:
+        place = 0
+        for found in pattern.finditer(text):
+            if found.start() > place:
+                yield json.dumps(text[place : found.start()], ensure_ascii=False)
+            place = found.end()
+            token = special[found.group()]
+            if token in stop_ids:
+                return
+            yield f"<[{token}]>"
+        if place < len(text):
+            yield json.dumps(text[place:], ensure_ascii=False)
+
+    def spelled(literal: re.Match[str]) -> str:
+        return " ".join(parts(json.loads(literal[1]))) or '""'
+
+    def line(written: str) -> str:
+        if "%json" in written:  # a schema may have any text
+            return written
+        lazy = _LAZY.fullmatch(written)
+        if lazy is None:
+            return _MARKUP.sub(spelled, written)
+        name, body = lazy[1], _MARKUP.sub(spelled, lazy[2])
+        text, is_token, rest = body.partition("<[")
+        if not is_token:
+            return f"{name}[lazy]{body}"
+        if '"' not in text:
+            return f"{name}{body}"
+        # What stands before the token would be taken for a part of the text before it.
+        whole = f"{name.upper()}_WHOLE"
+        return f"{whole}{text}\n{name}: {whole} {is_token}{rest}"
+
+    return "\n".join(map(line, source.split("\n")))
 
 
 _LARK = re.compile(r"^\s*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)

@@ -124,15 +124,8 @@ def infill_tokens(codec: TextCodec, stated: SpecialTokens) -> InfillTokens | Non
 class Infill:
     """Makes the prompts of one model. Any thread may call."""
 
-    def __init__(self, codec: TextCodec, tokens: InfillTokens, ends: Collection[int]) -> None:
-        """ends: of every answer."""
-        self.tokens = tokens
-        self._codec = codec
-        self._plain = PlainText(codec, tokens.all.union(ends))
-
-    @classmethod
-    def of(cls, codec: TextCodec, stated: SpecialTokens, ends: Collection[int]) -> Infill:
-        """stated: as `infill_tokens` has it. Raises UnsupportedModelError for a model without."""
+    def __init__(self, codec: TextCodec, stated: SpecialTokens, ends: Collection[int]) -> None:
+        """stated: as `infill_tokens` has it. ends: of every answer. UnsupportedModelError: none."""
         tokens = infill_tokens(codec, stated)
         if tokens is None:
             raise UnsupportedModelError(
@@ -140,7 +133,9 @@ class Infill:
                 remedy="Ask a model that was trained to fill in, such as Qwen2.5-Coder or "
                 "StarCoder2, or give the prefix alone as a prompt.",
             )
-        return cls(codec, tokens, ends)
+        self.tokens = tokens
+        self._codec = codec
+        self._plain = PlainText(codec, tokens.all.union(ends))
 
     def prompt(
         self,

@@ -12,15 +12,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
-from itertools import zip_longest
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Annotated, Any, Literal, NoReturn, get_args
 from urllib.parse import unquote
 
-from edge_spec.errors import UsageError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from edge_spec.errors import MissingDependencyError, UsageError
 from edge_spec.text import json_formats as formats
-from edge_spec.text.grammar_tokenizer import open_llguidance
 
 MAX_LEVELS = 600  # of text, with that of references: llguidance runs out of stack at some thousands
 MAX_DEPTH = 60  # of parts within each other
@@ -37,16 +37,9 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
-_OF_TYPE = {
-    "number": _words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf format"),
-    "string": _words("minLength maxLength pattern format"),
-    "array": _words("items prefixItems additionalItems minItems maxItems"),
-    "object": _words(
-        "properties patternProperties additionalProperties propertyNames required minProperties "
-        "maxProperties"
-    ),
-}
+_Type = Literal["null", "boolean", "number", "integer", "string", "array", "object"]
+# They say something about values of all types.
+_GENERAL = _words("$ref allOf anyOf const enum not nullable oneOf uniqueItems")
 # They say nothing about a value, or belong to another keyword.
 _ANNOTATIONS = _words(
     "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary components "
@@ -57,9 +50,10 @@ _ANNOTATIONS = _words(
 _UNHELD = {
     **dict.fromkeys(("if", "not"), "what does not fit a schema is not known"),
     "contains": "items are not told apart",
-    "dependencies": "members do not depend on each other",
-    "dependentRequired": "members do not depend on each other",
-    "dependentSchemas": "members do not depend on each other",
+    **dict.fromkeys(
+        ("dependencies", "dependentRequired", "dependentSchemas"),
+        "members do not depend on each other",
+    ),
     "unevaluatedItems": "say items",
     "unevaluatedProperties": "say additionalProperties",
     **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "only $ref is followed"),
@@ -71,53 +65,32 @@ def _is_number(value: Any) -> bool:
     return is_whole or (isinstance(value, float) and math.isfinite(value))
 
 
-def _is_types(value: Any) -> bool:
-    types = value if isinstance(value, list) else [value]
-    return bool(types) and all(each in TYPES for each in types)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _counts(most: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: _is_number(value) and 0 <= value <= most and value == int(value)
-
-
-def _is_a(*kinds: type, most: int = MAX_PARTS) -> Callable[[Any], bool]:
-    def is_one(value: Any) -> bool:
-        return isinstance(value, kinds) and (value in (True, False) or len(value) <= most)  # type: ignore[arg-type]
-
-    return is_one
-
-
-_COUNT = _counts(), "is a whole number of 0 or more"
-_NUMBER = _is_number, "is a number"
-_BOUND = (lambda value: isinstance(value, bool) or _is_number(value)), "is a number"
-_FLAG = _is_a(bool), "is true or false"
-_TEXT = _is_a(str), f"is a string of at most {MAX_PARTS} characters"
-_SCHEMA = _is_a(Mapping, bool), "is a schema, an object or a truth value,"
-_SCHEMAS = _is_a(list), "is a list of schemas"
+_Number = Annotated[float, Field(allow_inf_nan=False)] | int
+_Schema = dict[Any, Any] | bool
+_MANY = Field(max_length=MAX_PARTS)
 # What values keywords have.
-_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "type": (_is_types, f"is one of {', '.join(TYPES)}, or a list of these,"),
-    "enum": (_is_a(list), f"is a list of values, at most {MAX_PARTS},"),
-    "const": (lambda value: True, ""),
-    "required": (_is_names, "is a list of names"),
-    "multipleOf": (lambda value: _is_number(value) and value != 0, "is a number, not 0"),
-    "minLength": (_counts(MAX_LENGTH), f"is a whole number of 0 to {MAX_LENGTH}"),
-    "minItems": (_counts(MAX_ITEMS), f"is a whole number of 0 to {MAX_ITEMS}"),
-    "properties": (_is_a(Mapping), "has schemas by names"),
-    "patternProperties": (_is_a(Mapping, most=100), "has schemas by patterns, at most 100,"),
-    "items": (_is_a(Mapping, bool, list), "is a schema"),
-    **dict.fromkeys(("maxItems", "maxLength", "minProperties", "maxProperties"), _COUNT),
-    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
-    **dict.fromkeys(("nullable", "uniqueItems"), _FLAG),
-    **dict.fromkeys(("$ref", "format", "pattern"), _TEXT),
-    **dict.fromkeys(("additionalItems", "additionalProperties", "propertyNames"), _SCHEMA),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
-}
+_KINDS: tuple[tuple[str, Any], ...] = (
+    ("type", _Type | Annotated[list[_Type], Field(min_length=1)]),
+    ("enum allOf anyOf oneOf prefixItems", Annotated[list[Any], _MANY]),
+    ("const", Any),
+    ("required", list[str]),
+    ("minimum maximum", _Number),
+    ("exclusiveMinimum exclusiveMaximum", _Number | bool),
+    ("multipleOf", Annotated[_Number, Field(gt=0)]),
+    ("minLength", Annotated[_Number, Field(ge=0, le=MAX_LENGTH, multiple_of=1)]),
+    ("minItems", Annotated[_Number, Field(ge=0, le=MAX_ITEMS, multiple_of=1)]),
+    (
+        "maxItems maxLength minProperties maxProperties",
+        Annotated[_Number, Field(ge=0, multiple_of=1)],
+    ),
+    ("properties", Annotated[dict[Any, Any], _MANY]),
+    ("patternProperties", Annotated[dict[Any, Any], Field(max_length=100)]),
+    ("items", _Schema | Annotated[list[Any], _MANY]),
+    ("additionalItems additionalProperties propertyNames", _Schema),
+    ("$ref format pattern", Annotated[str, _MANY]),
+    ("nullable uniqueItems", bool),
+)
+_SHAPES = {each: TypeAdapter(kind) for keywords, kind in _KINDS for each in keywords.split()}
 
 
 @dataclass(frozen=True)
@@ -288,11 +261,11 @@ class _Writer:
             elif keyword in _UNHELD:
                 self._cannot_hold(path, keyword, _UNHELD[keyword])
             elif keyword in _SHAPES:
-                is_sound, told = _SHAPES[keyword]
-                if is_sound(value):
+                try:
+                    _SHAPES[keyword].validate_python(value, strict=True)
                     given[keyword] = value
-                else:
-                    self._malformed(path, keyword, told)
+                except ValidationError as error:
+                    self._malformed(path, keyword, f"is malformed: {error.errors()[0]['msg']}")
             elif keyword == "contentSchema":
                 self._pass_over(path, keyword, "the text in the string is free")
             elif not str(keyword).startswith("x-"):
@@ -341,68 +314,60 @@ class _Writer:
     # Keywords of types
 
     def _typed(self, given: dict[str, Any], path: str, child: Callable[..., Any]) -> Any:
-        if "type" not in given and not any(k in given for of in _OF_TYPE.values() for k in of):
+        if given.keys() <= _GENERAL:
             return True
-        asked = given.get("type", TYPES)
+        asked = given.get("type", get_args(_Type))
         types = dict.fromkeys([asked] if isinstance(asked, str) else asked)
         if "number" in types:
             types.pop("integer", None)
-        found: list[Any] = []
-        for each in types:
-            own = {k: v for k, v in given.items() if k in _OF_TYPE.get(_general(each), ())}
-            if _general(each) == "number":
-                found.append(self._number({"type": each, **own}, path))
-            elif each == "string":
-                is_number = "number" in types or "integer" in types
-                found.append(self._string(own, path, is_number=is_number))
-            elif each == "array":
-                found.append(_array(own, child))
-            elif each == "object":
-                found.append(self._object(own, path, child))
-            else:
-                found.append({"const": None} if each == "null" else {"type": each})
-        return _any_of(found)
+        is_number = "number" in types or "integer" in types
+        writers: dict[str, Callable[[], Any]] = {
+            "null": lambda: {"const": None},
+            "boolean": lambda: {"type": "boolean"},
+            "number": lambda: self._number(given, path),
+            "integer": lambda: self._number(given, path, is_whole=True),
+            "string": lambda: self._string(given, path, is_number=is_number),
+            "array": lambda: _array(given, child),
+            "object": lambda: self._object(given, path, child),
+        }
+        return _any_of([writers[each]() for each in types])
 
-    def _number(self, given: dict[str, Any], path: str) -> Any:
+    def _number(self, given: dict[str, Any], path: str, *, is_whole: bool = False) -> Any:
         """With bounds as llguidance holds them exactly."""
-        is_whole = given["type"] == "integer" or given.get("format") in formats.BOUNDS
-        low: float | None
-        high: float | None
-        low, high = formats.BOUNDS.get(given.get("format", ""), (None, None))
         above, within = given.get("exclusiveMinimum"), given.get("exclusiveMaximum")
-        lows = [(low, False), (given.get("minimum"), above is True)]  # true is draft 4's
-        highs = [(high, True), (given.get("maximum"), within is not True)]
-        lows += [] if isinstance(above, bool) else [(above, True)]
-        highs += [] if isinstance(within, bool) else [(within, False)]
-        low, is_above = max((each for each in lows if each[0] is not None), default=(None, False))
-        high, is_within = min((each for each in highs if each[0] is not None), default=(None, True))
-        if (low or 0) > _GREATEST or (high or 0) < -_GREATEST:
-            return False
-        if low is not None and low < -_GREATEST:
-            low, is_above = -_GREATEST, False
-        if high is not None and high > _GREATEST:
-            high, is_within = _GREATEST, True
+        lows: list[tuple[float, bool]] = []
+        highs: list[tuple[float, bool]] = []
+        if given.get("format") in formats.BOUNDS:
+            is_whole, (least, most) = True, formats.BOUNDS[given["format"]]
+            lows, highs = [(least, False)], [(most, True)]
+        if "minimum" in given:
+            lows.append((given["minimum"], above is True))  # true is draft 4's
+        if "maximum" in given:
+            highs.append((given["maximum"], within is not True))
+        lows += [] if above is None or isinstance(above, bool) else [(above, True)]
+        highs += [] if within is None or isinstance(within, bool) else [(within, False)]
+        low, is_above = max([(-_GREATEST, False), *lows])
+        high, is_within = min([(_GREATEST, True), *highs])
         if is_whole:
-            low = None if low is None else math.floor(low) + 1 if is_above else math.ceil(low)
-            high = None if high is None else math.floor(high) if is_within else math.ceil(high) - 1
+            low = math.floor(low) + 1 if is_above else math.ceil(low)
+            high = math.floor(high) if is_within else math.ceil(high) - 1
             is_above, is_within = False, True
-        if low is not None and high is not None:
-            if low > high or (low == high and (is_above or not is_within)):
-                return False
-            if low != high and int(low) == int(high):
-                # A whole number that is left out is taken for a value: by a millionth it is not.
-                margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
-                if is_above and low == int(low):
-                    low, is_above = low + margin, False
-                if not is_within and high == int(high):
-                    high, is_within = high - margin, True
+        if low > high or (low == high and (is_above or not is_within)):
+            return False
+        if low != high and int(low) == int(high):
+            # A whole number that is left out is taken for a value: by a millionth it is not.
+            margin = 10.0 ** (math.floor(math.log10(high - low)) - 6)
+            if is_above and low == int(low):
+                low, is_above = low + margin, False
+            if not is_within and high == int(high):
+                high, is_within = high - margin, True
         schema: dict[str, Any] = {"type": "integer" if is_whole else "number"}
-        if low is not None:
+        if lows:
             schema["exclusiveMinimum" if is_above else "minimum"] = low
-        if high is not None:
+        if highs:
             schema["maximum" if is_within else "exclusiveMaximum"] = high
         if "multipleOf" in given:
-            step = shifted = abs(given["multipleOf"])
+            step = shifted = given["multipleOf"]
             while shifted != int(shifted) and shifted < _MAX_STEP:  # as llguidance reads it
                 shifted *= 10
             if shifted <= _MAX_STEP or str(int(shifted)).strip("0") == "1":
@@ -548,44 +513,31 @@ class _Writer:
             return self._reference(place, self._both(a, before, path), after)
         if _kind(a) != _kind(b):
             return False
-        if _kind(a) == "object":
-            return self._both_objects(a, b, path)
-        if _kind(a) == "array":
-            return self._both_arrays(a, b, path)
-        if _kind(a) == "number":
-            return self._both_numbers(a, b, path)
         values, others = _values(a), _values(b)
-        if values is not None and others is not None:
+        if values is not None and others is not None and "allOf" not in {*a, *b}:
             left = [value for value in values if value in others]
             return False if not left else a if "const" in a else {"enum": left}
         for listed, other in ((a, b), (b, a)):
+            if "enum" in listed and other.get("type") == "integer":
+                listed = {"enum": [value for value in listed["enum"] if value == int(value)]}
+                return _all_of(listed, other) if listed["enum"] else False
             if _values(listed) is not None and other == {"type": _kind(listed)}:
                 return listed
+        if {"enum", "allOf"} & (a.keys() | b.keys()) or _kind(a) == "array":
+            return _all_of(a, b)
+        if _kind(a) == "object":
+            return self._both_objects(a, b, path)
+        if _kind(a) == "number":
+            return self._both_numbers(a, b, path)
         is_said_twice = any(a[k] != b[k] for k in a.keys() & b.keys())
-        is_joined = is_said_twice or {"enum", "allOf"} & (a.keys() | b.keys())
-        return _all_of(a, b) if is_joined else {**a, **b}
+        return _all_of(a, b) if is_said_twice else {**a, **b}
 
     def _both_numbers(self, a: Any, b: Any, path: str) -> Any:
-        if "enum" in a or "enum" in b:
-            listed, other = (a, b) if "enum" in a else (b, a)
-            kept = [value for value in listed["enum"] if _has_number(other, value)]
-            return {"enum": kept} if kept else False
-        merged = {**a, **b, "type": min(a["type"], b["type"])}  # integer goes before number
+        merged = {**a, **b}
         merged |= {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
         if "multipleOf" in a and "multipleOf" in b and a["multipleOf"] != b["multipleOf"]:
             self._cannot_hold(path, "multipleOf", "of two numbers")
-        return self._number(merged, path)
-
-    def _both_arrays(self, a: Any, b: Any, path: str) -> Any:
-        rest, more = a.get("items", True), b.get("items", True)
-        first, others = a.get("prefixItems", []), b.get("prefixItems", [])
-        pairs = zip_longest(first, others)
-        items = [
-            self._both(rest if x is None else x, more if y is None else y, path) for x, y in pairs
-        ]
-        merged = {**a, **b, "items": self._both(rest, more, path)}
-        merged |= {"prefixItems": items} if items else {}
-        return merged | {k: t(a[k], b[k]) for k, t in _TIGHTER.items() if k in a and k in b}
+        return self._number(merged, path, is_whole="integer" in (a["type"], b["type"]))
 
     def _both_objects(self, a: dict[str, Any], b: dict[str, Any], path: str) -> Any:
         for each, other in ((a, b), (b, a)):
@@ -762,37 +714,18 @@ def _pointer(*steps: str | int) -> str:
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
 
 
-def _general(kind: str) -> str:
-    return "number" if kind == "integer" else kind
-
-
 def _values(schema: Mapping[str, Any]) -> Any:
-    return schema.get("enum", [schema["const"]] if "const" in schema else None)
+    parts = schema.get("allOf", [schema])
+    listed = (each.get("enum", [each["const"]] if "const" in each else None) for each in parts)
+    return next((values for values in listed if values is not None), None)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    if "allOf" in schema:
-        return "string"
     if "type" in schema:
-        return _general(schema["type"])
+        return "number" if schema["type"] == "integer" else str(schema["type"])
     value = _values(schema)[0]
     kinds = {str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
-
-
-def _has_number(schema: Mapping[str, Any], value: float) -> bool:
-    if "enum" in schema:
-        return value in schema["enum"]
-    step = Fraction(
-        repr(schema.get("multipleOf", 1 if schema["type"] == "integer" else value or 1))
-    )
-    return (
-        schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
-        and schema.get("exclusiveMinimum", -math.inf) < value
-        and value < schema.get("exclusiveMaximum", math.inf)
-        and (Fraction(repr(value)) / step).denominator == 1
-        and (schema["type"] == "number" or value == int(value))
-    )
 
 
 def _any_of(schemas: Iterable[Any]) -> Any:
@@ -806,7 +739,7 @@ def _any_of(schemas: Iterable[Any]) -> Any:
 
 
 def _all_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    return {"allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
+    return {"type": _kind(a), "allOf": [*a.get("allOf", [a]), *b.get("allOf", [b])]}
 
 
 # Decimal numbers as pydantic writes their pattern, which looks ahead.
@@ -841,3 +774,15 @@ def _fault_of(pattern: str) -> str:
     except ValueError as error:
         fault = str(error)
     return " ".join((fault or "").split()).rpartition("error: ")[2][:200]
+
+
+def open_llguidance() -> ModuleType:
+    """Raises MissingDependencyError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingDependencyError(
+            "answers of a given form need llguidance, which is not installed",
+            remedy='Run: pip install "edge-spec[grammar]".',
+        ) from None
+    return llguidance

@@ -1,19 +1,16 @@
 """Runs a chat template in jinja2's immutable sandbox, for a limited time.
 
 The sandbox keeps a template from what it must not touch, not from running for ever. It is ended
-between two steps of Python. What a single step makes large by a number, such as `'x' * 10**10`, is
-refused; beyond that, a template may use as much memory as it fills in its time.
+between two steps of Python. Products and powers that would make a single step long, such as
+`'x' * 10**10`, are refused; beyond that, a template may use as much memory as it fills in its time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
-from string import Formatter
 from typing import Any, TypeVar
 
 from jinja2 import Template, nodes
@@ -25,10 +22,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _MAX_SOURCE_CHARACTERS = 100_000  # the longest published ones have about 20,000
 _MAX_CHARACTERS = 10_000_000  # of a product or a prompt
 _MAX_BITS = 4096  # of an integer
-_MAX_WIDTH = 10_000  # of padding and indentation
-_WIDE_FORMAT = re.compile(r"\d{5}|%[#0\- +]*\d*\.?\*")
-_WIDE_FIELD = re.compile(r"\d{5}|[{]")
-_WITH_WIDTHS = ("center", "indent", "round", "tojson")  # filters
 _Result = TypeVar("_Result")
 
 
@@ -65,7 +58,7 @@ class UndefinedValue(Undefined):
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles and renders with what transformers gives a template."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,9 +68,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             undefined=UndefinedValue,
         )
         self.filters["tojson"] = _write_json
-        for name in _WITH_WIDTHS:
-            self.filters[name] = partial(_call_narrow, self.filters[name])
-        self.filters["format"] = partial(_call_format, self.filters["format"])
 
     def compile_within(self, seconds: float, source: str) -> Template:
         """Raises LimitError, and whatever jinja2 and Python's compiler raise."""
@@ -104,28 +94,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _run_within(seconds, render)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%":
-            if isinstance(left, str):
-                _check_format(left)
-        elif isinstance(left, int) and isinstance(right, int):
+        if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             if (bits * abs(right) if operator == "**" else bits + right.bit_length()) > _MAX_BITS:
                 raise LimitError(f"computes with numbers of more than {_MAX_BITS:,} bits")
         elif _is_long(left, right) or _is_long(right, left):
             raise LimitError(f"makes a value of more than {_MAX_CHARACTERS:,} characters")
         return super().call_binop(context, operator, left, right)
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if isinstance(getattr(__obj, "__self__", None), str | bytes | int):
-            _check_widths(*args, *kwargs.values())
-        return super().call(__context, __obj, *args, **kwargs)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            for _, _, form, _ in Formatter().parse(value.__self__):
-                _check_format(form or "", _WIDE_FIELD)
-        return wrapped
 
 
 def _write_json(
@@ -145,26 +120,6 @@ def _write_json(
 def _is_long(value: Any, times: Any) -> bool:
     is_repeated = isinstance(value, str | bytes | list | tuple) and isinstance(times, int)
     return is_repeated and len(value) * times > _MAX_CHARACTERS
-
-
-def _call_narrow(function: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_widths(*args, *kwargs.values())
-    return function(value, *args, **kwargs)
-
-
-def _call_format(function: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_format(str(value))
-    return function(value, *args, **kwargs)
-
-
-def _check_widths(*values: Any) -> None:
-    if any(isinstance(value, int) and abs(value) > _MAX_WIDTH for value in values):
-        raise LimitError(f"asks for a width of more than {_MAX_WIDTH:,}")
-
-
-def _check_format(text: str, wide: re.Pattern[str] = _WIDE_FORMAT) -> None:
-    if wide.search(text):
-        raise LimitError("formats with a width of more than 9,999")
 
 
 class _Interruption(BaseException):

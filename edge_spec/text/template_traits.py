@@ -1,14 +1,24 @@
-"""What a chat template makes of messages and tools, found out by rendering small ones."""
+"""Fits messages and tools to what a chat template takes, found out by rendering small ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from edge_spec.errors import EdgeSpecError
-from edge_spec.text.plain_messages import Message
-from edge_spec.text.template_probes import probe_message, probe_of, shape_of, words_of
+from edge_spec.errors import EdgeSpecError, UsageError
+from edge_spec.text.plain_messages import (
+    Message,
+    Tools,
+    joined,
+    meant_arguments,
+    probe_message,
+    probe_of,
+    shape_of,
+    with_call_arguments,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from edge_spec.text.tools.detection import NativeTools, Render
@@ -57,3 +67,106 @@ class TemplateTraits:
         except EdgeSpecError:
             return False
         return all(word in text for probe in probes for word in words_of(probe))
+
+
+def fitted(
+    messages: Sequence[Message], tools: Tools, traits: TemplateTraits
+) -> tuple[Sequence[Message], Tools]:
+    """Returns the messages and tools to render. What the template takes stays as it is, so that the
+    prompt is the one that transformers renders.
+
+    Tools that it does not know are described in a message of the system, calls and their results
+    become text; messages in a row of one speaker become one where speakers have to take turns;
+    messages of the system that it refuses or loses join the first one, or the user's next. Raises
+    UsageError for tools and calls that are not as OpenAI has them.
+    """
+    if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
+        from edge_spec.text.tools.history import native_history, spelled_history
+
+        messages, native = with_arguments(messages, traits), traits.native_tools
+        if native is None or not native.shows_tools:
+            _check("tools", tools)
+        if native is not None:
+            messages, tools = native_history(messages, tools, native)
+        elif tools or not traits.takes(messages):
+            messages, tools = spelled_history(messages, tools), ()
+    return _arranged(messages, traits), tools
+
+
+def with_arguments(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
+    """Returns the messages with the arguments of calls as an object, unless the template takes the
+    text that they are. Raises UsageError for calls that are not as OpenAI has them."""
+    for message in messages:
+        _check("a message's tool_calls", message.get("tool_calls") or ())
+    if not any(message.get("tool_calls") for message in messages) or (
+        traits.native_tools is not None and traits.native_tools.takes_texts
+    ):
+        return messages
+    return [
+        {**each, "tool_calls": list(map(_as_mapping, each["tool_calls"]))}
+        if each.get("tool_calls")
+        else each
+        for each in messages
+    ]
+
+
+def _check(where: str, functions: Any) -> None:
+    try:
+        is_named = all(isinstance(each["function"]["name"], str) for each in functions)
+    except (LookupError, TypeError):
+        is_named = False
+    if not is_named:
+        raise UsageError(
+            f"{where} has an entry without a function's name",
+            remedy='An entry is {"type": "function", "function": {"name": "...", ...}}.',
+        )
+
+
+def _as_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The call with the arguments that its text means, if it is one of an object."""
+    try:
+        meant = meant_arguments(call["function"].get("arguments", {}))
+    except ValueError:
+        return call
+    return with_call_arguments(call, meant) if isinstance(meant, dict) else call
+
+
+def _arranged(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
+    systems = [index for index, each in enumerate(messages) if each["role"] == "system"]
+    is_usual = not systems or (systems == [0] and traits.takes_system)
+    if (is_usual and not any(_in_a_row(messages))) or traits.takes(messages):
+        return messages
+    arranged = _turns(messages)
+    if systems and not traits.takes(arranged):
+        arranged = _systems(messages, traits)
+        if not traits.takes(arranged):
+            arranged = _turns(arranged)
+    return arranged
+
+
+def _systems(messages: Sequence[Message], traits: TemplateTraits) -> Sequence[Message]:
+    """Joins messages of the system at the beginning, and makes others the user's."""
+    num_first = 0
+    if traits.takes_system:
+        others = (n for n, each in enumerate(messages) if each["role"] != "system")
+        num_first = next(others, len(messages))
+    rest = [
+        {**each, "role": "user"} if each["role"] == "system" else each
+        for each in messages[num_first:]
+    ]
+    return [reduce(joined, messages[:num_first]), *rest] if num_first else rest
+
+
+def _in_a_row(messages: Sequence[Message]) -> list[bool]:
+    """Says of each message but the first whether user or assistant goes on speaking there."""
+    return [
+        before["role"] == after["role"] and after["role"] in ("user", "assistant")
+        for before, after in pairwise(messages)
+    ]
+
+
+def _turns(messages: Sequence[Message]) -> Sequence[Message]:
+    turns = [messages[0]]
+    for message, goes_on in zip(messages[1:], _in_a_row(messages), strict=True):
+        turns = [*turns[:-1], joined(turns[-1], message)] if goes_on else [*turns, message]
+    return turns

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from weakref import WeakValueDictionary
 
@@ -19,7 +23,6 @@ from edge_spec.text.given_encoding import (
     without_added_from,
     without_names,
 )
-from edge_spec.text.source_end import SourceEnd
 from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
 
 # From here on a text is encoded by the library's batches, which let other threads run meanwhile: a
@@ -27,6 +30,96 @@ from edge_spec.text.token_pieces import ByteStream, DecodedStream, TokenBytes
 _LONG_CHARACTERS = 1 << 14
 _UNREADABLE = "\ufffd"
 _SHOWN = 500  # characters of the library's own words, which may quote the file
+
+# As mBART and NLLB name them (en_XX, eng_Latn), and M2M-100 (__en__).
+_LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__[a-z]{2,3}__")
+_LISTED = 5  # languages in a message
+
+
+@dataclass(frozen=True)
+class SourceEnd:
+    """The tokens between a source of an encoder-decoder and its answer, and those before it.
+
+    A translator of many languages (mBART, M2M-100, NLLB) has a token for each. One stands before
+    its sources, or after their end, as the tokenizer's own template has it, and one begins its
+    answers. start_id: the one of them that begins the answer; where it also ends the source, twice.
+    """
+
+    tokens: tuple[int, ...]
+    start_id: int
+    before: tuple[int, ...] = ()
+    languages: Mapping[str, int] = field(default_factory=dict)
+
+    def around(self, ids: list[int]) -> list[int]:
+        """Returns a source's tokens with what stands around it; one that has begun the answer is
+        taken as it is, and one that begins with a language is of that."""
+        if ids.count(self.start_id) >= self.tokens.count(self.start_id):
+            return ids
+        is_named = bool(ids) and ids[0] in self.languages.values()
+        return [*(() if is_named else self.before), *ids, *self.tokens]
+
+    @property
+    def lacks_language(self) -> bool:
+        """Says whether nothing tells a translator in which language to answer."""
+        return bool(self.languages) and self.tokens[-1] not in self.languages.values()
+
+    def as_templates_have_it(self, tokenizer: tokenizers.Tokenizer) -> SourceEnd:
+        """Returns the same with the languages of a tokenizer, and the one of its template."""
+        added = tokenizer.get_added_tokens_decoder()
+        named = {each.content: number for number, each in added.items()}
+        languages = {name: id for name, id in named.items() if _LANGUAGE.fullmatch(name)}
+        if not languages:
+            return self
+        plain, whole = (
+            tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True)
+        )
+        start = next((at for at in range(len(whole)) if whole[at:][: len(plain)] == plain), None)
+        if start is None:  # it changes the text itself
+            return replace(self, languages=languages)
+        first, last = (
+            tuple(each for each in part if each in languages.values())
+            for part in (whole[:start], whole[start + len(plain) :])
+        )
+        tokens = (*self.tokens[:1], *last, *self.tokens[1:])
+        return replace(self, tokens=tokens, before=first, languages=languages)
+
+    def translating(self, source: str | None, target: str | None, model: str) -> SourceEnd:
+        """Returns the same with the languages of these names, None for what it has. Raises
+        UsageError."""
+        found, known = self, self.languages.values()
+        if source is not None:
+            language = self._language(source, "--source-language", model)
+            is_after = not self.before and len(self.tokens) > 2 and self.tokens[1] in known
+            after = (self.tokens[0], language, *self.tokens[2:])
+            found = replace(self, tokens=after) if is_after else replace(self, before=(language,))
+        if target is not None:
+            language = self._language(target, "--target-language", model)
+            if self.start_id not in known:
+                last = len(found.tokens) - found.tokens[::-1].index(self.start_id)
+                found = replace(found, tokens=(*found.tokens[:last], language))
+            elif language != self.start_id:
+                (own,) = (name for name, id in self.languages.items() if id == self.start_id)
+                raise UsageError(
+                    f"{model} answers in {own} alone", remedy="Leave --target-language out."
+                )
+        return found
+
+    def _language(self, name: str, option: str, model: str) -> int:
+        if not self.languages:
+            raise UsageError(
+                f"{model} has no tokens of languages for {option}", remedy=f"Leave {option} out."
+            )
+        if name not in self.languages:
+            raise UsageError(
+                f"{model} has no language {name[:40]!r}",
+                remedy=f"Choose one of its {len(self.languages)}, such as {self.some(name)}.",
+            )
+        return self.languages[name]
+
+    def some(self, name: str = "") -> str:
+        """Some of its languages, the nearest to a name before others."""
+        names: Sequence[str] = get_close_matches(name, self.languages, _LISTED) or [*self.languages]
+        return ", ".join(sorted(names[:_LISTED]))
 
 
 class _Shared:
@@ -52,15 +145,11 @@ def _share(json: str, num_tokens: int | None) -> _Shared:
 
 
 def _read(json: str, num_tokens: int | None) -> tokenizers.Tokenizer:
-    try:
+    with _refusing(_is_of_file):
         library = tokenizers.Tokenizer.from_str(json)
         library.no_truncation()
         library.no_padding()
         return library if num_tokens is None else without_added_from(library, num_tokens)
-    except BaseException as error:
-        if _is_of_file(error):
-            raise _unusable(error) from error
-        raise
 
 
 class Tokenizer:
@@ -77,12 +166,8 @@ class Tokenizer:
         not become any beyond them, such as one that stands for an image."""
         self._shared = _share(json, num_tokens)
         self._tokenizer = self._shared.library
-        try:
+        with _refusing(_is_of_file):
             self.source_end = None if end is None else end.as_templates_have_it(self._tokenizer)
-        except BaseException as error:
-            if _is_of_file(error):
-                raise _unusable(error) from error
-            raise
         self._bos_id = bos_id
         self._renamed: dict[frozenset[int], tokenizers.Tokenizer] = {}
 
@@ -123,12 +208,8 @@ class Tokenizer:
 
     def _whole(self, encoded: Callable[[str], list[int]], text: str) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
-        try:
+        with _refusing(_is_given_up):
             ids = encoded(text)
-        except BaseException as error:
-            if _is_given_up(error):
-                raise _unusable(error) from error
-            raise
         if self._bos_id is not None and ids[:1] != [self._bos_id]:
             ids.insert(0, self._bos_id)
         return ids if self.source_end is None else self.source_end.around(ids)
@@ -142,13 +223,9 @@ class Tokenizer:
         return text
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        try:
+        with _refusing(_is_given_up):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        except BaseException as error:
-            if _is_given_up(error):
-                raise _unusable(error) from error
-            raise
-        return text
+            return text
 
     def piece(self, token: int) -> bytes:
         """Returns what the token adds within a text, which may be a part of a character; nothing
@@ -249,8 +326,15 @@ def _is_of_file(error: BaseException) -> bool:
     return _is_given_up(error) or (isinstance(error, Exception) and not isinstance(error, of_code))
 
 
-def _unusable(error: BaseException) -> ModelFileError:
-    return ModelFileError(
-        f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
-        remedy="Download or export the model again.",
-    )
+@contextmanager
+def _refusing(is_fault: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Raises ModelFileError for such an error."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_fault(error):
+            raise
+        raise ModelFileError(
+            f"the model's tokenizer.json cannot be used: {str(error)[:_SHOWN]}",
+            remedy="Download or export the model again.",
+        ) from error

@@ -11,7 +11,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
 from edge_spec.exporters.gguf.tokenizer_json import NO_SCORE, vocabulary_of
 from edge_spec.exporters.gguf_source import STOP_TOKENS, TEMPLATE_TOKENS
-from edge_spec.text.ends import END_NAMES
+from edge_spec.text.chat_format import END_NAMES
 
 _PREFIX = "tokenizer."
 

@@ -31,10 +31,9 @@ from edge_spec.models.pair_bundle import find_member
 from edge_spec.placement.plan import read_plan
 from edge_spec.placement.profile import read_key
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.fitting import fitted
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
-from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import Vocabulary
 

@@ -23,7 +23,7 @@ from edge_spec.diagnostics.device_check import (
     run_check,
     run_checks,
 )
-from edge_spec.diagnostics.doctor.finding import Finding, ok
+from edge_spec.diagnostics.doctor.report import Finding, ok
 from fixtures import faulty_runtime
 
 pytestmark = pytest.mark.usefixtures("faulty")

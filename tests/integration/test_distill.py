@@ -14,9 +14,9 @@ import pytest
 
 import edge_spec
 from edge_spec.cli.main import run
-from edge_spec.distill.conversations import Conversation, ConversationFile
-from edge_spec.distill.kinds import KINDS
-from edge_spec.distill.request import DistillRequest
+from edge_spec.distill.answers import ConversationFile
+from edge_spec.distill.prompts import Conversation
+from edge_spec.distill.request import KINDS, DistillRequest
 from edge_spec.distill.run import Distilled, distill
 from edge_spec.errors import StorageError, UnsupportedModelError
 from edge_spec.models.asked_options import AskedOptions
@@ -26,7 +26,7 @@ from fixtures import hybrid_models
 
 torch = pytest.importorskip("torch")
 
-from edge_spec.distill import trainee  # noqa: E402
+from edge_spec.distill import trainees as trainee  # noqa: E402
 
 LAYERS, HIDDEN, POSITIONS = 7, 64, 3
 ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)

@@ -20,19 +20,18 @@ import edge_spec
 from edge_spec.cli.main import run
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.bench.figures import in_loops
+from edge_spec.diagnostics.bench.report import in_loops
 from edge_spec.distill.answers import (
     WriterLostError,
     local_writers,
     write_answers,
 )
-from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.features import (
     FeatureRequest,
     read_features,
     require_features,
 )
-from edge_spec.distill.prompts import GivenPrompts
+from edge_spec.distill.prompts import Conversation, GivenPrompts
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
@@ -154,9 +153,9 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ray", "ray://host:1"], "--ray ray://host:1 is no address"),
         (["--prompts", "EMPTY"], "has no prompts"),
         (["--prompts", "BINARY"], "cannot read prompts from"),
-        (["--positions", "9"], "positions is 9"),
-        (["--tokens", "0"], "tokens is 0"),
-        (["--max-cache", "0"], "max-cache is 0"),
+        (["--positions", "9"], "Invalid value for '--positions'"),
+        (["--tokens", "0"], "Invalid value for '--tokens'"),
+        (["--max-cache", "0"], "Invalid value for '--max-cache'"),
         (["--drafter", "suffix"], "the drafter is what is trained"),
         (["--out", "EMPTY"], "EMPTY.txt exists already"),
     ],

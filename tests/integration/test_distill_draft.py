@@ -12,20 +12,18 @@ import pytest
 
 import edge_spec
 from edge_spec.core.tree import TokenTree
-from edge_spec.distill.conversations import Conversation
 from edge_spec.distill.drafter_training import Costs, Drafter
-from edge_spec.distill.features import Example
+from edge_spec.distill.features import Example, batch_of, windows_of
+from edge_spec.distill.prompts import Conversation
 from edge_spec.distill.request import DistillRequest
 from edge_spec.distill.run import distill
-from edge_spec.distill.windows import batch_of, windows_of
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.loader.head import StoredTables
 from edge_spec.models.asked_options import AskedOptions
 
 torch = pytest.importorskip("torch")
 
-from edge_spec.distill.small_draft import SmallDraftTrainee  # noqa: E402
-from edge_spec.distill.trainee import Teacher  # noqa: E402
+from edge_spec.distill.trainees import SmallDraftTrainee, Teacher  # noqa: E402
 
 POSITIONS = 3
 ASKED = AskedOptions(runtime="reference", draft_runtime="reference", threads=1)

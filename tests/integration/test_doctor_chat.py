@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_spec.diagnostics.doctor.diagnose import examine
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.diagnostics.doctor.report import Finding, Severity
 from edge_spec.models.bundle import Bundle
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.optimum import export
 from edge_spec.fitting.devices import Device

@@ -9,9 +9,8 @@ from types import ModuleType
 import pytest
 
 from edge_spec.cli.output import print_table
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
-from edge_spec.diagnostics.doctor.machine import _num_bytes
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, _num_bytes, diagnose
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.fitting.devices import Device
 from edge_spec.models.options import LoadOptions
 

@@ -13,8 +13,8 @@ import pytest
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
-from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, Report, diagnose
-from edge_spec.diagnostics.doctor.finding import Finding, Severity
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.fitting.devices import Device, Memory
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, read_manifest
@@ -238,9 +238,9 @@ def test_nothing_is_fetched(
         raise AssertionError("something was fetched")
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache / "hub"))
-    monkeypatch.setattr("edge_spec.models.source.pull", fetch)
-    monkeypatch.setattr("edge_spec.models.source.fetch_demo_model", fetch)
-    monkeypatch.setattr("edge_spec.models.source.find_demo_model", lambda: None)
+    monkeypatch.setattr("edge_spec.models.source.open_model", fetch)
+    monkeypatch.setattr("edge_spec.models.source.demo_model.fetch_demo_model", fetch)
+    monkeypatch.setattr("edge_spec.models.source.demo_model.find_demo_model", lambda: None)
     report = examined("smollm2")
     assert (report.verdict, found(report, "target", "model").level) == ("ok", Severity.NOTE)
     report = examined(bundle("target"), "smollm2")

@@ -18,7 +18,7 @@ from edge_spec.core.rope import RopeScaling
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
-from edge_spec.diagnostics.doctor.finding import Severity
+from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork

@@ -22,14 +22,17 @@ from edge_spec.cli.main import run
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.isolated import Lifeline
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.distill import idle_learning, learnt_folder
+from edge_spec.distill import idle_learning
 from edge_spec.distill.idle_learning import (
     Learner,
+    LearntFolder,
+    folder_of,
+    kept_folders,
+    open_folder,
     require_learnable,
     start_learning,
     train_head,
 )
-from edge_spec.distill.learnt_folder import LearntFolder, folder_of, kept_folders, open_folder
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import (
     MissingDependencyError,
@@ -121,7 +124,7 @@ def test_all_that_is_kept_is_for_the_user_alone_and_within_a_bound(
         assert stat.S_IMODE(folder.path.parent.stat().st_mode) == 0o700
         for path in folder.path.glob("texts/*"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    size = learnt_folder.num_bytes(folder.path)
+    size = idle_learning.num_bytes(folder.path)
     replace(folder, max_bytes=size * 6 // 10).add(*rule.answer(5))
     assert [each.number for each in folder.answers()] == list(range(5, 11))
 
@@ -217,7 +220,7 @@ def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
 
     def forget(self: Any, what: str, fraction: float) -> None:
         if fraction > 0.05 and folder.path.exists():
-            assert learnt_folder.forget(folder.path.parent) > 0
+            assert idle_learning.forget(folder.path.parent) > 0
             open_folder(folder.path.parent)
         steps(self, what, fraction)
 
@@ -225,7 +228,7 @@ def test_what_is_forgotten_while_it_is_learnt_from_is_not_written_again(
     given = told(target, CHEAP) | {"folder": str(folder.path), "most_s": 1e9}
     idle_learning.learn_while_idle(json.dumps(given))
     (path,) = kept_folders()
-    assert not folder.path.exists() and learnt_folder.num_bytes(path) == 0
+    assert not folder.path.exists() and idle_learning.num_bytes(path) == 0
 
 
 # The engine, with a learner beside it.
@@ -372,13 +375,13 @@ def test_a_damaged_head_does_not_draft_and_is_told(
 def test_what_an_earlier_version_kept_is_dropped(target: Path) -> None:
     with learning_engine(target) as (_, learner):
         path = learner._path
-    learnt_folder.forget(path)
+    idle_learning.forget(path)
     (path / "texts").mkdir(parents=True)
     (path / "texts" / "00000000-9.text").write_bytes(b"a text")
     (path / "state.json").write_text("{}")
-    assert learnt_folder.document(path)["bytes"] == 8
+    assert idle_learning.document(path)["bytes"] == 8
     with learning_engine(target):
-        assert learnt_folder.document(path)["bytes"] == 0
+        assert idle_learning.document(path)["bytes"] == 0
 
 
 def test_an_answer_ends_the_process_that_learns(target: Path) -> None:
@@ -413,10 +416,10 @@ def test_it_learns_in_a_process_of_its_own_for_so_long_a_day(target: Path, rule:
         assert found is not None and found.until == 10 and learner._report == found
         assert not learner._may_begin()  # there is nothing new
         rule.fill(learner._folder)
-        assert learner._may_begin() and learner._spent_s() > 0
-        learner._spent = (learner._spent[0], idle_learning.MOST_S_A_DAY)
+        assert learner._may_begin() and sum(learner._spent_s.values()) > 0
+        learner._spent_s[idle_learning._today()] = idle_learning.MOST_S_A_DAY
         assert not learner._may_begin()
-        learner._spent = ("1999-12-31", idle_learning.MOST_S_A_DAY)
+        learner._spent_s["1999-12-31"] = learner._spent_s.pop(idle_learning._today())
         assert learner._may_begin()
 
 

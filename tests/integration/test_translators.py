@@ -12,8 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from edge_spec import load
 from edge_spec.errors import UsageError
-from edge_spec.text.source_end import SourceEnd
-from edge_spec.text.tokenizer import Tokenizer
+from edge_spec.text.tokenizer import SourceEnd, Tokenizer
 from fixtures import families, t5_models
 from fixtures import tiny_models as tiny
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.diagnostics.lossless_check import Proof
-from edge_spec.diagnostics.lossless_check.prove import Determinism, Texts
+from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof, Texts
 from edge_spec.exactness.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 
@@ -83,7 +82,7 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
     texts = Texts(2, 24, 18, accepted, 9, 0, 0, ())
     repeated = Determinism(2, 18, (), (1, 8), (1, 8), 0.0, True)
     proof = Proof("tiny", "llamacpp", "auto", Losslessness(), texts, None, None, repeated, ())
-    monkeypatch.setattr("edge_spec.cli.verify._prove", lambda *arguments: proof)
+    monkeypatch.setattr("edge_spec.cli.checking._prove", lambda *arguments: proof)
     assert run(["verify", "tiny"]) == status
     assert ("INCONCLUSIVE" in capsys.readouterr().out) == bool(status)
 
@@ -93,7 +92,7 @@ def test_texts_without_an_accepted_draft_token_make_the_exit_status_3(
     [
         (["--drafter", "none"], "without a drafter there is nothing to verify"),
         (["--draws", "5"], "5 draws show nothing"),
-        (["--runs", "1"], "runs is 1"),
+        (["--runs", "1"], "Invalid value for '--runs'"),
         (["--prompts", "missing.txt"], "cannot read prompts"),
         (["--html", "page.html"], "--html is gone: --json prints"),
         (["--context", "16"], "none of 2 prompts fits the context"),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.control.regret import FIRST
 from edge_spec.core.model import Progress, RuntimeOptions
-from edge_spec.diagnostics.doctor.finding import Finding, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
@@ -82,7 +82,6 @@ class Chosen:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the target will take."""
         own = self.prepared[0].config.context_length
         return min(own, self.options.context_length or own)
 
@@ -90,22 +89,7 @@ class Chosen:
     def is_retokenized(self) -> bool:
         return self.tokens is not None and not self.tokens.compared.is_same
 
-    @property
-    def draft_tokens(self) -> float:
-        """Returns the draft's tokens for each of the target's."""
-        return self.tokens.ratio if self.is_retokenized and self.tokens else 1.0
-
-    @property
-    def plan_command(self) -> str:
-        """Converts what has to be, and measures what passes take."""
-        return self._command("plan")
-
-    @property
-    def trial_command(self) -> str:
-        """Measures what speculation gains. A plan has no forecast of a draft with other tokens."""
-        return self._command("bench" if self.is_retokenized else "plan")
-
-    def _command(self, name: str) -> str:
+    def command(self, name: str) -> str:
         draft = [] if self.asked is None else ["--draft", self.asked.model]
         words = ["edge-spec", name, self.source.model, *draft]
         return list2cmdline(words) if os.name == "nt" else shlex.join(words)
@@ -291,7 +275,6 @@ class Costs(NamedTuple):
 
     @property
     def draft_share(self) -> float:
-        """Of a plain step."""
         return self.draft_s / self.rows.at(1)
 
 
@@ -308,7 +291,7 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
             if profile is None
         ]
         found = f"not measured: no profile of {' and '.join(missing)}"
-        yield note("break-even", found, f"Run {chosen.plan_command}.")
+        yield note("break-even", found, f"Run {chosen.command('plan')}.")
     else:
         yield from _break_even(costs, numbers)
     yield from _expected(chosen, costs, numbers)
@@ -325,7 +308,7 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
             "drafter",
             f"the draft would not be used: the plan of this pair found {chosen.options.drafter} "
             "faster",
-            f"Measure again: {chosen.plan_command} --refresh; or insist: --drafter draft-model.",
+            f"Measure again: {chosen.command('plan')} --refresh; or insist: --drafter draft-model.",
         )
     else:
         yield ok("drafter", f"{_named(chosen)}: the draft {_WHERE}")
@@ -362,7 +345,9 @@ def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
     pass_s = pass_costs(found[0])
     costs = RowCosts({rows: pass_s(rows, TYPICAL_TOKENS) for rows in _WIDTHS})
     draft_s = pass_costs(found[1])(1, TYPICAL_TOKENS) if len(found) > 1 else 0.0
-    return Costs(costs, draft_s * chosen.draft_tokens)
+    if chosen.tokens is not None and chosen.is_retokenized:
+        draft_s *= chosen.tokens.ratio  # draft tokens for each of the target's
+    return Costs(costs, draft_s)
 
 
 def _profile(opening: Opening) -> Profile | None:
@@ -437,7 +422,7 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
         yield note(
             "plan",
             f"not used here now: {chosen.plan.placements[0]}",
-            f"Free memory, or make it again: {chosen.plan_command}.",
+            f"Free memory, or make it again: {chosen.command('plan')}.",
         )
     history = _history(chosen)
     rounds, right = (0, 0) if history is None else history.first_draft_tokens
@@ -456,7 +441,9 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
     # Without costs the remedy is the same, but for a draft that no plan knows.
     is_told = costs is None and not chosen.is_retokenized
     if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
-        yield note("expected", "not measured here", f"Run {chosen.trial_command}.")
+        # A plan has no forecast of a draft with other tokens.
+        trial = chosen.command("bench" if chosen.is_retokenized else "plan")
+        yield note("expected", "not measured here", f"Run {trial}.")
 
 
 def _history(chosen: Chosen) -> PairHistory | None:
@@ -472,7 +459,6 @@ def _history(chosen: Chosen) -> PairHistory | None:
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:
-    """Forecasts the speedup with the best number of draft tokens, or none."""
     return max(
         1.0,
         *(
@@ -490,7 +476,7 @@ def check_memory(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding
         yield note(
             "forecast",
             f"not known: the {missing} is converted for {chosen.openings[0].runtime} first",
-            f"Start it once, or run {chosen.plan_command}.",
+            f"Start it once, or run {chosen.command('plan')}.",
         )
         return
     target, *drafts = chosen.prepared

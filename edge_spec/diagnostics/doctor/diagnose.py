@@ -1,13 +1,17 @@
-"""The whole examination of `edge-spec doctor`: of this machine, and of a model or a pair on it."""
+"""The whole examination of `edge-spec doctor`: of this machine, whether what edge-spec keeps can be
+read again, and of a model or a pair here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -22,16 +26,7 @@ from edge_spec.diagnostics.doctor.chosen import (
     compare_tokens,
     require_convertible,
 )
-from edge_spec.diagnostics.doctor.finding import GROUPS, Finding, Severity, fault, note, ok, warning
-from edge_spec.diagnostics.doctor.machine import (
-    CACHE_REMEDY,
-    check_caches,
-    check_devices,
-    check_disk,
-    check_machine,
-    check_runtimes,
-    refusal,
-)
+from edge_spec.diagnostics.doctor.report import Finding, Report, Severity, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import (
     OTHER_FORMAT,
     Subject,
@@ -44,19 +39,192 @@ from edge_spec.diagnostics.doctor.subject import (
     check_vocabulary,
     open_subject,
 )
-from edge_spec.errors import EdgeSpecError, MissingDependencyError
-from edge_spec.fitting.devices import Device, list_devices
+from edge_spec.drafters.lookup.answers import check_answers
+from edge_spec.engine.snapshot_file import check_beginning
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError
+from edge_spec.fitting.devices import Device, format_bytes, free_bytes, list_devices, total_bytes
 from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.loader.place import head_path
 from edge_spec.models import runtimes
+from edge_spec.models.bundle import is_bundle, open_bundle
 from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
+from edge_spec.models.pair_history import check_history
+from edge_spec.models.resolve import where_it_runs
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import describe_machine
+from edge_spec.placement.plan import read_plan
+from edge_spec.placement.profile import read_key
+from edge_spec.placement.row_findings import read_rows
 from edge_spec.storage.atomic import cache_directory
+from edge_spec.storage.json_store import check_digests
 
-_VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
+CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
+_LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
+
+
+def check_machine(machine: Mapping[str, Any]) -> Iterator[Finding]:
+    """machine: as `describe_machine` has it."""
+    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+    system, _, python = str(machine["system"]).partition(", ")
+    yield ok("versions", f"{python}, {versions}")
+    yield ok("processor", f"{machine['cpu']}, {machine['cores']} cores, {system}")
+    free, total = free_bytes(), total_bytes()
+    if free is None or total is None:
+        yield note("memory", "the system does not say how much is free")
+    else:
+        yield ok("memory", f"{format_bytes(free)} free of {format_bytes(total)}")
+
+
+def check_disk(cache: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(_nearest(cache)).free
+    found = f"{format_bytes(free)} free for {cache}"
+    refused = refusal(cache)
+    if refused is not None:
+        yield warning("disk", f"{refused}: what is learnt is not kept", CACHE_REMEDY)
+    elif free < _LEAST_DISK_BYTES:
+        yield warning("disk", found, "Free some, or set EDGE_SPEC_CACHE to another disk.")
+    else:
+        yield ok("disk", found)
+
+
+def refusal(cache: Path) -> str | None:
+    """Why nothing can be written in the cache, None where something can."""
+    there = _nearest(cache)
+    if not there.is_dir():
+        return f"{there} is no directory"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+
+def _nearest(cache: Path) -> Path:
+    return next(path for path in (cache, *cache.absolute().parents) if path.exists())
+
+
+def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
+    usable: dict[str, list[str]] = {}
+    for device in devices:
+        if device.name is not None and device.fault is None:
+            usable.setdefault(device.runtime, []).append(device.name)
+    if usable:
+        named = (f"{runtime} ({', '.join(names)})" for runtime, names in usable.items())
+        yield ok("runtimes", ", ".join(named))
+    else:
+        yield fault("runtimes", "none can be used", 'Run: pip install "edge-spec[cpu]".')
+    kernels = [f"{each.runtime} {each.name}: {each.kernels}" for each in devices if each.kernels]
+    if kernels:
+        yield note("kernels", "; ".join(kernels))
+    for device in devices:
+        if device.hint is not None:
+            yield note("runtimes", device.hint, "Build it for this processor: docs/gguf.md.")
+        if device.fault is None:
+            continue
+        if device.name is None:
+            reason = device.fault.partition(". ")[0]  # after it comes what to do instead
+            yield note("runtimes", f"not {device.runtime}: {reason}")
+        else:
+            yield warning(
+                "devices",
+                f"{device.runtime} {device.name}: {device.fault}",
+                "Update its driver, or leave it out of --device.",
+            )
+
+
+def check_runtimes(source: Source) -> Iterator[Finding]:
+    """Says nothing of bundles, which are of one format, and of the demo model, which is in all.
+    Raises ModelFileError."""
+    if source.is_demo or source.formats is not None or is_bundle(source.path):
+        return
+    can, refusals = where_it_runs(source, runtimes.known_runtimes(), LoadOptions())
+    if can:
+        yield ok("runtimes", f"runs on {', '.join(can)}")
+    for refusal in refusals:
+        yield note("runtimes", f"not on {refusal.runtime}: {refusal.error.shown}")
+
+
+_SHOWN = 3
+_GGUF = b"GGUF"
+_NAMED_BYTES = 1_000_000  # less is not worth telling
+_REMEDY = "Delete it: it is made again where it is needed."
+
+
+class Kind(NamedTuple):
+    directory: str
+    pattern: str
+    check: Callable[[Path], object]  # raises EdgeSpecError, OSError
+
+
+def _check_conversion(path: Path) -> None:
+    if is_bundle(path):
+        open_bundle(path, hashed=False)
+        return
+    with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
+        if file.read(len(_GGUF)) != _GGUF:
+            raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
+
+
+KINDS = (
+    Kind("bundles", "[!.]*", _check_conversion),
+    Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
+    Kind("prompts", "[!.]*", check_beginning),
+    Kind("profiles", "*.json", read_key),
+    Kind("rows", "*.json", read_rows),
+    Kind("digests", "*.json", check_digests),
+    Kind("plans", "*.json", read_plan),
+    Kind("pairs", "*.json", check_history),
+    Kind("answers", "*.json", check_answers),
+)
+
+
+def check_caches(cache: Path) -> Iterator[Finding]:
+    """Changes nothing. Conversions are not hashed: opening one does."""
+    counts, problems = [], []
+    for kind in KINDS:
+        found = [
+            path
+            for path in sorted((cache / kind.directory).glob(kind.pattern))
+            if not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
+        ]
+        size = sum(map(_num_bytes, found))
+        total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
+        counts.append(f"{kind.directory} {len(found)}{total}")
+        problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
+    for path, why in problems[:_SHOWN]:
+        yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
+    if len(problems) > _SHOWN:
+        yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
+    kinds = ("models", "conversions", *(kind.directory for kind in KINDS))
+    # What a kill left, also of an older version's conversions.
+    left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
+    if left:
+        size = sum(map(_num_bytes, left))
+        yield note(
+            "leftovers",
+            f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
+            f"Delete {cache}/*/.*.part while edge-spec does not run.",
+        )
+    if not problems:
+        yield ok("kept", ", ".join(counts))
+
+
+def _problem(kind: Kind, path: Path) -> str | None:
+    try:
+        kind.check(path)
+    except EdgeSpecError as error:
+        return error.shown.removeprefix(f"{path} ")
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
+
+
+def _num_bytes(path: Path) -> int:
+    size = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # whose work has ended meanwhile
+            size += file.lstat().st_size
+    return size
+
 
 Check = Callable[[Subject], Iterator[Finding]]
 
@@ -82,30 +250,6 @@ class DiagnosisRequest:
     open_models: bool = False
     hashes: bool = False
     places: LoadOptions = field(default_factory=LoadOptions)
-
-
-@dataclass
-class Report:
-    """numbers: what an application wants of the findings, for JSON. chosen: what opening the models
-    would open; None where it would refuse."""
-
-    findings: list[Finding] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    chosen: Chosen | None = None
-
-    @property
-    def verdict(self) -> str:
-        levels = {finding.level for finding in self.findings}
-        return next((name for level, name in _VERDICTS.items() if level in levels), "ok")
-
-    @property
-    def grouped(self) -> dict[str, list[Finding]]:
-        """Returns the groups in the order of GROUPS, those with a finding."""
-        found = {group: [f for f in self.findings if f.group == group] for group in GROUPS}
-        return {group: findings for group, findings in found.items() if findings}
-
-    def add(self, group: str, findings: Iterable[Finding]) -> None:
-        self.findings += [finding.of(group) for finding in findings]
 
 
 def diagnose(
@@ -149,7 +293,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     if path is not None:
         config, drafts = target.variants[0].config, ()
         report.add(ROLES[1], settled("head", check_head(path, config, source)))
-        if report.verdict != _VERDICTS[Severity.FAULT]:
+        if report.verdict != "faults":
             head = runtimes.open_head(path, config, has_weights=False).drafted_by
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
@@ -159,7 +303,7 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         else:
             subject = _examined(draft, ROLES[1], request, report)
             drafting = None if subject is None else subject.variants[0]
-    if report.verdict == _VERDICTS[Severity.FAULT] or (draft is not None and drafting is None):
+    if report.verdict == "faults" or (draft is not None and drafting is None):
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)

@@ -20,7 +20,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress, Runtime, RuntimeOptions
 from edge_spec.core.text_codec import TextCodec
 from edge_spec.core.tree import TokenTree
-from edge_spec.diagnostics.doctor.finding import Finding, fault, note, of_error, ok, warning
+from edge_spec.diagnostics.doctor.report import Finding, fault, note, of_error, ok, warning
 from edge_spec.errors import (
     BundleError,
     DeviceError,
@@ -136,7 +136,6 @@ class Subject:
 
     @property
     def roles(self) -> dict[str, list[Examined]]:
-        """The variants of each model."""
         found: dict[str, list[Examined]] = {}
         for each in self.variants:
             found.setdefault(each.role, []).append(each)
@@ -435,7 +434,6 @@ _REASON_CHARACTERS = 200  # of a library's own error
 
 
 def check_opening(subject: Subject) -> Iterator[Finding]:
-    """Opens one variant after another, and scores a token with each."""
     for each in subject.variants:
         if each.is_other:
             yield warning("opens", "not opened: it is not converted yet", "Start it once.")
@@ -446,7 +444,6 @@ def check_opening(subject: Subject) -> Iterator[Finding]:
 
 
 def _open(each: Examined) -> Finding:
-    """Opens it with the first runtime that can be used here."""
     reason = f"no runtime is installed that reads {each.format}"
     for runtime in _readers(each.format):
         try:

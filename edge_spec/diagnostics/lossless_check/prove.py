@@ -1,10 +1,12 @@
-"""Texts with speculation against plain ones, token for token, and the whole proof."""
+"""Texts with speculation against plain ones, token for token, and the whole proof: as one document,
+and what that says in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import log
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from edge_spec.core.model import Progress
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.diagnostics.bench.measuring import Task, make_plan
+from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.lossless_check.sampling import (
     Sampling,
     check_sampling,
@@ -28,6 +31,7 @@ from edge_spec.exactness.batch_invariance import (
     measured_widths,
 )
 from edge_spec.exactness.lossless import Losslessness, Promise
+from edge_spec.placement.machine import describe_machine
 from edge_spec.text.prompt_files import Prompt
 
 # In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that
@@ -86,7 +90,6 @@ class Texts:
 
     @property
     def missing(self) -> str:
-        """Say what was not exercised often enough; "" where all was."""
         return missing_events(self.num_accepted, self.num_rejected, _LEAST_EVENTS)
 
 
@@ -153,7 +156,6 @@ class TextComparison:
     def _difference(
         self, task: Task, expected: Sequence[int], got: Sequence[int]
     ) -> list[Difference]:
-        """Returns the difference of two texts, or nothing."""
         if expected == got:
             return []
         shared = min(len(expected), len(got))
@@ -200,37 +202,9 @@ def ids(result: GenerationResult) -> list[int]:
     return [token.id for token in result.tokens]
 
 
-MIN_DRAWS = 200
 _BEGUN_PROMPTS = 3  # whose answers the target begins for what is sampled
 _GREEDY = SamplingParams()
 _SEEDED = SamplingParams(temperature=0.7, seed=1)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Says how much is tried. Raises UsageError for too little.
-
-    num_draws: 0 leaves sampling out.
-    """
-
-    num_prompts: int = 20
-    max_tokens: int = 64
-    num_draws: int = 1500
-    num_runs: int = 3
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("count", self.num_prompts, 1),
-            ("max-tokens", self.max_tokens, 1),
-            ("runs", self.num_runs, 2),
-        ):
-            if value < least:
-                raise UsageError(f"{name} is {value}", remedy=f"It has to be {least} or more.")
-        if self.num_draws and self.num_draws < MIN_DRAWS:
-            raise UsageError(
-                f"{self.num_draws} draws show nothing",
-                remedy=f"Give {MIN_DRAWS} or more, or 0 to leave sampling out.",
-            )
 
 
 @dataclass(frozen=True)
@@ -308,7 +282,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
             "without a drafter there is nothing to verify",
             remedy="Name a drafter, such as --drafter suffix,recycling.",
         )
-    plan = make_plan(engine, _spread(prompts, extent.num_prompts), extent.max_tokens, 1)
+    plan = make_plan(engine, _spread(prompts, extent.count), extent.max_tokens, 1)
     progress("Measuring the numerics", 0.0)
     batch_invariance = _measured(engine)
     lossless = engine.parts.speculation_factory.lossless
@@ -317,14 +291,14 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         noise = max(batch_invariance.tie_margin, lossless.tie_margin)
     comparison = TextComparison(engine, _GREEDY, extent.max_tokens, noise)
     greedy = comparison.half_eager("Comparing greedy texts", plan.tasks, progress)
-    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.num_runs, progress)
+    num_guesses, differing = comparison.repeated(plan.tasks[0], extent.runs, progress)
     seeded, sampling = None, None
-    if extent.num_draws and not engine.parts.speculation.plain_samples:
+    if extent.draws and not engine.parts.speculation.plain_samples:
         seeded = replace(comparison, params=_SEEDED).half_eager(
             "Comparing sampled texts", plan.tasks[::2], progress
         )
         begun = [task.tokens for task in plan.tasks[:_BEGUN_PROMPTS]]
-        sampling = check_sampling(engine, extent.num_draws, noise, progress, begun)
+        sampling = check_sampling(engine, extent.draws, noise, progress, begun)
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
@@ -334,7 +308,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
         seeded=seeded,
         sampling=sampling,
         determinism=Determinism(
-            runs=extent.num_runs,
+            runs=extent.runs,
             num_guesses=num_guesses,
             differing=tuple(differing),
             widths=tuple(measured_widths(engine.parts.model, USUAL_WIDTHS)),
@@ -358,6 +332,156 @@ def _measured(engine: Engine) -> BatchInvariance:
 
 
 def _spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Returns `count` of them from all over the file, whose kinds of text stand together."""
     count = min(count, len(prompts))
     return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+Document = dict[str, Any]
+
+_MORE = "Raise --count and --max-tokens, or name a --drafter that the model sometimes agrees with."
+_VERDICTS = {"pass": "pass", "fault": "fail", "ties": "ties", "open": "inconclusive"}
+
+
+def document(proof: Proof, device: str) -> Document:
+    """docs/lossless.md lists the fields."""
+    machine = describe_machine()
+    versions = machine.pop("versions")
+    return {
+        "verdict": _VERDICTS[_mark(proof.passed, len(proof.differing))],
+        "model": proof.model,
+        "runtime": proof.runtime,
+        "device": device,
+        "drafter": proof.drafter,
+        "lossless": str(proof.lossless.mode),
+        "promise": str(proof.lossless.promise),
+        "greedy": _texts(proof.greedy),
+        "seeded": None if proof.seeded is None else _texts(proof.seeded),
+        "sampling": None if proof.sampling is None else _sampling(proof.sampling),
+        "determinism": {
+            **asdict(proof.determinism),
+            "missing": proof.determinism.missing,
+            "num_differing": len(proof.determinism.differing),
+            "passed": proof.determinism.passed,
+        },
+        "not_exercised": list(proof.not_exercised),
+        "skipped_prompts": list(proof.skipped),
+        "machine": machine,
+        "versions": versions,
+    }
+
+
+def summary(report: Document) -> str:
+    """The verdict in a sentence or two, for those who want no more."""
+    left, sampling = [each for _, each in differences(report)], report["sampling"]
+    only_texts = not sampling or (sampling["passed"] and not sampling["within_noise_only"])
+    advice = "see whether --exact helps"
+    if report["verdict"] == "fail":
+        advice = advice if report["promise"] == Promise.TIES else "this is a fault: report it"
+        return f"Speculation changes what this model writes; {advice}."
+    if report["verdict"] == "inconclusive":
+        keys = {"greedy": "greedy text", "seeded": "sampled text", "sampling": "distribution"}
+        keys["determinism"] = "determinism"
+        open_parts = {key: report[key] for key in keys if report[key]}
+        why = "; ".join(
+            f"{keys[key]}: {part['missing']}"
+            for key, part in open_parts.items()
+            if part["passed"] is None
+        )
+        return f"Too little happened to show anything ({why}). {_MORE}"
+    if not left and only_texts:
+        return "Speculation changes nothing: the text is the model's own."
+    if not left:
+        return f"Equal up to rounding, within this machine's numeric noise; {advice}."
+    texts = f"{len(left)} text{'s' if len(left) > 1 else ''}"
+    return f"{texts} part from plain ones at near ties, which this mode allows; {advice}."
+
+
+def checks(report: Document) -> list[tuple[str, str, str]]:
+    """Name, mark and figures of each check that was made. A mark is "pass", "ties" (texts part, at
+    near ties that the mode allows), "fault", or "open" where nothing was shown."""
+    found = []
+    for name, key in (("greedy text", "greedy"), ("sampled text", "seeded")):
+        texts = report[key]
+        if texts:
+            mark = _mark(texts["passed"], texts["num_differing_prompts"])
+            found.append((name, mark, _told(texts, mark, report["lossless"])))
+    sampling, repeated = report["sampling"], report["determinism"]
+    if sampling:
+        drafted = sampling["origins"]
+        found.append(
+            (
+                "distribution",
+                _mark(sampling["passed"], 0),
+                f"{sampling['num_draws']:,} draws of {sampling['num_tokens']} tokens "
+                f"({drafted['accepted']:,} accepted, {drafted['recovered']:,} recovered, "
+                f"{drafted['bonus']:,} bonus): p at most {sampling['p_value']:.2g}; total "
+                f"variation {sampling['total_variation']:.4f}, bound "
+                f"{sampling['total_variation_bound']:.4f}",
+            )
+        )
+    widths = ", ".join(str(width) for width in repeated["invariant_widths"])
+    found.append(
+        (
+            "determinism",
+            _mark(repeated["passed"], repeated["num_differing"]),
+            f"{repeated['num_differing']} of {repeated['runs']} runs differ from the first; rows "
+            f"equal bit for bit in passes of {widths}; noise {repeated['tie_margin']:.4f}",
+        )
+    )
+    return found
+
+
+def _texts(texts: Texts) -> Document:
+    return {
+        **asdict(texts),
+        "num_rejected": texts.num_rejected,
+        "missing": texts.missing,
+        "num_differing_prompts": len(texts.differing),
+        "passed": texts.passed,
+    }
+
+
+def _sampling(sampling: Sampling) -> Document:
+    return {
+        "num_tokens": sampling.num_tokens,
+        "origins": sampling.origins,
+        "missing": sampling.missing,
+        **asdict(sampling.fit),
+        "p_value": sampling.fit.p_value,
+        "noise_bound": sampling.noise_bound,
+        "told_apart": sampling.told_apart,
+        "within_noise_only": sampling.within_noise and not sampling.fit.passed,
+        "passed": sampling.passed,
+    }
+
+
+def _mark(passed: bool | None, num_differing: int) -> str:
+    if passed is None:
+        return "open"
+    if not passed:
+        return "fault"
+    return "ties" if num_differing else "pass"
+
+
+def _told(texts: Document, mark: str, mode: str) -> str:
+    """Words what came of a comparison: nobody is to read that texts that differ have passed."""
+    left, count = texts["num_differing_prompts"], texts["num_prompts"]
+    near = sum(each["near_tie"] for each in texts["differing"])
+    if not left:
+        said = f"bit-identical to plain ones: all {count} texts"
+    elif mark == "ties":
+        said = f"{left} of {count} texts part at near ties (allowed by --lossless {mode})"
+    else:
+        said = f"{left - near} of {count} texts differ: fault"
+        said += f"; {near} more part at near ties" if near else ""
+    return (
+        f"{said}, {texts['num_tokens']:,} tokens; {texts['num_accepted']:,} of "
+        f"{texts['num_guesses']:,} draft tokens accepted"
+    )
+
+
+def differences(report: Document) -> Sequence[tuple[str, Document]]:
+    """Returns the differences, each with the check that found each."""
+    named = [("greedy", report["greedy"]), ("sampled", report["seeded"] or {"differing": []})]
+    named.append(("repeated", report["determinism"]))
+    return [(name, each) for name, of in named for each in of["differing"]]

@@ -122,7 +122,6 @@ class Sampling:
 
     @property
     def within_noise(self) -> bool:
-        """Says whether the draws differ from plain ones by no more than the noise may explain."""
         return self.fit.passed_within(self.noise_factor, self.noise_bound)
 
     @property

@@ -15,15 +15,17 @@ from itertools import product
 from typing import Any
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.text.plain_messages import THOUGHTS, Message, Tools
-from edge_spec.text.template_probes import (
+from edge_spec.text.plain_messages import (
     ARGUMENTS,
     ASSISTANT,
     CALLED,
     LISTED,
     RESULT,
+    THOUGHTS,
     TOOLS,
     USER,
+    Message,
+    Tools,
     probe_call,
     probe_message,
 )

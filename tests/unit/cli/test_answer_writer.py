@@ -10,7 +10,7 @@ from itertools import count
 import pyte
 import pytest
 
-from edge_spec.cli.answer_writer import AnswerWriter
+from edge_spec.cli.answering import AnswerWriter
 from edge_spec.engine.results import Chunk, GenerationResult, Origin, Token
 from edge_spec.text.parts.part import CallHead, PartKind
 

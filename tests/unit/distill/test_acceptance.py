@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_spec.control.cost import RowCosts
-from edge_spec.distill.acceptance import (
+from edge_spec.distill.forecast import (
     Acceptance,
     best_chain,
     measured_acceptance,

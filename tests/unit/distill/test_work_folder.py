@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_spec.distill.draft_runs import converted_aside
-from edge_spec.distill.work_folder import KEPT_DAYS, forget_training, work_folder
+from edge_spec.distill.answers import KEPT_DAYS
+from edge_spec.distill.forecast import converted_aside
+from edge_spec.distill.run import forget_training, work_folder
 from edge_spec.errors import UsageError
 
 SOURCE: Any = SimpleNamespace(identity="0", name="model")

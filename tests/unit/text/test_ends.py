@@ -8,8 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models
 
-from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat
-from edge_spec.text.ends import with_every_end
+from edge_spec.text.chat_format import BY_NAME, BY_TEMPLATE, ChatFormat, with_every_end
 from edge_spec.text.tokenizer import Tokenizer
 
 SIZE = 1000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.text import frequent_tokens as module
-from edge_spec.text.frequent_tokens import frequent_tokens
+from edge_spec.text import vocabulary as module
 from edge_spec.text.token_pieces import BYTES
+from edge_spec.text.vocabulary import frequent_tokens
 
 _SPELLED = {byte: spelled for spelled, byte in BYTES.items()}
 

@@ -26,7 +26,7 @@ BETWEEN = f"{DEEPSEEK[1]}a{DEEPSEEK[0]}b{DEEPSEEK[2]}"
 
 
 def infill(names: tuple[str, ...], bos_id: int | None = None) -> Infill:
-    return Infill.of(infill_models.tokenizer(names, bos_id), {}, ())
+    return Infill(infill_models.tokenizer(names, bos_id), {}, ())
 
 
 def shown(made: Infill, prompt: list[int]) -> str:
@@ -146,7 +146,7 @@ def test_no_space_is_put_before_a_suffix() -> None:
         },
     }
     codec = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(told)).to_str())
-    made = Infill.of(codec, {}, ())
+    made = Infill(codec, {}, ())
     names = [codec.token_text(token) for token in made.prompt("abc", "bca", room=50)]
     assert names == [
         "\u2581<PRE>",

@@ -10,9 +10,8 @@ import tokenizers
 
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.fitting import fitted
 from edge_spec.text.grammar import Grammar, GrammarCompiler
-from edge_spec.text.template_traits import TemplateTraits
+from edge_spec.text.template_traits import TemplateTraits, fitted
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.tools.formats import FORMATS, GENERIC, CallFormat, described
 from fixtures import form_walks

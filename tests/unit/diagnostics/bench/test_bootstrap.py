@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.diagnostics.bench.figures import Paired, prompt_speedups, speedup
+from edge_spec.diagnostics.bench.report import Paired, prompt_speedups, speedup
 
 
 def paired(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.diagnostics.bench.figures import MAX_PERIOD, tokens_in_loops
+from edge_spec.diagnostics.bench.report import MAX_PERIOD, in_loops
 
 SENTENCE = [11, 12, 13, 14]
 
@@ -26,4 +26,4 @@ SENTENCE = [11, 12, 13, 14]
     ],
 )
 def test_a_loop_is_a_passage_three_times_in_a_row(text: list[int], expected: int) -> None:
-    assert tokens_in_loops(text) == expected
+    assert in_loops(text).sum() == expected

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.diagnostics.bench import peers
-from edge_spec.diagnostics.bench.measuring import BenchPlan, Task
-from edge_spec.diagnostics.bench.peers import PeerChoice, open_peers
+from edge_spec.diagnostics.bench import measuring as peers
+from edge_spec.diagnostics.bench.measuring import BenchPlan, PeerChoice, Task, open_peers
 from edge_spec.text.prompt_files import Prompt
 
 CHOICE = PeerChoice(Path("a.gguf"), "a", threads=3)

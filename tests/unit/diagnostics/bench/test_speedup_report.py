@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from edge_spec.core.metrics import Stats
-from edge_spec.diagnostics.bench.figures import Figures
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
     PLAIN,
     BenchMeasurement,
     BenchPlan,
+    OpenPeer,
     Run,
     Task,
 )
-from edge_spec.diagnostics.bench.peers import OpenPeer
-from edge_spec.diagnostics.bench.speedup_report import document, markdown
+from edge_spec.diagnostics.bench.report import Figures, document, markdown
 from edge_spec.text.prompt_files import Prompt
 
 SETTINGS = {
@@ -75,7 +74,6 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
     assert code["mean_accepted_length"] == 10 / 4
     assert code["acceptance_rate"] == 6 / 8
     assert code["plain_rounds"] == {"no_candidate": 1 / 4}
-    assert code["accepted_by_position"] == [2 / 4, 2 / 4, 1 / 4, 1 / 4]  # of all rounds
     assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 7.5)
     assert code["overhead_ms_a_round"] == 1.0
     total = figures.total()

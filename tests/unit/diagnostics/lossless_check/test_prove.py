@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -13,18 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.cli.checking import print_proof
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.diagnostics.lossless_check import Extent, Proof, prove
-from edge_spec.diagnostics.lossless_check.lossless_report import (
-    checks,
-    document,
-    print_report,
-)
-from edge_spec.diagnostics.lossless_check.prove import Difference
+from edge_spec.diagnostics.lossless_check import Extent
+from edge_spec.diagnostics.lossless_check.prove import Difference, Proof, checks, document, prove
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.engine import Engine
@@ -35,7 +32,7 @@ from fixtures.silence import quiet
 
 VOCAB, EOS = 260, 258  # of the byte tokenizer
 PROMPTS = [Prompt(f"p{i}", "any", "red green blue " * (3 + i)) for i in range(4)]
-SMALL = Extent(num_prompts=4, max_tokens=24, num_draws=400, num_runs=2)
+SMALL = Extent(count=4, max_tokens=24, draws=400, runs=2)
 
 
 def followed(text: bytes) -> dict[int, set[int]]:
@@ -125,7 +122,7 @@ def test_a_broken_rule_fails_greedy_text(
 ) -> None:
     engine = with_drafter("suffix")
     monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
-    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
+    proof = prove(engine, PROMPTS, replace(SMALL, draws=0), quiet)
     assert not proof.passed and not proof.greedy.passed and proof.seeded is proof.sampling is None
     for difference in proof.greedy.differing:
         assert difference.margin is not None and difference.margin > 0
@@ -201,7 +198,7 @@ def test_what_was_not_exercised_passes_nothing(
     target = wordy()
     target.capabilities = replace(target.capabilities, trees=False)
     engine = with_drafter("draft-model", target, draft or target)
-    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=200), quiet)
+    proof = prove(engine, PROMPTS, replace(SMALL, draws=200), quiet)
     assert proof.seeded is not None and proof.sampling is not None
     assert bool(proof.greedy.num_guesses) == drafts and not proof.differing
     assert proof.greedy.passed is proof.sampling.passed is None
@@ -223,7 +220,7 @@ def test_branches_and_conversations_are_named_where_nothing_tried_them(with_draf
     chains = prove(with_drafter("recycling", model), PROMPTS, SMALL, quiet)
     alone = "several conversations at once: one was answered at a time"
     assert chains.not_exercised == ("branches: no verified draft tokens branched", alone)
-    branching = prove(with_drafter("recycling"), PROMPTS, replace(SMALL, num_draws=0), quiet)
+    branching = prove(with_drafter("recycling"), PROMPTS, replace(SMALL, draws=0), quiet)
     assert branching.greedy.num_branching > 0
     left_out = "sampled text and its distribution: nothing was sampled with drafts"
     assert branching.not_exercised == (left_out, alone)
@@ -285,14 +282,14 @@ def test_wide_passes_that_are_wrong_are_not_excused_by_their_own_noise(with_draf
         return logits
 
     engine = with_drafter("recycling", WrongModel(clear, VOCAB))
-    proof = prove(engine, PROMPTS, replace(SMALL, num_draws=0), quiet)
+    proof = prove(engine, PROMPTS, replace(SMALL, draws=0), quiet)
     assert {each.margin for each in proof.greedy.differing} == {2.0}
     assert proof.determinism.tie_margin > 2.0
     assert proof.passed is False
 
 
 def test_near_ties_are_told_apart_from_faults(with_drafter: Any) -> None:
-    extent = replace(SMALL, num_draws=200)
+    extent = replace(SMALL, draws=200)
     proof = prove(with_drafter("recycling", NoisyModel(tied, VOCAB)), PROMPTS, extent, quiet)
     assert proof.greedy.differing and proof.passed
     assert 0 < proof.determinism.tie_margin <= 0.2
@@ -317,17 +314,15 @@ def test_a_near_tie_is_a_fault_where_texts_are_promised_to_be_bit_identical(
 
 
 def printed(report: dict[str, Any]) -> str:
-    from rich.console import Console
-
-    out = StringIO()
-    print_report(report, Console(file=out, width=80, highlight=False))
+    with redirect_stdout(StringIO()) as out:
+        print_proof(report)
     return out.getvalue()
 
 
 @pytest.fixture
 def failed(with_drafter: Any, monkeypatch: pytest.MonkeyPatch) -> Proof:
     monkeypatch.setattr("edge_spec.engine.decoder.verify", accepts_any)
-    return prove(with_drafter("suffix"), PROMPTS, replace(SMALL, num_draws=200), quiet)
+    return prove(with_drafter("suffix"), PROMPTS, replace(SMALL, draws=200), quiet)
 
 
 def test_the_document_has_the_promised_fields(failed: Proof) -> None:

@@ -1,16 +1,27 @@
-"""Makes the figures that are reported of what was measured, and says how sure they are."""
+"""Makes the figures that are reported of what was measured, says how sure they are, and writes them
+as one document and as Markdown."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from edge_spec.core.metrics import Stats
-from edge_spec.diagnostics.bench.measuring import DRAFTING, PLAIN, BenchMeasurement, Run, Task
+from edge_spec.diagnostics.bench.measuring import (
+    DRAFTING,
+    PLAIN,
+    BenchMeasurement,
+    OpenPeer,
+    Run,
+    SampledMeasurement,
+    Task,
+)
+from edge_spec.diagnostics.report_files import machine_line, markdown_table
+from edge_spec.placement.machine import describe_machine
 
 _DRAWS = 2000
 _QUANTILES = (0.025, 0.975)
@@ -45,7 +56,6 @@ class Paired:
 
 
 def joined(strata: Sequence[Paired]) -> Paired:
-    """Their prompts together."""
     return Paired(np.concatenate([each.values for each in strata], axis=1))
 
 
@@ -72,7 +82,6 @@ def prompt_speedups(paired: Paired) -> list[Interval]:
 
 
 def _resampled(paired: Paired, generator: np.random.Generator) -> np.ndarray:
-    """[4, draws] the totals of draws."""
     _, num_prompts, repetitions = paired.values.shape
     prompts = generator.integers(num_prompts, size=(_DRAWS, num_prompts, 1))
     chosen = generator.integers(repetitions, size=(_DRAWS, num_prompts, repetitions))
@@ -93,14 +102,11 @@ def _ratio(totals: np.ndarray) -> np.ndarray:
 
 _TIMES = ("draft_ms", "verify_ms", "overhead_ms")
 
-_MOST_POSITIONS = 10  # of draft tokens in a round
 MAX_PERIOD = 128  # tokens of a passage
 MIN_OCCURRENCES = 3
 
 
 class Figures:
-    """Holds the figures of one measurement that has at least one run."""
-
     def __init__(self, measured: BenchMeasurement) -> None:
         self._measured = measured
         self._by_category: dict[str, list[int]] = {}  # indices of tasks
@@ -109,10 +115,8 @@ class Figures:
 
     def total(self, tasks: Sequence[Task] | None = None) -> dict[str, Any]:
         """tasks: None: all."""
-        strata = list(self._by_category.values())
-        if tasks is not None:
-            chosen = [[i for i in each if self._measured.tasks[i] in tasks] for each in strata]
-            strata = [indices for indices in chosen if indices]
+        measured = self._measured.tasks
+        strata = self._strata(lambda i: tasks is None or measured[i] in tasks)
         return self._summary(DRAFTING, PLAIN, strata)
 
     def categories(self) -> dict[str, dict[str, Any]]:
@@ -148,7 +152,10 @@ class Figures:
         """Returns the figures of another library's side with speculation and its plain side, where
         it has them: its own speedup, and our rate over each of its two."""
         figures: dict[str, Any] = dict.fromkeys(_FIGURES)
-        strata = self._answered_by(looking_up, plain)
+        # Without prompts where a library's time begins with its only token.
+        strata = self._strata(
+            lambda i: all(run.num_tokens for run in self._runs([i], looking_up, plain))
+        )
         if plain is None or not strata:
             return figures
         if looking_up is not None:
@@ -161,13 +168,9 @@ class Figures:
                 figures |= _named(f"ours_over_{name}", speedup(paired))
         return figures
 
-    def _answered_by(self, *sides: str | None) -> list[list[int]]:
-        """Returns the answered prompts by category, without prompts where a library's time begins
-        with its only token."""
-        strata = [
-            [i for i in indices if all(run.num_tokens for run in self._runs([i], *sides))]
-            for indices in self._by_category.values()
-        ]
+    def _strata(self, keeps: Callable[[int], bool]) -> list[list[int]]:
+        """Returns the prompts that are kept, by category."""
+        strata = [[i for i in indices if keeps(i)] for indices in self._by_category.values()]
         return [indices for indices in strata if indices]
 
     def _summary(self, side: str, base: str, strata: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -233,9 +236,8 @@ _NO_LOOP_FREE = dict.fromkeys(f"loop_free_speedup{end}" for end in ("", "_low", 
 
 
 def _loop_share(runs: Sequence[Run]) -> float:
-    """The share of the runs' tokens that lie in loops."""
     num_tokens = sum(len(run.tokens) for run in runs)
-    return sum(tokens_in_loops(run.tokens) for run in runs) / num_tokens if num_tokens else 0.0
+    return int(sum(in_loops(run.tokens).sum() for run in runs)) / num_tokens if num_tokens else 0.0
 
 
 def _named(name: str, interval: Interval) -> dict[str, float]:
@@ -252,27 +254,16 @@ def _acceptance(stats: Sequence[Stats]) -> dict[str, float | None]:
 
 
 def _rounds(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Shares of plain rounds by reason, and of those that kept a first, second, ... draft token;
-    and where the time of a round goes."""
+    """Shares of plain rounds by reason, and where the time of a round goes."""
     rounds = sum(s.rounds for s in stats)
-    kept = sum((s.acceptance_histogram for s in stats), Counter[int]())
     reasons = sum((s.plain_reasons for s in stats), Counter[str]())
     return {
         "plain_rounds": {reason: n / rounds for reason, n in reasons.items()} if rounds else {},
-        "accepted_by_position": [
-            sum(n for accepted, n in kept.items() if accepted >= position) / rounds
-            for position in range(1, min(_MOST_POSITIONS, max(kept, default=0)) + 1)
-        ],
         **{
             f"{name}_a_round": sum(getattr(s, name) for s in stats) / rounds if rounds else None
             for name in _TIMES
         },
     }
-
-
-def tokens_in_loops(tokens: Sequence[int]) -> int:
-    """Counts the tokens that lie in loops."""
-    return int(in_loops(tokens).sum())
 
 
 def in_loops(tokens: Sequence[int]) -> np.ndarray:
@@ -297,3 +288,233 @@ def _runs(values: np.ndarray) -> np.ndarray:
     """[runs, 2]: where true values begin that stand next to each other, and where they end."""
     edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0))
     return edges.reshape(-1, 2)
+
+
+Document = dict[str, Any]
+
+
+def document(
+    measured: BenchMeasurement,
+    settings: Mapping[str, Any],
+    peers: Sequence[OpenPeer],
+    sampled: SampledMeasurement | None = None,
+) -> Document:
+    """Makes the document of a measurement with at least one run; docs/cli.md lists the fields."""
+    figures = Figures(measured)
+    return {
+        "machine": describe_machine(),
+        "settings": {
+            **settings,
+            "repetitions": len(next(iter(measured.runs.values()))),
+            "partial": measured.partial or (sampled is not None and sampled.measured.partial),
+            "skipped_prompts": [prompt.id for prompt in measured.plan.skipped],
+        },
+        "total": figures.total(),
+        "categories": figures.categories(),
+        "prompts": figures.prompts(),
+        "sampled": None if sampled is None else _sampled(sampled, figures),
+        "peers": {each.name: _peer(each, figures, measured) for each in peers},
+    }
+
+
+def _sampled(sampled: SampledMeasurement, figures: Figures) -> Document | None:
+    """Returns None where an interrupt came before any prompt was answered."""
+    tasks = sampled.measured.tasks
+    if not tasks:
+        return None
+    total = Figures(sampled.measured).total()
+    del total["differing_texts"]  # they are drawn again
+    return {
+        "sampling": sampled.sampling,
+        "source": sampled.source,
+        "per_category": sampled.per_category,
+        "total": total,
+        "greedy": figures.total(tasks),
+    }
+
+
+def _peer(opened: OpenPeer, figures: Figures, measured: BenchMeasurement) -> dict[str, Any]:
+    working = [side for side in opened.sides if side.name in measured.runs]
+    names = {side: side.name for side in working}
+    plain = names.get(opened.plain) if opened.plain else None
+    looking_up = names.get(opened.looking_up) if opened.looking_up else None
+    failures = [measured.failures.get(side.name) for side in opened.sides]
+    return {
+        "version": next((side.version for side in opened.sides), None),
+        "weights": opened.weights,
+        "settings": [side.settings for side in opened.sides],
+        **figures.peer(looking_up, plain),
+        "note": "; ".join(filter(None, [opened.note, *failures])) or None,
+    }
+
+
+def markdown(report: Document) -> str:
+    """Renders what `document` returned, or what was read back from its JSON."""
+    settings, machine, total = report["settings"], report["machine"], report["total"]
+    ids, skipped = settings["skipped_prompts"], []
+    if ids:
+        skipped = [f"Left out, for the context has no room for them: {', '.join(ids)}."]
+    lines = [
+        f"# edge-spec bench: {settings['model']} on {settings['runtime']}, "
+        f"drafter {settings['drafter']}",
+        "",
+        *(["**Partial: interrupted before all was measured.**", ""] if settings["partial"] else []),
+        machine_line(machine),
+        f"Weights: {settings['weights']}. Prompts: {total['prompts']} ({settings['prompts']}), in "
+        f"turns with plain decoding, repetitions: {settings['repetitions']}, at most "
+        f"{settings['max_tokens']} tokens, greedy, decoding alone.",
+        "",
+        *_speedups(report),
+        "",
+        f"Texts that differ from plain decoding's: {total['differing_texts']} of "
+        f"{total['prompts']}. In brackets: 95 % confidence intervals, and for a prompt the range "
+        "of its repetitions.",
+        *_loops(total),
+        *_lossless(report),
+        *_own_loop(settings),
+        *skipped,
+        "",
+        *_rounds_table(report),
+    ]
+    if report["sampled"]:
+        lines += ["", *_greedy_and_sampled(report["sampled"])]
+    if report["peers"]:
+        lines += ["", *_peers(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _loops(total: Mapping[str, Any]) -> list[str]:
+    """Says how much the speedup may be flattered by texts that repeat themselves."""
+    lines = [
+        f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat, in place, a "
+        f"passage of at most {MAX_PERIOD} tokens that stands there {MIN_OCCURRENCES} times or more."
+    ]
+    if total["loop_free_speedup"] is not None:
+        lines.append(
+            f"Over the prompts without any ({total['loop_free_prompts']}), the speedup is "
+            f"{_interval(total, 'loop_free_speedup')}."
+        )
+    return lines
+
+
+_SPEEDUP_HEADER = (
+    *("prompts", "plain tokens/s", "tokens/s", "speedup", "tokens a round", "accepted"),
+    *("in loops", "speedup without loops"),
+)
+
+
+def _speedup_cells(of: Mapping[str, Any]) -> list[str]:
+    without = f"{_interval(of, 'loop_free_speedup')} of {of['loop_free_prompts']}"
+    return [
+        str(of["prompts"]),
+        _number(of["plain_per_second"], 1),
+        _number(of["predicted_per_second"], 1),
+        _interval(of, "speedup"),
+        _number(of["mean_accepted_length"], 2),
+        _share(of["acceptance_rate"]),
+        _share(of["loop_share"]),
+        without if of["loop_free_speedup"] is not None else "",
+    ]
+
+
+def _greedy_and_sampled(sampled: Mapping[str, Any]) -> list[str]:
+    header = ["the same prompts", *_SPEEDUP_HEADER]
+    sides = (("greedy", sampled["greedy"]), ("sampled", sampled["total"]))
+    rows = [[name, *_speedup_cells(of)] for name, of in sides]
+    return [
+        f"Sampled: {sampled['sampling']} ({sampled['source']}), each answer drawn again; "
+        f"prompts of each category: {sampled['per_category']} at most.",
+        "",
+        *markdown_table(header, rows),
+    ]
+
+
+def _lossless(report: Document) -> list[str]:
+    """States what was promised of the texts, and the rate over the fastest plain steps."""
+    settings, speedup = report["settings"], report["total"]["speedup"]
+    if "lossless" not in settings:  # of another program's engine
+        return []
+    lines = [f"Promised: {settings['lossless']}."]
+    if settings["plain_cost"] > 1 and speedup is not None:
+        lines.append(
+            f"A plain step takes {settings['plain_cost']:.2f} times the fastest: over that one "
+            f"the speedup is {speedup / settings['plain_cost']:.2f}."
+        )
+    if settings.get("policy"):
+        lines.append(f"At the end the policy went by this: {settings['policy']}.")
+    return lines
+
+
+def _own_loop(settings: Mapping[str, Any]) -> list[str]:
+    """Says whether the library itself would decode faster without speculation."""
+    cost = settings.get("own_loop_cost")
+    if cost is None:
+        return []
+    return [f"A row of ours takes {cost:.2f} of a plain step of {settings['runtime']}'s own loop."]
+
+
+def _rows(report: Document) -> Iterable[tuple[str, dict[str, Any]]]:
+    yield from report["categories"].items()
+    yield "all", report["total"]
+
+
+def _speedups(report: Document) -> list[str]:
+    header = ["category", *_SPEEDUP_HEADER, "worst prompt"]
+    rows = [
+        [
+            category,
+            *_speedup_cells(of),
+            f"{_interval(of, 'worst_prompt_speedup')} {of['worst_prompt']}",
+        ]
+        for category, of in _rows(report)
+    ]
+    return markdown_table(header, rows)
+
+
+def _rounds_table(report: Document) -> list[str]:
+    header = ["category", "rounds without a draft token", "draft, ms a round", "verify", "overhead"]
+    rows = []
+    for category, of in _rows(report):
+        reasons = [f"{reason} {_share(share)}" for reason, share in of["plain_rounds"].items()]
+        times = [_number(of[f"{name}_ms_a_round"], 2) for name in ("draft", "verify", "overhead")]
+        rows.append([category, ", ".join(reasons) or "none", *times])
+    return markdown_table(header, rows)
+
+
+def _peers(report: Document) -> list[str]:
+    header = [
+        *("library", "weights", "plain tokens/s", "with speculation", "its speedup"),
+        *("ours over its plain", "ours over its speculation"),
+    ]
+    rows, notes = [], []
+    for name, of in report["peers"].items():
+        if of["plain_per_second"] is not None:
+            rows.append(
+                [
+                    f"{name} {of['version']}",
+                    of["weights"],
+                    _number(of["plain_per_second"], 1),
+                    _number(of["predicted_per_second"], 1),
+                    _interval(of, "speedup"),
+                    _interval(of, "ours_over_plain"),
+                    _interval(of, "ours_over_predicted"),
+                ]
+            )
+            notes.append(f"- {name}: {'; '.join(of['settings'])}")
+        if of["note"]:
+            notes.append(f"- {name}: {of['note']}")
+    return [*(markdown_table(header, rows) if rows else []), "", *notes]
+
+
+def _interval(of: Mapping[str, Any], name: str) -> str:
+    if of.get(name) is None:
+        return ""
+    return f"{of[name]:.2f} ({of[f'{name}_low']:.2f} to {of[f'{name}_high']:.2f})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"

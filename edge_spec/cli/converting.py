@@ -1,22 +1,124 @@
-"""`edge-spec export MODEL OUT`: a bundle in another format, or a pair bundle in several."""
+"""`edge-spec pull` and `export`: models of the hub, and bundles in other formats."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_spec.cli import options
 from edge_spec.cli.output import ProgressBar, print_json
 from edge_spec.errors import UsageError
-from edge_spec.models.asked_options import Option
+from edge_spec.models.asked_options import option
 
 if TYPE_CHECKING:
     from edge_spec.core.export import ExportOptions
+    from edge_spec.models.hub.client import HubReference
+    from edge_spec.models.hub.download import HubModel
     from edge_spec.models.pair_bundle import PairManifest
     from edge_spec.models.pair_export import ExportChoices
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="hf:org/name, and after it @revision or :file.gguf.", show_default=False
+        ),
+    ],
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Fetch this smaller model, too; auto: one known for the family."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Fetch a model from the Hugging Face hub, and print where it is.
+
+    What is here already is not fetched again; an interrupted download goes on.
+    """
+    from edge_spec.models.hub.client import HubReference
+    from edge_spec.models.hub.download import pull as fetch
+
+    reference = HubReference.parse(model)
+    smaller = None if draft in (None, "none") else _draft(reference, draft)
+    with ProgressBar() as progress:
+        fetched = fetch(reference, progress)
+        drafting = None if smaller is None else fetch(smaller, progress)
+    if drafting is not None:
+        _compare(fetched, drafting)
+    if json:
+        document = _document(fetched)
+        document["draft"] = None if drafting is None else _document(drafting)
+        print_json(document)
+        return
+    for each in (fetched, drafting):
+        if each is not None:
+            print(each.path)
+
+
+def _draft(target: HubReference, draft: str) -> HubReference | None:
+    from edge_spec.models.hub.client import DRAFTS, HEADS, PREFIX, HubReference, known
+
+    if draft != "auto":
+        return HubReference.parse(draft)
+    smaller, head = known(DRAFTS, target.repository), known(HEADS, target.repository)
+    if smaller is not None and head is not None:
+        _note(f"there is a head trained for {target}, too: --draft {PREFIX}{head}")
+    found = smaller or head
+    if found is None:
+        _note(f"no smaller model of the family of {target} is known: name one with --draft")
+        return None
+    return HubReference.parse(PREFIX + found)
+
+
+def _compare(target: HubModel, draft: HubModel) -> None:
+    """Says so where the draft's tokens are not the target's, or a head is another target's."""
+    from edge_spec.errors import EdgeSpecError
+    from edge_spec.models import runtimes
+    from edge_spec.models.draft_choice import describe
+    from edge_spec.text.vocabulary import same_vocabulary
+
+    if runtimes.is_head(draft.path):
+        try:
+            config = describe(target.path).config
+            _note(f"{draft.name}: {runtimes.open_head(draft.path, config, has_weights=False)}")
+        except EdgeSpecError as error:
+            _note(str(error))
+        return
+    try:
+        same = same_vocabulary(describe(target.path).vocabulary, describe(draft.path).vocabulary)
+    except EdgeSpecError as error:
+        _note(f"whether {draft.name} has the tokens of {target.name} is not known: {error}")
+        return
+    if not same:
+        _note(
+            f"{draft.name} has other tokens than {target.name}: with --draft {draft.reference} its "
+            "draft tokens are passed on as text, and --draft auto does not choose it"
+        )
+
+
+def _document(model: HubModel) -> dict[str, Any]:
+    from edge_spec.models.hub.download import content_sha256
+
+    files = [
+        {"name": name, "num_bytes": path.stat().st_size, "sha256": content_sha256(path)}
+        for name, path in model.files.items()
+    ]
+    return {
+        "model": str(model.reference),
+        "path": str(model.path),
+        "revision": model.commit,
+        "files": files,
+        "num_bytes": sum(file["num_bytes"] for file in files),
+    }
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
 
 _PAIR = "Pair bundles"
 _SINGLE = "onnx"  # the format where none is named
@@ -25,75 +127,55 @@ _COMPILED = "qnn"  # the one that is for one processor alone
 
 @dataclass(frozen=True)
 class AskedExport:
-    """Says what is to be written, as the command line has it."""
-
-    format: Annotated[
-        str | None,
-        Option(
-            "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
-            "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
-            f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
-            None,
-        ),
-    ] = None
-    quant: Annotated[
-        str | None,
-        Option(
-            "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
-            "fp16); optimum: int4, int8, fp32 (default "
-            "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
-            "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
-            "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
-            None,
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        Option("onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]", None),
-    ] = None
-    layers: Annotated[int | None, Option("Keep only the first layers, for a draft.", None)] = None
-    compute: Annotated[
-        str | None,
-        Option("coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]", None),
-    ] = None
-    context: Annotated[
-        int | None,
-        Option("coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]", None),
-    ] = None
-    compile: Annotated[
-        bool,
-        Option(
-            "With --for android or windows-npu: also a binary for Qualcomm's NPU.",
-            _PAIR,
-            flag="--compile",
-        ),
-    ] = False
-    soc: Annotated[
-        str | None,
-        Option(
-            "qnn: the processor to compile for, such as SM8650.  [default: of --for android "
-            "SM8650, of windows-npu SC8380XP]",
-            None,
-        ),
-    ] = None
-    hidden_states: Annotated[
-        bool,
-        Option("coreml, onnx-static: return them beside the scores.", None, flag="--hidden-states"),
-    ] = False
-    draft: Annotated[str | None, Option("A smaller model that drafts for it.", _PAIR)] = None
-    draft_layers: Annotated[
-        int | None,
-        Option("Only the draft's first layers; without --draft, the model's own.", _PAIR),
-    ] = None
-    kind: Annotated[
-        str | None,
-        Option(
-            "Formats and quantizations for ios, macos, windows-npu, android or linux.",
-            _PAIR,
-            flag="--for",
-        ),
-    ] = None
-    check: Annotated[bool, Option("Compare the result with the reference model.", None)] = True
+    format: str | None = option(
+        None,
+        "onnx, gguf, coreml, onnx-static: onnx of fixed shapes, qnn: compiled for "
+        "Qualcomm's NPU (--soc), or optimum: onnx of other architectures; all, or several "
+        f"joined by commas, for a pair bundle.  [default: {_SINGLE}]",
+    )
+    quant: str | None = option(
+        None,
+        "onnx: int4, int8, fp16, fp32 (default int4); onnx-static: the same (default "
+        "fp16); optimum: int4, int8, fp32 (default "
+        "int4); gguf: Q4_0, Q8_0, Q4_K_M, F16 and others (default Q4_K_M); coreml: int4, int8, "
+        "fp16 for the GPU (default int4), lut4, lut6, fp16 for the Neural Engine (default "
+        "lut6). For a pair bundle FORMAT=NAME, several joined by commas.",
+    )
+    block_size: int | None = option(
+        None, "onnx, optimum: weights with one scale, 32, 64 or 128.  [default: 32]"
+    )
+    layers: int | None = option(None, "Keep only the first layers, for a draft.")
+    compute: str | None = option(
+        None, "coreml: the unit to lay the graph out for, gpu or ane.  [default: gpu]"
+    )
+    context: int | None = option(
+        None, "coreml, onnx-static: tokens that the cache holds.  [default: up to 2048]"
+    )
+    compile: bool = option(
+        False,
+        "With --for android or windows-npu: also a binary for Qualcomm's NPU.",
+        _PAIR,
+        flag="--compile",
+    )
+    soc: str | None = option(
+        None,
+        "qnn: the processor to compile for, such as SM8650.  [default: of --for android "
+        "SM8650, of windows-npu SC8380XP]",
+    )
+    hidden_states: bool = option(
+        False, "coreml, onnx-static: return them beside the scores.", flag="--hidden-states"
+    )
+    draft: str | None = option(None, "A smaller model that drafts for it.", _PAIR)
+    draft_layers: int | None = option(
+        None, "Only the draft's first layers; without --draft, the model's own.", _PAIR
+    )
+    kind: str | None = option(
+        None,
+        "Formats and quantizations for ios, macos, windows-npu, android or linux.",
+        _PAIR,
+        flag="--for",
+    )
+    check: bool = option(True, "Compare the result with the reference model.")
 
 
 @options.with_groups

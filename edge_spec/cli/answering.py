@@ -1,0 +1,453 @@
+"""`edge-spec generate`, `chat`, `serve` and `desktop`: what answers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.cli.options import open_engine
+from edge_spec.cli.output import ProgressBar, print_json
+from edge_spec.errors import UsageError
+from edge_spec.models.asked_options import MODEL_HELP, option
+from edge_spec.text.parts.part import PartKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from edge_spec.core.model import Progress
+    from edge_spec.engine.engine import Engine
+    from edge_spec.engine.generation import Generation
+    from edge_spec.engine.results import Chunk, GenerationResult
+    from edge_spec.loader import ModelOnDemand
+    from edge_spec.loader.place import PlacedModels
+    from edge_spec.text.grammar import Grammar
+    from edge_spec.text.parts.answer_form import AnswerForm
+    from edge_spec.text.thoughts import Reasoning
+
+
+_MAX_ROWS = 10  # of a thought that is being written
+_ROWS_BELOW = 2
+_EVERY_S = 0.2  # at most: drawing takes the interpreter from the model
+
+
+class AnswerWriter:
+    """Writes an answer while it comes: its text, and in a terminal what is thought before it, which
+    becomes one line when it has ended."""
+
+    def __init__(
+        self, result: GenerationResult, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """result: of the answer, which grows with each chunk."""
+        self._result = result
+        self._clock = clock
+        self._not_before = 0.0  # a thought is drawn again
+        self._live: Any = None  # what shows the thought that is being written
+        self._is_thinking = False
+
+    def write(self, chunk: Chunk) -> None:
+        if chunk.kind is PartKind.REASONING:
+            self._is_thinking = True
+            if sys.stdout.isatty() and self._clock() >= self._not_before:
+                self._show_thought()
+                self._not_before = self._clock() + _EVERY_S
+            return
+        self._fold()
+        if chunk.kind is PartKind.TEXT:
+            print(chunk.text, end="", flush=True)
+
+    def finish(self) -> None:
+        """Ends the line, also of an answer that was interrupted."""
+        self._fold()
+        print()
+
+    def _show_thought(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            console = Console(highlight=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+            self._live.start()
+        console = self._live.console
+        rows = max(min(console.height - _ROWS_BELOW, _MAX_ROWS), 1)
+        # No more than these rows could show.
+        end = self._result.reasoning[-rows * console.width :]
+        text = Text("".join(c if c.isprintable() or c == "\n" else " " for c in end))
+        lines = text.wrap(console, console.width)[-rows:]
+        self._live.update(Text("\n", "dim").join(lines), refresh=True)
+
+    def _fold(self) -> None:
+        if not self._is_thinking:
+            return
+        self._is_thinking = False
+        live, self._live = self._live, None
+        if live is not None:
+            from edge_spec.engine.thought_line import thought_line
+
+            live.stop()
+            if self._result.reasoning.strip():
+                live.console.print(thought_line(self._result), style="dim")
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    raw: bool = option(False, "Continue the text instead of answering it as a chat message.")
+    suffix: str | None = option(
+        None, "Write what stands between the prompt and this text, as in code."
+    )
+    stop: tuple[str, ...] = option(
+        (), "End before this text; may be repeated.", read_as=list[str] | None
+    )
+    schema: Path | None = option(None, "A file with a JSON Schema that the answer has to fit.")
+
+
+@options.with_groups
+def generate(
+    model: Annotated[str | None, typer.Argument(help=f"{MODEL_HELP}  [default: smollm2]")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="A single argument is the prompt; - reads it from stdin."),
+    ] = None,
+    *,
+    asked: GenerateOptions,
+    loading: options.AskedOptions,
+    sampling: options.SamplingOptions,
+    json: options.Json = False,
+) -> None:
+    """Answer one prompt."""
+    from edge_spec.text.parts.answer_form import answer_tokens
+    from edge_spec.text.thoughts import read_reasoning
+
+    if model is None:
+        raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
+    if prompt is None:
+        model, prompt = "smollm2", model
+    params = sampling.params()
+    grammar = None if asked.schema is None else _grammar(asked.schema)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
+    encoded: list[tuple[Sequence[int], AnswerForm | None]] = []
+
+    def encode(placed: PlacedModels) -> None:  # once the header is read, before the weights are
+        encoded.append(_encoded(placed, text, asked, limit, reasoning))
+
+    with open_engine(model, loading, screen=encode) as engine:
+        tokens, form = encoded[-1]
+        generation = engine.generate(
+            tokens,
+            max_tokens=answer_tokens(form) if limit is None else limit,
+            stop=asked.stop,
+            sampling=params,
+            grammar=grammar,
+            form=form,
+            stream=True,
+        )
+        _print(generation, json)
+
+
+def _encoded(
+    placed: PlacedModels,
+    prompt: str,
+    asked: GenerateOptions,
+    limit: int | None,
+    reasoning: Reasoning,
+) -> tuple[Sequence[int], AnswerForm | None]:
+    """The prompt's tokens, and which parts the answer may have. Raises ContextFullError,
+    UnsupportedModelError for a chat template that fails, and for a model that was not trained to
+    fill in."""
+    from edge_spec.engine.request import require_room
+    from edge_spec.text.infill import room_beside
+    from edge_spec.text.parts.answer_form import TEXT_TOKENS
+
+    text, form = placed.target.text, None
+    if asked.suffix is not None:
+        room = room_beside(placed.context_length, TEXT_TOKENS if limit is None else limit)
+        return text.infill.prompt(prompt, asked.suffix, room=room), None
+    is_source = placed.target.config.encoder is not None
+    if not asked.raw and text.chat_template is None and not is_source:
+        _log.warning(
+            "%s has no chat template: the prompt is continued as it is, as with --raw",
+            placed.target.name,
+        )
+    if asked.raw or text.chat_template is None:
+        tokens = text.tokenizer.encode(prompt)
+    else:
+        tokens = text.chat_prompt(prompt, reasoning=reasoning)
+        form = text.answer_form(tokens, reasoning=reasoning)
+    require_room(tokens, placed.context_length)
+    return tokens, form
+
+
+def _grammar(path: Path) -> Grammar:
+    """Raises UsageError for a file that is no JSON object."""
+    from edge_spec.text.grammar import Grammar
+
+    try:
+        schema = loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"cannot read the schema {path}: {error}", remedy="Give a file with a JSON Schema."
+        ) from None
+    if not isinstance(schema, dict):
+        raise UsageError(
+            f"the schema {path} is no JSON object", remedy='For example {"type": "object"}.'
+        )
+    return Grammar.json_schema(schema)
+
+
+def _print(generation: Generation, as_json: bool) -> None:
+    """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
+    what there is of one that the model failed in."""
+    from edge_spec.engine.thought_line import cut_thought
+
+    writer = AnswerWriter(generation.result)
+    try:
+        with generation.cancelled_by_interrupt():
+            with ProgressBar() as generation.progress:
+                first = next(generation, None)
+            for chunk in generation if first is None else chain([first], generation):
+                if not as_json:
+                    writer.write(chunk)
+    finally:
+        if as_json and generation.result.finish_reason is not None:
+            print_json(generation.result.to_dict())
+        elif not as_json:
+            writer.finish()
+    if (note := cut_thought(generation.result)) is not None:
+        _log.warning("%s", note)
+    if generation.result.finish_reason == "cancelled":
+        raise KeyboardInterrupt
+
+
+@options.with_groups
+def chat(
+    model: options.Model = "smollm2",
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    learn: options.Learn = False,
+    *,
+    loading: options.AskedOptions,
+    sampling: options.SamplingOptions,
+    json: options.Json = False,
+) -> None:
+    """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
+    from edge_spec.core import entry_points
+    from edge_spec.text.thoughts import read_reasoning
+
+    def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
+        return open_engine(
+            model,
+            replace(loading, exact=exact),
+            measure_when_idle=True,
+            report=report,
+            needs_chat=True,
+            learns=learn,
+        )
+
+    sampling.params()  # refused now rather than when the model is open
+    answering = {
+        "max_tokens": sampling.max_tokens,
+        "reasoning": read_reasoning(sampling.reasoning),
+    }
+    entry_points.load_app("chat")(
+        opener, model, loading.exact, answering, system, json, asked_sampling=sampling.asked
+    )
+
+
+_server = partial(option, panel="Server")
+_PARALLEL = 2  # answers at once: one that is read, and one that is asked for meanwhile
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Holds what the person who starts a server decides, by the names of `ServerOptions`."""
+
+    host: str = _server("127.0.0.1", "The address; others than loopback need a key.")
+    port: int = _server(8080, "The port; 0 takes a free one.")
+    api_key: str | None = _server(
+        None, "What clients have to know.", envvar="EDGE_SPEC_API_KEY", repr=False
+    )
+    cors_origins: tuple[str, ...] = _server(
+        (),
+        "A site, app or extension whose pages may ask; may be repeated.",
+        flag="--cors-origin",
+        read_as=list[str] | None,
+    )
+    allowed_hosts: tuple[str, ...] = _server(
+        (),
+        "Another name of this machine, by which a container or a tunnel asks; may be repeated.",
+        flag="--allow-host",
+        read_as=list[str] | None,
+    )
+    max_models: int | None = _server(
+        None, "Models open at once.  [default: as many as memory holds]"
+    )
+    load_timeout_s: float = _server(
+        300.0, "Seconds that a request may wait for its model to be opened."
+    )
+    parallel: int = _server(4, "Answers of a model at once, each with a cache of its own.")
+    queue: int = _server(64, "Requests that may wait.")
+    queue_timeout_s: float = _server(60.0, "Seconds that one may wait.")
+    request_timeout_s: float = _server(
+        600.0, "Seconds that an answer may take from its first token on."
+    )
+    client_timeout_s: float = _server(
+        30.0, "Seconds that a client may take to send a request, or not to read."
+    )
+    grace_s: float = _server(30.0, "Seconds that answers have to end on a signal.")
+    max_body_bytes: int = _server(2 << 20, "Largest request.")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Holds what is decided before there is a server."""
+
+    alias: tuple[str, ...] = _server(
+        (),
+        "Another name for a model, its first one in lists and answers; NAME alone where there "
+        "is one model; may be repeated.",
+        metavar="NAME=MODEL",
+        read_as=list[str] | None,
+    )
+    stdio: bool = _server(
+        False,
+        "Speak JSON-RPC on standard input and output instead: no other option of the server or "
+        "of sampling applies.",
+        flag="--stdio",
+    )
+
+
+@options.with_groups
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"{MODEL_HELP} Of several, the others are opened when they are asked for.",
+            show_default="smollm2",
+        ),
+    ] = None,
+    *,
+    settings: ServerSettings,
+    serving: ServeOptions,
+    learn: options.Learn = False,
+    loading: options.AskedOptions,
+    sampling: options.SamplingOptions,
+    json: options.Json = False,
+) -> None:
+    """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
+
+    Several models share one address; requests say which one is meant, and that one is opened. Then
+    --plan, --exit-layer and a --draft that is named are of the first model, all other options of
+    every one.
+
+    Sampling options, --max-tokens and --reasoning hold for requests that do not say; without them,
+    a request is answered with the likeliest tokens, and the page as the model's makers state.
+    --json prints one line, {"url", "port", "model"}, when requests are accepted; "models" are all
+    of several.
+    """
+    from edge_spec.core import entry_points
+
+    named = model or ["smollm2"]
+    of_requests = sampling.of_requests()
+    if serving.stdio:
+        if len(named) > 1:
+            raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
+        open_model = partial(open_engine, named[0], loading, measure_when_idle=True, learns=learn)
+        entry_points.load_app("sidecar")(open_model)
+        return
+    models = models_on_demand(named, serving.alias, loading, learns=learn)
+    entry_points.load_app("serve")(
+        models,
+        partial(_announce, names=[each.name for each in models], as_json=json),
+        **vars(settings),
+        **of_requests,
+    )
+
+
+def models_on_demand(
+    models: Sequence[str],
+    aliases: Sequence[str],
+    loading: options.AskedOptions,
+    *,
+    learns: bool = False,
+) -> list[ModelOnDemand]:
+    """Raises as `served_names` does, and UsageError where several are to learn."""
+    from edge_spec.loader import ModelOnDemand, options_of_others
+    from edge_spec.models.source import served_names
+
+    is_alone = len(models) == 1  # else one would be measured while another answers
+    if learns and not is_alone:
+        raise UsageError(
+            "--learn is for one model, since it learns while nobody is answered",
+            remedy="Start a server for each model, or leave --learn out.",
+        )
+    served: list[ModelOnDemand] = []
+    for model, names in zip(models, served_names(models, aliases), strict=True):
+        asked = options_of_others(loading) if served else loading
+        opening = partial(open_engine, model, asked, measure_when_idle=is_alone, learns=learns)
+        plan = partial(plan_document, model, asked)
+        served.append(ModelOnDemand(names.name, opening, names.aliases, plan))
+    return served
+
+
+def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        several = {"models": names} if len(names) > 1 else {}
+        print_json({"url": url, "port": port, "model": model, **several})
+    else:
+        print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+
+def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any] | None:
+    """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
+    from edge_spec.loader.place import asked_drafts
+    from edge_spec.models.source import Source
+    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
+
+    plan = None if loading.plan is None else read_plan(Path(loading.plan))
+    if plan is None:
+        target = Source(model, lambda what, fraction: None)
+        drafts = asked_drafts(target, loading)
+        pair = Source(drafts[0], target.progress) if drafts else None
+        plan = cached_plan(plan_path(target, pair))
+    document: Mapping[str, Any] | None = None if plan is None else loads(plan_json(plan))
+    return document
+
+
+@options.with_groups
+def desktop(
+    model: options.Model = "smollm2",
+    learn: options.Learn = False,
+    *,
+    loading: options.AskedOptions,
+    sampling: options.SamplingOptions,
+) -> None:
+    """Talk to a model in a window, whose closing ends everything. Sampling options,
+    --max-tokens and --reasoning hold for what the page does not set."""
+    from edge_spec.core import entry_points
+
+    entry_points.load_app("desktop")(
+        partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
+        _say_where,
+        title=model,
+        plan=lambda: plan_document(model, loading) or {"candidates": []},
+        parallel=_PARALLEL,
+        **sampling.of_requests(),
+    )
+
+
+def _say_where(model: str, url: str, port: int) -> None:
+    print(f"{model} is in the window, served on {url}.", file=sys.stderr, flush=True)

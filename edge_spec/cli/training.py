@@ -1,0 +1,221 @@
+"""`edge-spec distill`, `learn` and `tune-skip`: drafters that are trained or searched for here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_spec.cli import options
+from edge_spec.cli.output import ProgressBar, print_json
+from edge_spec.distill.request import DistillRequest
+from edge_spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from edge_spec.core.model import Progress
+    from edge_spec.engine.engine import Engine
+    from edge_spec.placement.layer_selection import ChosenPart
+
+
+@options.with_groups
+def distill(
+    model: options.NamedModel,
+    *,
+    request: DistillRequest,
+    loading: options.AskedOptions,
+    json: options.Json = False,
+) -> None:
+    """Train a drafter for a model on what the model itself writes, on this machine.
+
+    Ended early, the same command goes on where it stopped.
+    """
+    from edge_spec.distill.run import distill
+
+    with ProgressBar() as progress:
+        found = distill(model, loading, request, progress)
+    if json:
+        print_json({"path": str(found.path), **found.report})
+        return
+    for line in _summary(found.report):
+        print(line)
+    use = f"use it with --draft {found.path}"
+    if request.out is None and found.report["pays"]:
+        use = "the model drafts with it from now on; --draft none leaves it out"
+    print(f"Written to {found.path}: {use}")
+
+
+def _summary(report: Mapping[str, Any]) -> list[str]:
+    chances = ", ".join(f"{100 * each:.0f} %" for each in report["acceptance"])
+    forecast, vocabulary = report["forecast"], report["vocabulary"]
+    many = forecast["num_draft_tokens"]
+    pays = "" if report["pays"] else ": it does not pay here"
+    return [
+        f"accepted by position, each after all before it: {chances} "
+        f"({report['tokens']['held_out']:,} held-out tokens)",
+        f"scores {vocabulary['scored']:,} tokens, {100 * vocabulary['coverage']:.1f} % of what "
+        "the model writes",
+        f"forecast: {forecast['speedup']:.2f} times plain decoding, with {many} draft "
+        f"token{'s' if many > 1 else ''} a round{pays}",
+    ]
+
+
+learn = typer.Typer(
+    name="learn", help="What --learn and --remember keep of answers.", no_args_is_help=True
+)
+
+_Model = Annotated[
+    str | None, typer.Argument(help="The model that answers are of.  [default: all models]")
+]
+
+
+@learn.command()
+def status(model: _Model = None, json: options.Json = False) -> None:
+    """Say what is kept of answers, what was learnt, and whether it drafts."""
+    from edge_spec.distill.idle_learning import document
+
+    learnt, remembered = _kept(model)
+    found = [document(path) for path in learnt]
+    files: list[dict[str, Any]] = [
+        {"model": _model_of(path), "path": str(path), "bytes": path.stat().st_size}
+        for path in remembered
+    ]
+    if json:
+        print_json({"models": found, "remembered": files})
+        return
+    if not (found or files):
+        print("Nothing is kept of answers.")
+    for each in files:
+        size = each["bytes"] / 1e6
+        print(f"{each['model']}: {size:.1f} MB of answers that draft others, in {each['path']}")
+    for each in found:
+        for line in _told(each):
+            print(line)
+
+
+@learn.command()
+def forget(model: _Model = None, json: options.Json = False) -> None:
+    """Remove answers that were kept, and all that was learnt from them."""
+    from edge_spec.distill import idle_learning
+    from edge_spec.drafters.lookup import answers
+
+    learnt, remembered = _kept(model)
+    freed = {path.name: idle_learning.forget(path) for path in learnt}
+    freed |= {path.name: answers.forget(path) for path in remembered}
+    if json:
+        print_json({"freed_bytes": freed})
+        return
+    total = sum(freed.values()) / 1e6
+    print(f"Forgotten: {len(freed)} of {len(freed)} models, {total:.1f} MB.")
+
+
+def _kept(model: str | None) -> tuple[list[Path], list[Path]]:
+    """Returns folders of --learn and files of --remember, of this model, by its name or that of the
+    folder or file; of all where None. Raises UsageError where there is nothing of a model that was
+    named."""
+    from edge_spec.distill.idle_learning import kept_folders
+    from edge_spec.drafters.lookup import answers
+
+    kept = [kept_folders(), answers.kept_files()]
+    learnt, remembered = (
+        [path for path in paths if model in (None, _model_of(path), path.stem)] for paths in kept
+    )
+    if model is not None and not (learnt or remembered):
+        names = ", ".join(sorted({_model_of(path) for paths in kept for path in paths}))
+        raise UsageError(
+            f"nothing was learnt from answers of {model}",
+            remedy=f"What is kept: {names or 'nothing'}.",
+        )
+    return learnt, remembered
+
+
+def _model_of(path: Path) -> str:
+    return path.name.rpartition("-")[0]
+
+
+def _told(found: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{found['model']}: {found['answers']} answers, {found['answer_tokens']} tokens, "
+        f"{found['bytes'] / 1e6:.1f} MB in {found['path']}"
+    )
+    if not found["learnt_tokens"]:
+        yield "  no head has been trained yet"
+        return
+    verb = "drafts" if found["drafts"] else "does not draft"
+    yield (
+        f"  the head {verb}: it has learnt from {found['learnt_tokens']} tokens, and on others it "
+        f"is forecast to be {found['gain']:.2f} times as fast as plain decoding"
+    )
+
+
+_PROMPTS = (
+    "Explain to a child why the sky is blue.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "Write a Python function that removes duplicates from a list and explain it.",
+    "List five things to check before buying a used bicycle.",
+)
+_TOKENS = 128  # of each answer
+
+
+def tune_skip(
+    model: options.NamedModel,
+    trials: Annotated[int, typer.Option(help="Sets of sublayers that are tried.", min=0)] = 100,
+    json: options.Json = False,
+) -> None:
+    """Search the exit and the sublayers to leave out with which a model drafts best for itself.
+
+    Both are kept in the bundle, where --drafter early-exit and layer-skip find them.
+    """
+    from edge_spec.errors import UsageError
+    from edge_spec.loader import load_engine
+    from edge_spec.models.bundle import Bundle
+    from edge_spec.models.options import LoadOptions
+    from edge_spec.models.pair_bundle import is_in_pair
+    from edge_spec.models.resolve import resolve_model
+    from edge_spec.models.source import Source
+    from edge_spec.placement.layer_selection import save_parts
+
+    plain = LoadOptions(runtime="ort", drafter="none")
+    bar = ProgressBar()
+    source = Source(model, bar)
+    if not source.is_demo and is_in_pair(source.path):
+        raise UsageError(
+            f"{model} is part of a pair bundle, whose files stay as they were written",
+            remedy="Tune the model that it was made from.",
+        )
+    with bar as progress, load_engine(model, plain, progress) as engine:
+        bundle = resolve_model(source, "ort", plain, progress).source
+        if not isinstance(bundle, Bundle):
+            raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
+        parts = _best_parts(engine, trials, progress)
+    save_parts(bundle, parts)
+    if json:
+        print_json({name: asdict(part) for name, part in parts.items()})
+        return
+    for name, part in parts.items():
+        print(f"{name}: {part}")
+    print(f"kept in {bundle.path}")
+
+
+def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
+    """Returns the parts by the names of the drafters that run them."""
+    from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
+    from edge_spec.placement.measure import measure_rows
+
+    texts = []
+    for i, prompt in enumerate(_PROMPTS):
+        progress("Writing texts to judge by", i / len(_PROMPTS))
+        answer = engine.chat(prompt, max_tokens=_TOKENS)
+        texts.append(engine.chat_prompt(prompt) + [token.id for token in answer.tokens])
+    loaded = engine.parts.model
+    with Judge(loaded, texts, measure_rows(loaded)) as judge:
+        parts = {"early-exit": best_exit(judge)}
+        parts["layer-skip"] = optimized(
+            judge,
+            best_nested(judge),
+            trials,
+            lambda done: progress("Trying sets of sublayers", done / trials),
+        )
+    return parts

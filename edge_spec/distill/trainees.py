@@ -1,0 +1,554 @@
+"""The drafters while they are trained, in PyTorch: Medusa heads (Cai et al. 2024, Medusa-1), an
+EAGLE-3 head (Li et al. 2025) and an ordinary small draft."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model_info import Checkpoint, TensorRows
+from edge_spec.core.rope import Rope
+from edge_spec.distill.features import Batch
+from edge_spec.distill.request import (
+    DistillRequest,
+    draft_config,
+    kept_layers,
+    layers_config,
+    num_kept,
+    stated_scaling,
+    text_files,
+)
+from edge_spec.errors import DeviceMemoryError
+from edge_spec.loader.head import StoredTables
+
+Tensor = Any  # torch.Tensor: the library's types are not there where it is not installed
+# What `torch.cpu` calls instructions that multiply bfloat16, of x86 and of ARM.
+_BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
+DISCOUNT = 0.8  # of each further position in the loss (Li et al. 2025, EAGLE-3)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Rounds what is multiplied to `kind`, float32 or bfloat16. Sums of rows, losses and parameters
+    stay float32 (Micikevicius et al. 2018, mixed precision)."""
+
+    kind: str = "float32"
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """Returns them as they are multiplied. A matrix is made once for all products of a step."""
+        return values.to(self._type)
+
+    def of(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """[..., outputs]. x: [..., inputs]; matrix: [outputs, inputs], rounded."""
+        return torch.nn.functional.linear(self.rounded(x), matrix)
+
+    @property
+    def _type(self) -> Any:
+        return getattr(torch, self.kind)
+
+
+FLOAT32 = Products()
+
+
+def fastest_products() -> Products:
+    """bfloat16 where the processor, or the GPU that is trained on, multiplies it by itself: two to
+    four times as fast. Elsewhere it would be slower than float32."""
+    if torch.get_default_device().type == "cuda":
+        return Products("bfloat16" if torch.cuda.is_bf16_supported(False) else "float32")
+    told: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_it = any(told.get(name) for name in _BFLOAT16_INSTRUCTIONS)
+    return Products("bfloat16" if has_it else "float32")
+
+
+@contextmanager
+def training_device() -> Iterator[None]:
+    """Has PyTorch make its tensors there. Raises DeviceMemoryError where a GPU has too little
+    memory."""
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        with device:
+            yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"{torch.cuda.get_device_name(device)} has too little memory for this training",
+            remedy="Set CUDA_VISIBLE_DEVICES to nothing: it is then done on the CPU.",
+        ) from error
+    finally:
+        torch.cuda.empty_cache()  # what follows opens the model there
+
+
+class Trainee(ABC):
+    """A drafter that learns. Its parameters are float32, by the names that it is stored by."""
+
+    parameters: dict[str, Tensor]
+    num_positions: int
+    _teacher: Teacher
+
+    @abstractmethod
+    def scores(self, batch: Batch) -> list[Tensor]:
+        """Returns by position [anchors, scored tokens] logits after the target's own tokens."""
+
+    def drafts(self, batch: Batch) -> np.ndarray:
+        """[anchors, positions] the likeliest tokens, as a greedy chain drafts them after the
+        target's own tokens. Called without gradients."""
+        best = [logits.argmax(dim=-1).cpu().numpy() for logits in self.scores(batch)]
+        found: np.ndarray = self._teacher.token_ids[np.stack(best, axis=1)]
+        return found
+
+    @abstractmethod
+    def stored(self) -> dict[str, np.ndarray]:
+        """The tensors of the drafter's file."""
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Its config.json."""
+
+    def texts(self) -> Mapping[str, str]:
+        """Returns what else is in its directory: name -> content."""
+        return {}
+
+
+def make_trainee(teacher: Teacher, source: Any, request: DistillRequest) -> Trainee:
+    """source: TensorRows, and a Checkpoint for a kind that begins as layers of its target."""
+    if request.kind == "medusa":
+        return MedusaTrainee(teacher, request.positions)
+    if request.kind == "eagle3":
+        return Eagle3Trainee(teacher, source, request.positions, request.seed)
+    count = num_kept(teacher.config, request.layers)
+    return SmallDraftTrainee(teacher, source, count, request.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """Computes what the target would choose, over the tokens that are scored.
+
+    output: [scored tokens, hidden_size] rows of its output matrix. token_ids: [scored tokens].
+    products: how the drafter multiplies as well.
+    """
+
+    config: ModelConfig
+    output: np.ndarray
+    token_ids: np.ndarray
+    products: Products = FLOAT32
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        return self.products.rounded(torch.as_tensor(self.output))
+
+    def probabilities(self, batch: Batch) -> list[Tensor]:
+        """Returns by position [anchors, scored tokens], renormalised over these."""
+        wanted, rows = scored_rows(batch)
+        logits = self.products.of(torch.as_tensor(batch.states)[wanted], self.matrix).float()
+        logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        probabilities = torch.softmax(logits, dim=-1)
+        return [probabilities[each] for each in rows]
+
+
+def scored_rows(batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """[windows, rows + positions] bool, the rows that something is drafted after; and by position
+    [anchors] which of these it is."""
+    width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
+    wanted = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    places = range(1, batch.written.shape[2] + 1)
+    for at in places:
+        wanted[:, at : at + width] |= anchors
+    index = torch.cumsum(wanted.flatten(), 0).reshape(wanted.shape) - 1
+    return wanted, [index[:, at : at + width][anchors] for at in places]
+
+
+def loss_of(trainee: Trainee, teacher: Teacher, batch: Batch) -> Tensor:
+    """Cross entropy to the target's own distribution, which has the gradient of the forward KL
+    divergence. Places where the target wrote a token that is not scored say nothing, and neither
+    do those after its text."""
+    is_scored = np.zeros(teacher.config.vocab_size + 1, bool)  # -1, no token, is not scored either
+    is_scored[teacher.token_ids] = True
+    expected = teacher.probabilities(batch)
+    total: Tensor = torch.zeros(())
+    for position, logits in enumerate(trainee.scores(batch)):
+        counts = torch.as_tensor(is_scored[batch.written[batch.anchors][:, position]])
+        if counts.any():
+            weights = counts / counts.sum()
+            missed = _cross_entropy(logits, expected[position], weights)
+            total = total + DISCOUNT**position * missed
+    return total
+
+
+def _cross_entropy(logits: Tensor, expected: Tensor, weights: Tensor) -> Tensor:
+    """Sums rows by their weights. Its gradient, a difference of probabilities, is made here and all
+    that is kept: logits have more numbers than anything else of a step."""
+    with torch.no_grad():
+        likely = torch.log_softmax(logits.float(), dim=-1)
+        missed = -(torch.linalg.vecdot(expected, likely) * weights).sum()
+        gradient = likely.exp_().sub_(expected).mul_(weights[:, None]).to(logits.dtype)
+    slope = torch.dot(logits.flatten(), gradient.flatten())
+    return missed + slope - slope.detach()
+
+
+def parameter(values: np.ndarray) -> Tensor:
+    return torch.tensor(np.asarray(values, np.float32), requires_grad=True)
+
+
+def as_arrays(parameters: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: each.detach().cpu().numpy().copy() for name, each in parameters.items()}
+
+
+class Rotation:
+    """Rotary positions of one model, halves paired (Su et al. 2021)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        rope = Rope(config.rope_theta, config.rope_scaling)
+        self._frequencies = torch.as_tensor(rope.frequencies(config.head_dim))
+        self._magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x: [..., rows, head_dim]. positions: [..., rows]."""
+        angles = positions[..., None] * self._frequencies
+        cos = (angles.cos() * self._magnitude).float()
+        sin = (angles.sin() * self._magnitude).float()
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class DecoderLayers:
+    """Layers like Llama's for one batch: each matrix is rounded once, whatever it multiplies."""
+
+    def __init__(
+        self, teacher: Teacher, parameters: Mapping[str, Tensor], rotation: Rotation
+    ) -> None:
+        self._config, self._products = teacher.config, teacher.products
+        self._parameters, self._rotation = parameters, rotation
+        self._matrices = {
+            name: self._products.rounded(each)
+            for name, each in parameters.items()
+            if each.dim() == 2
+        }
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        made, bias = self._products.of(x, self._matrices[name + ".weight"]), name + ".bias"
+        return made + self._parameters[bias] if bias in self._parameters else made
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        """Divides the last axis by its root mean square (Zhang & Sennrich 2019, RMSNorm)."""
+        scale = torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + self._config.norm_epsilon)
+        return x * scale * self._parameters[name + ".weight"]
+
+    def heads(self, read: Tensor, layer: str, name: str, positions: Tensor) -> Tensor:
+        """[windows, heads, rows, head_dim], every query head with its own keys and values. name: q,
+        k or v. positions: [windows, 1, rows] or [rows]."""
+        config = self._config
+        made = self.linear(read, f"{layer}.self_attn.{name}_proj")
+        made = made.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        if config.qk_norm and name != "v":
+            made = self.normed(made, f"{layer}.self_attn.{name}_norm")
+        if name != "v":
+            made = self._rotation.turned(made, positions)
+        made = self._products.rounded(made)
+        return made.repeat_interleave(config.num_heads // made.shape[1], dim=1)
+
+    def after_attention(self, stream: Tensor, mixed: Tensor, layer: str) -> Tensor:
+        """mixed: [windows, rows, query heads * head_dim] of the values that were attended to."""
+        stream = stream + self.linear(mixed, f"{layer}.self_attn.o_proj")
+        inner = self.normed(stream, f"{layer}.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self.linear(inner, f"{layer}.mlp.gate_proj"))
+        up = self.linear(inner, f"{layer}.mlp.up_proj")
+        return stream + self.linear(gate * up, f"{layer}.mlp.down_proj")
+
+
+class MedusaTrainee(Trainee):
+    """Head k is z + SiLU(A z + b), and begins as the target's own choice.
+
+    The output matrix is the target's and stays as it is, so the heads alone are learnt.
+    """
+
+    def __init__(self, teacher: Teacher, num_heads: int) -> None:
+        hidden = teacher.config.hidden_size
+        self.num_positions = num_heads
+        self.parameters: dict[str, Tensor] = {}
+        self._teacher = teacher
+        for head in range(num_heads):
+            prefix = f"{head}.0.linear."
+            self.parameters[prefix + "weight"] = parameter(np.zeros((hidden, hidden)))
+            self.parameters[prefix + "bias"] = parameter(np.zeros(hidden))
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        width, anchors = batch.next_tokens.shape[1], torch.as_tensor(batch.anchors)
+        states = torch.as_tensor(batch.states)[:, :width][anchors]
+        products, output = self._teacher.products, self._teacher.matrix
+        return [products.of(self._head(states, head), output) for head in range(self.num_positions)]
+
+    def stored(self) -> dict[str, np.ndarray]:
+        ids = self._teacher.token_ids
+        return {
+            **as_arrays(self.parameters),
+            "lm_head.weight": self._teacher.output,
+            "d2t": ids - np.arange(len(ids)),
+        }
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "medusa_num_heads": self.num_positions,
+            "medusa_num_layers": 1,
+            "hidden_size": self._teacher.config.hidden_size,
+            "vocab_size": self._teacher.config.vocab_size,
+        }
+
+    def _head(self, states: Tensor, head: int) -> Tensor:
+        prefix, products = f"{head}.0.linear.", self._teacher.products
+        matrix = products.rounded(self.parameters[prefix + "weight"])
+        inner = products.of(states, matrix) + self.parameters[prefix + "bias"]
+        return states + torch.nn.functional.silu(inner)
+
+
+_SPREAD = 0.02  # of what begins at random
+_FEATURES = 3
+_LAYER = "midlayer"
+
+
+class Eagle3Trainee(Trainee):
+    """One decoder layer over the inputs of three of the target's. Begins as the target's last layer
+    over its last feature, and the target's output matrix.
+
+    Each of the three is normed first, as in EAGLE-3.1: it then learns the same in fewer steps. It
+    is trained as it drafts: after the first position it reads its own last state in the place of
+    features, beside the tokens that the target wrote (training-time test, section 3.2).
+    """
+
+    def __init__(
+        self, teacher: Teacher, source: TensorRows, num_positions: int, seed: int = 0
+    ) -> None:
+        self.num_positions = num_positions
+        self.parameters = _eagle3_beginning(teacher, source, np.random.default_rng(seed))
+        self._teacher = teacher
+        self._tables = StoredTables(source)
+        # Trained as it will be read: what config.json cannot state is not there for either.
+        scaled = stated_scaling(teacher.config) is not None
+        plain = replace(teacher.config, rope_scaling=None)
+        self._rotation = Rotation(teacher.config if scaled else plain)
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        """Scores rows; of those before the first anchor, later ones see the keys and values alone:
+        nothing else is made of them."""
+        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
+        block = _AnchorBlock(batch)
+        features = _joined(layers, torch.as_tensor(batch.features))
+        read = _read(layers, self._embedded(batch.next_tokens), features)
+        attention = _Attention(batch, block, layers, read)
+        stream, read = block.of(features), block.of(read)
+        normed = []
+        for position in range(self.num_positions):
+            if position:
+                written = batch.written[:, :, position - 1]
+                tokens = np.take_along_axis(written, block.rows.cpu().numpy(), axis=1)
+                read = _read(layers, self._embedded(tokens), stream)
+            stream = layers.after_attention(stream, attention.mixed(read, position), _LAYER)
+            normed.append(layers.normed(stream[block.is_anchor], "norm"))
+        scores: list[Tensor] = list(layers.linear(torch.stack(normed), "lm_head").unbind())
+        return scores
+
+    def stored(self) -> dict[str, np.ndarray]:
+        ids, vocab_size = self._teacher.token_ids, self._teacher.config.vocab_size
+        return {
+            **as_arrays(self.parameters),
+            "d2t": ids - np.arange(len(ids)),
+            "t2d": np.isin(np.arange(vocab_size), ids),
+        }
+
+    def description(self) -> dict[str, Any]:
+        own = {"draft_vocab_size": len(self._teacher.token_ids), "fc_norm": True}
+        return layers_config(self._teacher.config, "llama", 1) | own
+
+    def _embedded(self, tokens: np.ndarray) -> Tensor:
+        """[windows, rows, hidden_size]. Nothing is learnt of what follows -1, which is no token."""
+        ids, places = np.unique(np.maximum(tokens, 0), return_inverse=True)
+        return torch.as_tensor(self._tables.embed(ids))[
+            torch.as_tensor(places.reshape(tokens.shape))
+        ]
+
+
+def _joined(layers: DecoderLayers, features: Tensor) -> Tensor:
+    """[windows, rows, hidden_size] of [windows, rows, layers, hidden_size]. Late layers have larger
+    features than early ones, and a text's first token a hundred times larger ones."""
+    each = [layers.normed(features[:, :, at], f"fc_norm.{at}") for at in range(_FEATURES)]
+    return layers.linear(torch.cat(each, dim=-1), "fc")
+
+
+def _read(layers: DecoderLayers, embedded: Tensor, stream: Tensor) -> Tensor:
+    """Returns what the attention reads: tokens beside features, or states in their place."""
+    token = layers.normed(embedded, f"{_LAYER}.input_layernorm")
+    return torch.cat([token, layers.normed(stream, f"{_LAYER}.hidden_norm")], dim=-1)
+
+
+class _AnchorBlock:
+    """The anchors of a batch, which are the last rows of each window, beside each other.
+
+    is_anchor: [windows, most anchors] bool; else it is padding. rows: [windows, most anchors] int64
+    of the windows, in padding the last one.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        counts = batch.anchors.sum(axis=1, keepdims=True)
+        places = np.arange(counts.max())
+        last = batch.anchors.shape[1] - 1
+        self.rows = torch.as_tensor(
+            np.minimum(batch.anchors.argmax(axis=1)[:, None] + places, last)
+        )
+        self.is_anchor = torch.as_tensor(places < counts)
+
+    def of(self, made: Tensor) -> Tensor:
+        """[windows, most anchors, size] of [windows, rows, size]."""
+        return made.gather(1, self.rows[:, :, None].expand(-1, -1, made.shape[2]))
+
+
+class _Attention:
+    """Attends within one batch: anchors see what the first position made of all rows up to
+    theirs, and what the positions between made of their own row. read: of all rows in the first
+    position."""
+
+    def __init__(
+        self, batch: Batch, block: _AnchorBlock, layers: DecoderLayers, read: Tensor
+    ) -> None:
+        self._layers = layers
+        self._rows = block.rows
+        rows = torch.arange(read.shape[1]).expand(len(read), -1)
+        self._keys, self._values = (self._heads(read, name, rows) for name in "kv")
+        is_before = rows[:, None, :] <= block.rows[:, :, None]
+        self._sees = (is_before & torch.as_tensor(batch.is_row)[:, None, :])[:, None]
+        self._later: list[tuple[Tensor, Tensor]] = []  # keys and values, by further position
+
+    def mixed(self, read: Tensor, position: int) -> Tensor:
+        """[windows, most anchors, query heads * head_dim]. read: of the anchors."""
+        at = self._rows + position
+        queries = self._heads(read, "q", at)
+        if position:
+            self._later.append((self._heads(read, "k", at), self._heads(read, "v", at)))
+        scores = (queries @ self._keys.transpose(-1, -2)).float()
+        scores = scores.masked_fill(~self._sees, -torch.inf)
+        own = [(queries * each).sum(-1, keepdim=True).float() for each, _ in self._later]
+        scaled = torch.cat([scores, *own], dim=-1) * queries.shape[-1] ** -0.5
+        weights = torch.softmax(scaled, dim=-1).to(queries.dtype)
+        width = self._keys.shape[2]
+        mixed = weights[..., :width] @ self._values
+        for beside, (_, each) in enumerate(self._later):
+            mixed = mixed + weights[..., width + beside, None] * each
+        return mixed.transpose(1, 2).flatten(start_dim=2)
+
+    def _heads(self, read: Tensor, name: str, positions: Tensor) -> Tensor:
+        """positions: [windows, rows]."""
+        return self._layers.heads(read, _LAYER, name, positions[:, None])
+
+
+def _eagle3_beginning(
+    teacher: Teacher, source: TensorRows, random: np.random.Generator
+) -> dict[str, Tensor]:
+    config, hidden = teacher.config, teacher.config.hidden_size
+    late = f"model.layers.{config.num_layers - 1}."
+    small = random.standard_normal((hidden, _FEATURES * hidden)) * _SPREAD * hidden**-0.5
+    small[:, 2 * hidden :] += np.eye(hidden)
+    made = {
+        "fc": small,
+        "midlayer.input_layernorm": np.ones(hidden),
+        "midlayer.hidden_norm": source.float32(late + "input_layernorm.weight"),
+        "norm": source.float32("model.norm.weight"),
+        "lm_head": teacher.output,
+        **{f"fc_norm.{at}": np.ones(hidden) for at in range(_FEATURES)},
+    }
+    for name in ("post_attention_layernorm", "self_attn.o_proj", *_MLP):
+        made["midlayer." + name] = source.float32(f"{late}{name}.weight")
+    for name in "qkv":
+        matrix = source.float32(f"{late}self_attn.{name}_proj.weight")
+        beside = random.standard_normal(matrix.shape) * _SPREAD
+        made[f"midlayer.self_attn.{name}_proj"] = np.concatenate([beside, matrix], axis=1)
+    return {name + ".weight": parameter(each) for name, each in made.items()}
+
+
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+_EMBEDDING, _OUTPUT, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm"
+_ROWS_AT_A_TIME = 256  # of scores over the whole vocabulary
+
+
+class SmallDraftTrainee(Trainee):
+    """Layers and the final norm learn; the embedding and the output matrix stay the target's.
+
+    A position is the next row of the same text, so a batch passes the layers once, whatever the
+    number of positions. It learns over the scored tokens, and drafts from the whole vocabulary.
+    """
+
+    def __init__(
+        self, teacher: Teacher, source: Checkpoint, num_layers: int, num_positions: int
+    ) -> None:
+        self.num_positions = num_positions
+        self.num_layers = num_layers
+        self._teacher = teacher
+        self._source = source
+        self.parameters = _kept_beginning(
+            source, kept_layers(teacher.config.num_layers, num_layers)
+        )
+        self._embedding = torch.tensor(source.float32(_EMBEDDING))
+        self._output = self._embedding
+        if not teacher.config.tied_embeddings:
+            self._output = torch.tensor(source.float32(_OUTPUT))
+        self._rotation = Rotation(teacher.config)
+
+    def scores(self, batch: Batch) -> list[Tensor]:
+        wanted, rows = scored_rows(batch)
+        logits = self._teacher.products.of(self._states(batch)[wanted], self._teacher.matrix)
+        return [logits[each] for each in rows]
+
+    def drafts(self, batch: Batch) -> np.ndarray:
+        wanted, rows = scored_rows(batch)
+        parts = self._states(batch)[wanted].split(_ROWS_AT_A_TIME)
+        products = self._teacher.products
+        output = products.rounded(self._output)
+        best = torch.cat([products.of(each, output).argmax(dim=-1) for each in parts])
+        drafts: np.ndarray = torch.stack([best[each] for each in rows], dim=1).cpu().numpy()
+        return drafts
+
+    def stored(self) -> dict[str, np.ndarray]:
+        tensors = {_EMBEDDING: self._embedding.cpu().numpy()} | as_arrays(self.parameters)
+        if self._output is not self._embedding:
+            tensors[_OUTPUT] = self._output.cpu().numpy()
+        return tensors
+
+    def description(self) -> dict[str, Any]:
+        return draft_config(self._source, self.num_layers)
+
+    def texts(self) -> Mapping[str, str]:
+        return text_files(self._source)
+
+    def _states(self, batch: Batch) -> Tensor:
+        """[windows, rows + positions, hidden_size], after the final norm."""
+        layers = DecoderLayers(self._teacher, self.parameters, self._rotation)
+        stream = self._embedding[torch.as_tensor(batch.tokens)]
+        positions = torch.arange(stream.shape[1])
+        for layer in (f"model.layers.{number}" for number in range(self.num_layers)):
+            read = layers.normed(stream, f"{layer}.input_layernorm")
+            q, k, v = (layers.heads(read, layer, name, positions) for name in "qkv")
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = mixed.transpose(1, 2).flatten(start_dim=2)
+            stream = layers.after_attention(stream, mixed, layer)
+        return layers.normed(stream, _NORM)
+
+
+def _kept_beginning(source: TensorRows, layers: Mapping[int, int]) -> dict[str, Tensor]:
+    """The target's own tensors, under the numbers that its layers have in the draft."""
+    norm = _NORM + ".weight"
+    found = {norm: parameter(source.float32(norm))}
+    for name in source.names():
+        parts = name.split(".", 3)
+        if parts[:2] == ["model", "layers"] and int(parts[2]) in layers:
+            own = f"model.layers.{layers[int(parts[2])]}.{parts[3]}"
+            found[own] = parameter(source.float32(name))
+    return found
