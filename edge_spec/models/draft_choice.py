@@ -18,9 +18,8 @@ from pathlib import Path
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import Requantizes
-from edge_spec.core.model import Progress
+from edge_spec.core.model import Progress, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.drafters import factory
 from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes

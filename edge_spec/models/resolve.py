@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
-from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
+from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import (
     ConfigScreeningRuntime,
@@ -25,7 +25,6 @@ from edge_spec.core.runtime_protocols import (
     LaidOut,
     ScreeningRuntime,
 )
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.errors import (
     BundleError,
     DeviceError,
