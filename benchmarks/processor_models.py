@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.tensor_shapes import expected_shapes
-from edge_spec.exporters.truncate import first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.demo import fetch_demo_model
 

@@ -22,9 +22,8 @@ from jinja2.meta import find_undeclared_variables
 from transformers import PreTrainedTokenizerFast
 
 from edge_spec.errors import EdgeSpecError
-from edge_spec.text.chat_template import ChatTemplate
+from edge_spec.text.chat_template import AnswerMarks, ChatTemplate
 from edge_spec.text.plain_messages import plain_messages
-from edge_spec.text.template_sandbox import AnswerMarks
 from edge_spec.text.template_traits import TemplateTraits, fitted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

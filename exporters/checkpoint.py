@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from edge_spec.core.config import ModelConfig
-from edge_spec.core.config_problem import config_problem
+from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.exporters.tensor_shapes import expected_shapes
 
@@ -127,3 +126,34 @@ def _problem(config: ModelConfig, num_tensors: int) -> str | None:
     if not 0 < config.norm_epsilon < 1:
         return f"its norm epsilon is {config.norm_epsilon}"
     return config_problem(config)
+
+
+def first_layers(checkpoint: StoredCheckpoint, num_layers: int) -> StoredCheckpoint:
+    """The checkpoint without the layers from `num_layers` on; embedding, norm and head stay.
+
+    Raises UsageError unless it has that many, one with attention among them.
+    """
+    config = checkpoint.config
+    least = config.attending[0] + 1  # without attention nothing tells how long a text is
+    if not least <= num_layers <= config.num_layers:
+        raise UsageError(
+            f"{checkpoint.path} has {config.num_layers} layers, {num_layers} are asked for",
+            remedy=f"Choose {least} to {config.num_layers}.",
+        )
+    if config.layer_embeddings is not None:
+        raise UsageError(
+            f"{checkpoint.path} has embeddings of its layers, which stand in one table",
+            remedy="Convert all of its layers.",
+        )
+    prefixes = tuple(f"model.layers.{layer}." for layer in range(num_layers, config.num_layers))
+    tensors = {
+        name: tensor for name, tensor in checkpoint.tensors.items() if not name.startswith(prefixes)
+    }
+    shorter = replace(
+        config,
+        num_layers=num_layers,
+        kind_of_layer=config.kind_of_layer[:num_layers],
+        kv_sources=config.kv_sources[:num_layers],
+        intermediate_sizes=config.intermediate_sizes[:num_layers],
+    )
+    return replace(checkpoint, config=shorter, tensors=tensors)

@@ -4,6 +4,13 @@ What a file has in this form is carried over, and 8 bits are near enough to the 
 token on the demo model) to be rounded as they are. Other matrices are fitted to what each is
 multiplied with once all before it are in blocks: two streams of our own prompts pass the layers,
 one with the model's weights and one with what is made of them.
+
+Weights that make up for what the matrices before them have done to their inputs.
+
+In a quantized model a matrix gets other inputs than in its source: X instead of E. Of all weights
+those nearest to the source's outputs E W^T are W E^T X (X^T X)^-1 (least squares; Frantar et al.
+2022, GPTQ, and Li et al. 2025, GPTAQ, correct in the same direction as they round). A part of the
+way is best where X is a sample of few texts.
 """
 
 from __future__ import annotations
@@ -16,12 +23,56 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import LayerStream
 from edge_spec.exporters.block_quantize import BlockQuantized, is_carried, quantize_stored
-from edge_spec.exporters.calibration import calibration_sequences
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.correction import input_correction
 from edge_spec.exporters.importance import importance
 from edge_spec.exporters.stored_tensor import StoredTensor
 from edge_spec.models import runtimes
+from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+from edge_spec.text.tokenizer import Tokenizer
+
+_TOKENS_PER_PROMPT = 128
+
+
+def calibration_sequences(checkpoint: StoredCheckpoint, max_tokens: int) -> list[list[int]]:
+    """Returns the beginnings of prompts of all categories, at most `max_tokens` in all and each
+    within the model's context; none where the tokenizer makes nothing of them."""
+    tokenizer = Tokenizer(checkpoint.tokenizer_json())
+    longest = min(_TOKENS_PER_PROMPT, checkpoint.config.context_length)
+    by_category: dict[str, list[str]] = {}
+    for prompt in read_prompts(OWN_PROMPTS):
+        by_category.setdefault(prompt.category, []).append(prompt.text)
+    found: list[list[int]] = []
+    for texts in zip(*by_category.values(), strict=True):
+        for text in texts:
+            tokens = tokenizer.encode(text + "\n")[: min(longest, max_tokens)]
+            max_tokens -= len(tokens)
+            found += [tokens] if tokens else []
+    return found
+
+
+_DAMPING = 0.2  # of the mean square of the inputs
+_PART = 0.5  # of the way: on the demo model the best of 0, a half and 1
+
+
+def input_correction(inputs: np.ndarray, exact: np.ndarray) -> np.ndarray | None:
+    """Returns the matrix [columns, columns] float32 that weights [rows, columns] are multiplied
+    with; None where the inputs are no numbers or zero.
+
+    inputs, exact: [tokens, columns], those that the weights get and those that they were made for.
+    """
+    hessian = inputs.T @ inputs
+    drift = exact.T @ inputs - hessian
+    scale = np.float32(np.trace(hessian) / len(hessian))
+    if not (np.isfinite(scale) and scale > 0 and np.isfinite(drift).all()):
+        return None
+    hessian /= scale
+    drift /= scale
+    diagonal = np.diag_indices_from(hessian)
+    hessian[diagonal] += np.float32(_DAMPING)
+    found: np.ndarray = np.linalg.solve(hessian, np.float32(_PART) * drift.T).T
+    found[diagonal] += 1
+    return found
+
 
 # Which matrices of a layer share their inputs and are stored as one.
 _GROUPS = (

@@ -19,12 +19,16 @@ from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE
 from edge_spec.exporters.families.stated import EXPERTS
 from edge_spec.exporters.families.tensors import MODEL_NAMES, hf_name
-from edge_spec.exporters.gguf_kind import require_language_model
-from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.gguf_metadata import (
+    HEAD_ARCHITECTURES,
+    Metadata,
+    column,
+    no_model,
+    require_language_model,
+    token_texts,
+)
 from edge_spec.exporters.gguf_reader import GgufFile, open_gguf_file
 from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
-from edge_spec.exporters.gguf_vocabulary import column, token_texts
-from edge_spec.exporters.head_architectures import HEAD_ARCHITECTURES, no_model
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
 

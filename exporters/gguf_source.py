@@ -27,15 +27,14 @@ from edge_spec.exporters.families.tensors import (
     in_halves,
     without_unread,
 )
-from edge_spec.exporters.gguf_kind import require_language_model
-from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.gguf_metadata import Metadata, require_language_model
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture, open_gguf_file
 from edge_spec.exporters.gguf_tokenizer import (
     tokenizer_digest,
     tokenizer_from_gguf,
     vocabulary_digest,
 )
-from edge_spec.exporters.hf_templates import default_of
+from edge_spec.exporters.hf_files import default_of
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.

@@ -22,9 +22,13 @@ from edge_spec.exporters.families.tensors import (
     whole_norms,
     without_unread,
 )
-from edge_spec.exporters.hf_ends import stated_ends, token_ids
-from edge_spec.exporters.hf_files import read_json, read_text
-from edge_spec.exporters.hf_templates import template_fields
+from edge_spec.exporters.hf_files import (
+    read_json,
+    read_text,
+    stated_ends,
+    template_fields,
+    token_ids,
+)
 from edge_spec.exporters.mtp_layers import without_mtp
 from edge_spec.exporters.safetensors_reader import read_safetensors
 from edge_spec.exporters.stored_tensor import StoredTensor

@@ -22,7 +22,7 @@ from edge_spec.apps.chat.paint import bar_character, dim
 from edge_spec.engine.thought_line import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
-from edge_spec.text.thoughts import read_reasoning
+from edge_spec.text.parts.answer_form import read_reasoning
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, GenerationResult, Stats

@@ -17,7 +17,7 @@ from edge_spec.text.parts.answer_form import answer_tokens
 
 if TYPE_CHECKING:
     from edge_spec import ChatOptions, Chunk, Engine, Generation, GenerationResult
-    from edge_spec.text.thoughts import Reasoning
+    from edge_spec.text.parts.answer_form import Reasoning
 
 # "role", "content" and, of an answer, what was thought before it, "reasoning_content", which the
 # model's template shows again or leaves out.

@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 from edge_spec import SamplingParams
 from edge_spec.errors import UsageError
 from edge_spec.models.option_values import require_type
-from edge_spec.text.parts.answer_form import TEXT_TOKENS, THOUGHT_TOKENS
-from edge_spec.text.thoughts import Reasoning, thought_budget
+from edge_spec.text.parts.answer_form import TEXT_TOKENS, THOUGHT_TOKENS, Reasoning, thought_budget
 
 NO_PLAN: Mapping[str, Any] = {"candidates": []}
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")

@@ -34,7 +34,7 @@ from edge_spec.apps.server.fields import (
 )
 from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
 from edge_spec.core.sampling import LEAST_PENALTY
-from edge_spec.text.thoughts import SWITCHES
+from edge_spec.text.parts.answer_form import SWITCHES
 
 
 @dataclass(frozen=True)
@@ -336,8 +336,8 @@ class ChatRequest(AnswerRequest):
 
     @property
     def thinking(self) -> Literal["auto", "off"] | int | None:
-        """Returns what engines are asked for: see `edge_spec.text.thoughts.Reasoning`. None where
-        the request says nothing of it."""
+        """Returns what engines are asked for, as `edge_spec.text.parts.answer_form.Reasoning` has
+        it; None where the request says nothing of it."""
         budget, switches = self.reasoning_budget, self.template_kwargs
         if budget is None and self.reasoning is not None:
             budget = self.reasoning.max_tokens

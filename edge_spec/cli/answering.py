@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from edge_spec.loader.on_demand import ModelOnDemand
     from edge_spec.loader.place import PlacedModels
     from edge_spec.text.grammar import Grammar
-    from edge_spec.text.parts.answer_form import AnswerForm
-    from edge_spec.text.thoughts import Reasoning
+    from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
 
 
 _MAX_ROWS = 10  # of a thought that is being written
@@ -130,8 +129,7 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
-    from edge_spec.text.parts.answer_form import answer_tokens
-    from edge_spec.text.thoughts import read_reasoning
+    from edge_spec.text.parts.answer_form import answer_tokens, read_reasoning
 
     if model is None:
         raise UsageError("there is no prompt", remedy="Run: edge-spec generate [MODEL] PROMPT.")
@@ -246,7 +244,7 @@ def chat(
 ) -> None:
     """Talk to a model. /help lists the commands; Ctrl-C stops an answer."""
     from edge_spec.core import entry_points
-    from edge_spec.text.thoughts import read_reasoning
+    from edge_spec.text.parts.answer_form import read_reasoning
 
     def opener(model: str, *, exact: bool, report: Progress | None) -> Engine:
         return open_engine(

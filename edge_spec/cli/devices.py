@@ -150,7 +150,7 @@ def plan(
 
 
 def _print(made: Plan) -> None:
-    from edge_spec.placement.ranking import why_no_draft
+    from edge_spec.placement.trial import why_no_draft
 
     best = made.placements[0]
     shown = _shown(made.placements)

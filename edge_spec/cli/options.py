@@ -73,7 +73,7 @@ class SamplingOptions:
     def of_requests(self) -> dict[str, Any]:
         """What holds for requests that do not say, by the names of ServerOptions. Raises
         UsageError."""
-        from edge_spec.text.thoughts import read_reasoning
+        from edge_spec.text.parts.answer_form import read_reasoning
 
         limit = self.max_tokens
         return {

@@ -13,7 +13,7 @@ from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.forwarding import Stage
+from edge_spec.drafters.composite import Stage
 from edge_spec.drafters.protocol import Budget, Drafter
 
 

@@ -1,4 +1,7 @@
-"""The cost of rows, t(k), measured on this machine, and the gain of speculation that follows."""
+"""The cost of rows, t(k), measured on this machine, and the gain of speculation that follows.
+
+Estimates that know how uncertain they are (Kalman 1960).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,23 @@ from itertools import accumulate
 from math import sqrt
 from operator import mul
 
-from edge_spec.control.estimates import Level
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.fading_line import FadingLine
+
+
+class Level:
+    """Estimates a number by noisy observations: its mean and variance."""
+
+    def __init__(self, mean: float, variance: float) -> None:
+        self.mean = mean
+        self.variance = variance
+
+    def observe(self, value: float, noise: float) -> None:
+        """noise: variance of the observation."""
+        gain = self.variance / (self.variance + noise)
+        self.mean += gain * (value - self.mean)
+        self.variance *= 1 - gain
+
 
 _MAX_DRIFT = 1.75  # of one pass: beyond it something else was going on
 _REMEMBERED = 1 - 1 / 13  # weight of the passes before, in how the machine has changed

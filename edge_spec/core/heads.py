@@ -5,14 +5,120 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.transitions import Confidence, FollowsBy, Transitions
+from edge_spec.core.model_parts import LayerKind
+
+# Likeliest tokens of a row that are weighed by the token before. To weigh all of them, a matrix as
+# long as the vocabulary would be read for each draft token.
+SHORTLIST = 512
+
+
+class FollowsBy(Enum):
+    """Says what of a draft token decides which tokens are likelier after it (DSpark)."""
+
+    TOKEN = "vanilla"  # the token
+    GATED = "gated"  # the token, of which the state of the row that is scored lets a part through
+    RECURRENT = "rnn"  # all draft tokens so far, and the state of the row that is scored
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """What is likelier after which token: the product of two rows is added to a logit, one of the
+    token before, or what is made of it, and one of the token that is scored (DSpark's Markov head).
+
+    joined: what makes more of the row of a token than itself, weight [out, in] and bias [out].
+    """
+
+    kind: FollowsBy
+    rank: int
+    after: Callable[[np.ndarray], np.ndarray]  # [tokens] int of the target -> [tokens, rank]
+    scored: Callable[[np.ndarray], np.ndarray]  # [tokens] int that are scored -> [tokens, rank]
+    joined: tuple[np.ndarray, np.ndarray] | None = None
+
+    def scoring(self, token_ids: np.ndarray) -> Transitions:
+        """Returns those of a head of all tokens that scores these alone: [tokens] int64."""
+        rows = self.scored
+        return replace(self, scored=lambda places: rows(token_ids[places]))
+
+
+@dataclass(frozen=True, eq=False)
+class Confidence:
+    """What a draft token's chance to be accepted is read from: the sum of products, put through
+    the logistic function."""
+
+    weight: np.ndarray  # [hidden_size (+ rank)], of a state and of the row of the token before
+    bias: float
+
+
+class AssistantLayer(NamedTuple):
+    """Says how a layer of an assistant attends."""
+
+    kind: LayerKind
+    source: int  # the target's layer whose keys and values it reads
+    head_dim: int
+
+
+class Centroids(NamedTuple):
+    """Say which tokens are scored: those of the clusters whose centroids score highest.
+
+    ordering: [clusters, tokens of each] int64, the tokens of the target.
+    """
+
+    weight: np.ndarray  # [clusters, hidden_size] float32
+    ordering: np.ndarray
+    num_active: int
+
+
+@dataclass(frozen=True, eq=False)
+class AssistantHead:
+    """A small model without keys and values of its own: its layers read those that the target has
+    of the text (Google 2026, the assistants of Gemma 4). Every draft token is made at the position
+    of the pending token, of the token before it and of the state that came with that.
+
+    tensors: float32, which may be read again whenever they are asked for; matrices [out, in]:
+
+        pre.weight             joins the target's embedding of a token and a state of its width
+        post.weight            makes the next such state
+        norm                   of the last layer
+        layers.L.(q|o|gate|up|down).weight
+        layers.L.(input_norm|q_norm|attended_norm|mlp_norm|added_norm)
+        layers.L.scale         of what the layer gives on
+    """
+
+    drafted_by: ClassVar = "assistant"  # the drafter's name
+
+    path: Path
+    config: ModelConfig  # of its layers; vocab_size and context_length are the target's
+    target_size: int  # the target's hidden_size
+    embedding_scale: float  # of the target's embedding
+    layers: tuple[AssistantLayer, ...]
+    tensors: Mapping[str, np.ndarray]
+    # Rows of its output matrix [vocab, hidden_size] float32.
+    output_rows: Callable[[np.ndarray], np.ndarray] | None = None
+    centroids: Centroids | None = None
+    token_ids: np.ndarray | None = None  # [scored tokens] int64 of the target; None: all of them
+
+    def __str__(self) -> str:
+        sources = ", ".join(map(str, dict.fromkeys(layer.source for layer in self.layers)))
+        told = f"assistant of {len(self.layers)} layers, reads keys and values of layers {sources}"
+        return f"{told}, scores {self.num_scored} of {self.config.vocab_size} tokens"
+
+    @property
+    def num_scored(self) -> int:
+        """Counts the tokens of a row that are scored."""
+        if self.centroids is not None:
+            return self.centroids.num_active * int(self.centroids.ordering.shape[1])
+        return self.config.vocab_size if self.token_ids is None else len(self.token_ids)
+
+    def scoring(self, token_ids: np.ndarray) -> AssistantHead:
+        """Returns one that scores these tokens alone: [tokens] int64."""
+        return replace(self, token_ids=token_ids)
 
 
 class TargetTables(Protocol):

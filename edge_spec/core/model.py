@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -10,9 +11,28 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, UsageError
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """Names some of a vocabulary. ids: [tokens] int32 as bytes, in rising order, none twice."""
+
+    ids: bytes
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> ScoredTokens:
+        """Takes them in any order."""
+        return cls(np.array(sorted(set(ids)), np.int32).tobytes())
+
+    def __len__(self) -> int:
+        return len(self.ids) // np.dtype(np.int32).itemsize
+
+    def __str__(self) -> str:
+        """Returns what differs wherever the tokens do."""
+        return f"{len(self)} tokens {hashlib.sha256(self.ids).hexdigest()[:12]}"
+
 
 # numpy's names of the types that an array of a session's or a drafter's state may have.
 StateType = Literal["<f2", "<f4", "<f8", "<i4", "<i8", "|u1"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Runtime
+from edge_spec.core.model import Forward, Runtime, Session
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.text_codec import TextCodec
+from edge_spec.core.tree import TokenTree
 
 
 @runtime_checkable
@@ -91,3 +92,40 @@ class TokenizingRuntime(Runtime, Protocol):
     """A runtime with a tokenizer of its own, for files that `tokenizers` cannot do justice to."""
 
     def open_tokenizer(self, source: ModelInfo) -> TextCodec: ...
+
+
+class PassPart(NamedTuple):
+    """One session's rows in a pass that several share. is_scored: whether anybody reads their
+    scores; those of a slice of a prompt need not be made."""
+
+    session: Session
+    tree: TokenTree
+    is_scored: bool = True
+
+
+@runtime_checkable
+class SharesPasses(Protocol):
+    """A model that scores the trees of several of its sessions in one pass over its weights.
+
+    The weights of a matrix are read once for all rows, which is most of what a pass of a few rows
+    takes (Yu et al. 2022, Orca: selective batching); attention stays that of each session.
+    """
+
+    def prepare_sharing(self, num_sessions: int) -> int:
+        """Makes what passes of `num_sessions` sessions need; returns how many may share one, 1 for
+        none: where memory is short, say. Takes long; any thread may call it, during passes too."""
+
+    def forward_together(self, parts: Sequence[PassPart], num_rows: int) -> list[Forward]:
+        """Returns the scores of each part and leaves its session as its own `forward` would. One
+        thread at a time may call it. None of the sessions `collects_alone`.
+
+        num_rows: of the pass, which is widened to them; at least those of all parts. Beside rows
+        that are not scored, those of the others may come without hidden states. Where it
+        raises, none of the sessions has a last forward to commit, and each may score its tree by
+        itself.
+        """
+
+
+def forward_one_by_one(parts: Sequence[PassPart]) -> list[Forward]:
+    """Returns what a shared pass gives, by passes of each session's own."""
+    return [part.session.forward(part.tree) for part in parts]

@@ -6,16 +6,71 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edge_spec.core.constraint import Constraint
-from edge_spec.core.logprobs import Score, score_of
 from edge_spec.core.rng import Draws, Purpose, exponential, generator, pick
 from edge_spec.core.sampling_params import LEAST_PENALTY as LEAST_PENALTY
 from edge_spec.core.sampling_params import SamplingParams as SamplingParams
+from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
+
+
+class Constraint(Protocol):
+    """Follows one answer token by token. Used by one thread at a time."""
+
+    def allowed(self, path: Sequence[int]) -> np.ndarray:
+        """[vocab] bool: what may come after the output and `path`; everything where `path` itself
+        may not, since nothing after it is ever written."""
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """Says how many of `tokens` may be written, one after the other, after the output."""
+
+    def forced(self) -> list[int]:
+        """Tokens that spell what has to come next; they need not be the ones that are written."""
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """These are now part of the output."""
+
+
+def permitted(tree: TokenTree, constraint: Constraint) -> TokenTree:
+    """The tree without draft tokens that cannot be accepted, and without what is below them.
+
+    Sampled rows stay, since dropping one for what it is would change the distribution, and so do
+    trees with rows that are needed, which are scored for what their drafter learns from them.
+    """
+    if len(tree) == 1 or tree.required or any(probs is not None for probs in tree.draft_probs):
+        return tree
+    if tree.is_chain:
+        return tree.first_rows(1 + constraint.num_allowed(tree.tokens[1:].tolist()))
+    kept = [0]
+    for row in range(1, len(tree)):
+        if int(tree.parents[row]) in kept:
+            path = tree.tokens[tree.path(row)[1:]].tolist()
+            if constraint.num_allowed(path) == len(path):
+                kept.append(row)
+    return tree.select(kept)
+
+
+class Score(NamedTuple):
+    """Says how likely a token was by the model itself, before penalties and grammar."""
+
+    logprob: float  # natural logarithm
+    alternatives: tuple[tuple[int, float], ...]  # the likeliest tokens, the likeliest first
+
+
+def score_of(logits: np.ndarray, token: int, num_alternatives: int) -> Score:
+    """Scores `token` where the model gave these logits, [vocab] float32."""
+    logprobs = logits.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    count = min(num_alternatives, len(logprobs))
+    least = np.partition(logprobs, -count)[-count] if count else np.inf
+    likeliest = np.flatnonzero(logprobs >= least)  # ascending, and more where some tie
+    likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")][:count]
+    alternatives = tuple((int(each), float(logprobs[each])) for each in likeliest)
+    return Score(float(logprobs[token]), alternatives)
 
 
 class TokenChoice(NamedTuple):

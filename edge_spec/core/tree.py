@@ -1,4 +1,11 @@
-"""Drafted tokens as a tree, the one form in which every drafter proposes, and its verdict."""
+"""Drafted tokens as a tree, the one form in which every drafter proposes, and its verdict.
+
+Finds which rows stand before the rows of a pass in their paths: what a short convolution
+takes in.
+
+Rows of a tree stand side by side in the cache, so that the one before a row in its path is not the
+one before it in the cache.
+"""
 
 from __future__ import annotations
 
@@ -301,3 +308,86 @@ class Verdict:
         if count >= len(self.tokens):
             return self
         return replace(self, tokens=self.tokens[:count], accepted_rows=self.accepted_rows[:count])
+
+
+def chain_first(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
+    """Takes the best chain, up to its last row that is reached with `min_reach` or more, and after
+    it the other rows that are required; `num_rows` at most. Rows that can do without are left out.
+    """
+    reach: list[float] = tree.reach.tolist()
+    if tree.is_chain and not tree.required:  # most rounds
+        return tree.first_rows(min(num_rows, sum(chance >= min_reach for chance in reach)))
+    expected = reach.copy()
+    for row, parent in enumerate(tree.parents.tolist()):
+        if row:
+            expected[row] += expected[parent]
+    path = tree.path(expected.index(max(expected)))
+    path = [row for row in path if reach[row] >= min_reach][:num_rows]
+    others = (row for row, required in enumerate(tree.required) if required and row not in path)
+    return tree.select(path + list(others)[: num_rows - len(path)])
+
+
+def likeliest(tree: TokenTree, num_rows: int, min_reach: float = 0.0) -> TokenTree:
+    """Takes the `num_rows` rows that are most likely to be accepted, each with `min_reach` or more.
+    Rows that are required go before all others, however unlikely. Siblings of K_SEQ are kept or
+    dropped together, by the last of them."""
+    if tree.siblings is Siblings.K_SEQ and tree.draft_probs and not tree.is_chain:
+        return tree.select(sorted(_likeliest_groups(tree, num_rows, min_reach)))
+    reach = tree.reach
+    if not tree.required and bool((reach[1:] <= reach[:-1]).all()):
+        return tree.first_rows(min(num_rows, int((reach >= min_reach).sum())))
+    wanted = np.array(tree.required or (False,) * len(tree))
+    wanted[0] = True
+    # Stable, and no row is likelier than its parent: parents come before their children.
+    order = np.lexsort((-reach, ~wanted))
+    rows = [int(row) for row in order if wanted[row] or reach[row] >= min_reach]
+    return tree.select(sorted(rows[:num_rows]))
+
+
+def _likeliest_groups(tree: TokenTree, num_rows: int, min_reach: float) -> list[int]:
+    """Returns rows whose siblings are all among them. Whether a group is depends on none of its own
+    tokens: what is below it, which may depend on them, comes after it."""
+    reach: list[float] = tree.reach.tolist()
+    least: dict[int, float] = {}  # chance of a row's children, by the least likely on the way
+    for row, parent in enumerate(tree.parents.tolist()):
+        below = tree.children(row)
+        if below:
+            least[row] = min(least.get(parent, 1.0), *(reach[child] for child in below))
+    kept = [0]
+    for row in sorted(least, key=lambda row: (-least[row], row)):
+        group = tree.children(row)
+        fits = len(kept) + len(group) <= num_rows
+        if row in kept and fits and least[row] >= min_reach:
+            kept += group
+    return kept
+
+
+NOTHING = -1  # stands before the text
+
+
+def preceding(parents: np.ndarray, start: int, count: int) -> np.ndarray:
+    """Returns [count, rows] int64: where the row before each row of a pass is cached, the one
+    before that, and so on; NOTHING where the text has begun later.
+
+    parents: [rows] int, of the pass, -1 where it is the last cached token. start: how many tokens
+    are cached; the rows of the pass follow them.
+    """
+    found = np.empty((count, len(parents)), np.int64)
+    row = np.asarray(parents, np.int64)
+    for distance in range(count):
+        found[distance] = row
+        row = np.where(row >= 0, parents[np.maximum(row, 0)], row - 1)
+    return np.maximum(found + start, NOTHING)
+
+
+def chain_parents(rows: int) -> np.ndarray:
+    """Returns [rows] int64: of rows that follow each other."""
+    return np.arange(-1, rows - 1)
+
+
+def parents_seen(sees: np.ndarray) -> np.ndarray:
+    """Returns [rows] int64: of rows whose paths are `sees` [rows, rows] bool, themselves included;
+    each row's parent is the last row before it that it sees."""
+    before = np.tril(sees, -1)
+    last = len(sees) - 1 - np.argmax(before[:, ::-1], axis=1)
+    return np.where(before.any(axis=1), last, -1)

@@ -15,7 +15,7 @@ from threading import Event
 import numpy as np
 
 from edge_spec.core.model import Progress
-from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.distill.prompts import Conversation, Tasks
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UsageError

@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_spec.core import entry_points
+from edge_spec.drafters.composite import as_drafter
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
-from edge_spec.drafters.forwarding import as_drafter
-from edge_spec.drafters.heads.assistant import AssistantDrafter
-from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
-from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
-from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
 from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
-from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
-from edge_spec.drafters.jacobi.lookahead import DEFAULT_SIZE, LookaheadDrafter, WindowSize
+from edge_spec.drafters.jacobi.lookahead import (
+    DEFAULT_SIZE,
+    JacobiInit,
+    LookaheadDrafter,
+    WindowSize,
+)
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter, DrafterTraits

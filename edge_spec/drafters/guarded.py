@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.core.constraint import Constraint, permitted
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import STATE_TYPES
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.sampling import Constraint, Sampler, permitted
 from edge_spec.core.spaced_retries import SpacedRetries
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.forwarding import DrafterWrapper
+from edge_spec.drafters.composite import DrafterWrapper
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 

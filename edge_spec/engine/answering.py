@@ -14,8 +14,8 @@ from edge_spec.engine.request import AnswerOptions, ChatOptions, context_length_
 from edge_spec.engine.results import GenerationResult
 from edge_spec.text.chat_template import PromptOptions
 from edge_spec.text.infill import InfillPrompt, room_beside
+from edge_spec.text.parts.answer_form import Reasoning
 from edge_spec.text.plain_messages import Message, Tools
-from edge_spec.text.thoughts import Reasoning
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Model
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.engine.learner_hooks import TakesAnswers
-from edge_spec.engine.passes import OwnPasses, Passes
+from edge_spec.engine.pass_requests import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance

@@ -15,7 +15,6 @@ from typing import Any, Unpack
 from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
-from edge_spec.engine.answer_drafters import AnswerDrafters, answer_drafters
 from edge_spec.engine.answering import Answering
 from edge_spec.engine.components import EngineComponents, SharedModels
 from edge_spec.engine.conversation import Conversation
@@ -23,7 +22,14 @@ from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
 from edge_spec.engine.learner_hooks import AnswerRecorder
-from edge_spec.engine.request import AnswerOptions, context_length_of, request_of, sampler_of
+from edge_spec.engine.request import (
+    AnswerDrafters,
+    AnswerOptions,
+    answer_drafters,
+    context_length_of,
+    request_of,
+    sampler_of,
+)
 from edge_spec.engine.results import GenerationResult
 from edge_spec.engine.snapshot import check_snapshot, take_over, take_snapshot
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot

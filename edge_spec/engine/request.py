@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict, get_type_hints
 
-from edge_spec.core.constraint import Constraint
-from edge_spec.core.sampling import Sampler, SamplingParams
+from edge_spec.core.sampling import Constraint, Sampler, SamplingParams
 from edge_spec.core.sampling_params import is_whole
+from edge_spec.drafters.lookup.corpus_index import text_tokens
+from edge_spec.drafters.lookup.prediction import ForcedDrafter, PredictionDrafter, num_appeared
+from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits
 from edge_spec.engine.generation import Request
+from edge_spec.engine.results import GenerationResult, PredictionCounts
 from edge_spec.errors import ContextFullError, UsageError
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.option_values import meant, require_type
@@ -204,3 +207,31 @@ def _check_tokens(parts: TargetComponents, where: str, tokens: Iterable[int]) ->
             f"{where} has a token outside the vocabulary",
             remedy=f"Tokens are 0 to {vocab_size - 1}.",
         )
+
+
+@dataclass(frozen=True)
+class AnswerDrafters:
+    """Holds those that an answer has beside its engine's. prediction: the predicted tokens."""
+
+    drafters: Sequence[Drafter]
+    prediction: Sequence[int] | None
+
+    def tell(self, result: GenerationResult) -> None:
+        """Adds to an answer that has ended what came true of its prediction."""
+        if self.prediction is not None:
+            appeared = num_appeared(self.prediction, [token.id for token in result.tokens])
+            result.prediction = PredictionCounts(appeared, len(self.prediction) - appeared)
+
+
+def answer_drafters(
+    parts: TargetComponents, sampler: Sampler, options: AnswerOptions
+) -> AnswerDrafters:
+    """Returns those that the options of an answer ask for."""
+    drafters: list[Drafter] = [] if sampler.constraint is None else [ForcedDrafter()]
+    text = options.get("prediction")
+    if text is None:
+        return AnswerDrafters(drafters, None)
+    tokenizer = parts.text.tokenizer
+    # An answer has no room for more.
+    tokens = text_tokens(text, tokenizer, tokenizer.encode(""))[: context_length_of(parts)]
+    return AnswerDrafters([*drafters, PredictionDrafter(tokens)], tokens)

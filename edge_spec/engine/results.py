@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from edge_spec.core.logprobs import Score
 from edge_spec.core.metrics import DraftCounts, Stats
 from edge_spec.core.model import Forward
-from edge_spec.core.sampling import Sampler
+from edge_spec.core.sampling import Sampler, Score
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.text.parts.part import CallHead, PartKind
 

@@ -31,13 +31,18 @@ from threading import Condition, Lock
 from edge_spec.control.concurrency import Concurrency
 from edge_spec.core.features import collects_alone
 from edge_spec.core.model import Forward, Model, Session
-from edge_spec.core.shared_pass import PassPart, SharesPasses
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.pass_requests import PromptRequest, Request, TreeRequest, deal_pass
-from edge_spec.engine.passes import OwnPasses, Scored
-from edge_spec.engine.sharing_times import Returns, SharingTimes, SliceTimes
-from edge_spec.exactness.lossless import Losslessness
-from edge_spec.exactness.sharing import SLICE_TOKENS, SharingSetup, wider
+from edge_spec.engine.draft_overlap import Returns, SharingTimes, SliceTimes
+from edge_spec.engine.pass_requests import (
+    OwnPasses,
+    PromptRequest,
+    Request,
+    Scored,
+    TreeRequest,
+    deal_pass,
+)
+from edge_spec.exactness.sharing import SLICE_TOKENS, Losslessness, SharingSetup, wider
 
 _log = logging.getLogger(__name__)
 

@@ -24,12 +24,18 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.jacobi.jacobi import SpareRowDrafter
 from edge_spec.drafters.lookup.prediction import PredictionDrafter
-from edge_spec.drafters.protocol import Cost, Drafter
-from edge_spec.drafters.state import load_state_dicts, load_stats_into, state_dicts, stats_of
+from edge_spec.drafters.protocol import (
+    Cost,
+    Drafter,
+    load_state_dicts,
+    load_stats_into,
+    state_dicts,
+    stats_of,
+)
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.lossless import ExactPolicy, Losslessness
+from edge_spec.exactness.sharing import ExactPolicy, Losslessness
 from edge_spec.models.device_names import DraftOverlap
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from edge_spec.core.model import HasWays, Model
-from edge_spec.core.shared_pass import SharesPasses
+from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork
 from edge_spec.engine.engine import Engine

@@ -16,9 +16,9 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.heads import (
     WEIGHTS_FILE,
+    AssistantHead,
     BindsBlocks,
     BindsCaches,
     ComputesHeads,
@@ -33,7 +33,7 @@ from edge_spec.core.heads import (
 )
 from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.factory import HeadNetwork
-from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.heads.assistant import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
 from edge_spec.drafters.heads.medusa import MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork

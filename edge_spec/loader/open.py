@@ -19,7 +19,7 @@ from edge_spec.drafters import factory
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.draft import Draft
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.drafters.lookup.corpus_text import open_corpus
+from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_trained_head

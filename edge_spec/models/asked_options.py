@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_spec.drafters.jacobi.jacobi_init import JacobiInit
-from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.drafters.jacobi.lookahead import JacobiInit
+from edge_spec.exactness.sharing import LosslessMode
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.option import model_option, option
 

@@ -15,8 +15,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from edge_spec.core.config import ModelConfig
-from edge_spec.core.config_problem import config_problem
+from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.errors import BundleError, UsageError, readable
 from edge_spec.models.bundle_files import (
     EXPORT_AGAIN,

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from edge_spec.core.export import Requantizes
-from edge_spec.core.model import Progress
+from edge_spec.core.model import Progress, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel

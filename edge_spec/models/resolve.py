@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions
+from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions, ScoredTokens
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import ScreeningRuntime
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_unhashed

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 
 from edge_spec.core.model import Progress
-from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.exactness.sharing import LosslessMode
 from edge_spec.models.device_names import share_chip
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source

@@ -25,11 +25,11 @@ from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reas
 from edge_spec.core.model import Progress
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
-from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.exactness.sharing import LosslessMode
 from edge_spec.fitting.memory import resident_bytes
 from edge_spec.placement.candidates import Candidate, candidate_of, described
-from edge_spec.placement.chain import agreements
 from edge_spec.placement.comparison import own_loop_cost, probe_pair
+from edge_spec.placement.gains import agreements
 from edge_spec.placement.measure import Effort, measure
 from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile, save_profile
 from edge_spec.placement.replay import Recording, record

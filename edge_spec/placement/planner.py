@@ -3,15 +3,16 @@ them at the costs of each place, and the ways are ranked."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
-from edge_spec.exactness.lossless import LosslessMode
+from edge_spec.exactness.sharing import LosslessMode
 from edge_spec.fitting.devices import Device
 from edge_spec.fitting.memory import format_bytes
 from edge_spec.models import runtimes
@@ -29,10 +30,38 @@ from edge_spec.placement.place_work import (
 )
 from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.schedule import Schedule
 from edge_spec.placement.survey import MEASURE_S, MeasuredPlace, Surveyor, processor_first
 from edge_spec.placement.trial import TRIAL_S, Trial, Trials
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
+
+
+class Schedule:
+    """Tells with every step how long the whole will take, at most about. stages: their seconds, in
+    their order."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        stages: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._left = dict(stages)
+        self._stage_s = 0.0  # of the current stage
+        self._begun_s = clock()
+
+    def enter(self, stage: str) -> None:
+        """The stages before this one are done, however long they took."""
+        while stage in self._left:
+            self._stage_s = self._left.pop(next(iter(self._left)))
+        self._begun_s = self._clock()
+
+    def __call__(self, what: str, fraction: float) -> None:
+        here_s = max(0.0, self._stage_s - (self._clock() - self._begun_s))
+        left_s = here_s + sum(self._left.values())
+        self._progress(f"{what} (the plan takes about {left_s:.0f} s more)", fraction)
+
 
 _LEAST_AGREEING = 0.25  # of a text's tokens; other weights and kernels agree on most
 _READ_TEXTS = 2

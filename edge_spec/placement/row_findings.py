@@ -33,7 +33,7 @@ from edge_spec.exactness.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
+from edge_spec.exactness.sharing import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.models import runtimes
 from edge_spec.placement.comparison import relative_cost
 from edge_spec.placement.machine import cpu_features, cpu_name

@@ -14,7 +14,7 @@ from edge_spec.core.model import (
     require_room,
     require_state,
 )
-from edge_spec.core.shared_pass import PassPart, forward_one_by_one
+from edge_spec.core.runtime_protocols import PassPart, forward_one_by_one
 from edge_spec.core.tree import TokenTree
 
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_spec.core.features import GivesFeatures, collects
 from edge_spec.core.model import Forward, Model, Restorable, Session
-from edge_spec.core.shared_pass import PassPart, SharesPasses
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
 from edge_spec.exactness.batch_invariance import (
@@ -385,9 +385,9 @@ class _FeatureCheck:
 
 
 def check_sharing(model: Model, tolerance: float) -> float:
-    """Holds a model to what `edge_spec.core.shared_pass.SharesPasses` promises: random trees of
-    some of four conversations, in passes that they share and in passes of their own, whose branches
-    are committed. Returns the largest difference of a logit.
+    """Holds a model to what `edge_spec.core.runtime_protocols.SharesPasses` promises: random trees
+    of some of four conversations, in passes that they share and in passes of their own, whose
+    branches are committed. Returns the largest difference of a logit.
 
     Logits may differ by `tolerance`. Needs a context of 48 tokens or more. Raises AssertionError
     that names the broken promise.

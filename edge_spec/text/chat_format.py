@@ -22,10 +22,15 @@ from edge_spec.text.control_tokens import (
     ControlTokens,
 )
 from edge_spec.text.infill import Infill
-from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
+from edge_spec.text.parts.answer_form import (
+    AnswerForm,
+    ThoughtForm,
+    prompt_for,
+    thought_budget,
+    thought_form,
+)
 from edge_spec.text.plain_messages import Message, Tools, plain_messages
 from edge_spec.text.template_traits import TemplateTraits, fitted, with_arguments
-from edge_spec.text.thoughts import prompt_for, thought_budget, thought_form
 from edge_spec.text.token_pieces import TokenPieces
 from edge_spec.text.tool_results import with_ordered_results
 

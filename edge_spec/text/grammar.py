@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from edge_spec.core.constraint import Constraint
+from edge_spec.core.sampling import Constraint
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.errors import UsageError
 from edge_spec.text.given_encoding import pattern_of
-from edge_spec.text.thoughts import speaks_of_thoughts
+from edge_spec.text.parts.answer_form import speaks_of_thoughts
 from edge_spec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

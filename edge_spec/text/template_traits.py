@@ -81,7 +81,7 @@ def fitted(
     UsageError for tools and calls that are not as OpenAI has them.
     """
     if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
-        from edge_spec.text.tools.history import native_history, spelled_history
+        from edge_spec.text.tools.detection import native_history, spelled_history
 
         messages, native = with_arguments(messages, traits), traits.native_tools
         if native is None or not native.shows_tools:

@@ -13,10 +13,10 @@ from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.alternatives import other_runtime
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.coreml import package
-from edge_spec.exporters.coreml.evaluation import scored_in_numpy
 from edge_spec.exporters.coreml.graph import ProgramBuilder
+from edge_spec.exporters.coreml.interpreter import scored_in_numpy
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
 from edge_spec.exporters.description import describe
@@ -30,7 +30,6 @@ from edge_spec.exporters.static_layout import (
     require_block_size,
     require_whole_blocks,
 )
-from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
 

@@ -12,16 +12,124 @@ it again, which Core ML would allow, fails here.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import types
 
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.exporters.coreml.constants import CONSTEXPR, Constants, is_half, rounded, widened
-from edge_spec.exporters.coreml.operations import EXACT, OPERATIONS, update_slice
+from edge_spec.exporters.coreml.graph import EXACT, OPERATIONS, update_slice
+from edge_spec.exporters.coreml.package import read_function
+from edge_spec.exporters.static_layout import MASKED, SCORING_ROWS, functions
+
+
+class Constants:
+    """Holds the constants that functions of one program share, equal ones once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, np.ndarray] = {}
+
+    def held(self, value: Any) -> Any:
+        """Arrays widened; others as they are."""
+        if not isinstance(value, np.ndarray):
+            return value
+        return self._once(_digest(value), lambda: widened(value))
+
+    def expanded(self, operation: Any) -> np.ndarray:
+        """The weights that a constexpr operation of pymil stands for."""
+        parts = {name: self._part(var) for name, var in operation.inputs.items() if var is not None}
+        key = [operation.op_type, *(f"{name} {_digest(part)}" for name, part in parts.items())]
+        return self._once(" ".join(key), lambda: self._expand(operation, parts))
+
+    def _part(self, var: Any) -> np.ndarray:
+        return np.asarray(self.expanded(var.op) if var.val is None else var.val)
+
+    def _expand(self, operation: Any, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+        weights = CONSTEXPR[operation.op_type](**parts)
+        return rounded(weights) if is_half(operation.outputs[0]) else weights
+
+    def _once(self, key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        if key not in self._held:
+            array = make()
+            array.flags.writeable = False
+            self._held[key] = array
+        return self._held[key]
+
+
+def is_half(var: Any) -> bool:
+    """Returns whether a pymil Var is of float16."""
+    return bool(var.dtype == types.fp16)
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """A copy in float32, int32, bool, or as it is for anything else."""
+    if array.dtype == np.bool_:
+        return array.copy()
+    if np.issubdtype(array.dtype, np.floating):
+        return array.astype(np.float32)
+    return array.astype(np.int32) if np.issubdtype(array.dtype, np.integer) else array
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """Float32 numbers that float16 has; too large ones become infinite."""
+    return array.astype(np.float16).astype(np.float32)
+
+
+def blockwise_shift_scale(
+    data: np.ndarray, scale: np.ndarray, offset: np.ndarray | None = None
+) -> np.ndarray:
+    """scale * (data - offset) in float32, each number with its block's scale and offset.
+
+    Along each axis, a block is as long as data's size over scale's.
+    """
+    blocks, single = _blocks(data.shape, scale.shape)
+    values = data.astype(np.float32).reshape(blocks)
+    if offset is not None:
+        values -= offset.astype(np.float32).reshape(single)
+    values *= scale.astype(np.float32).reshape(single)
+    return values.reshape(data.shape)
+
+
+def lut_to_dense(
+    indices: np.ndarray, lut: np.ndarray, vector_axis: np.ndarray | None = None
+) -> np.ndarray:
+    """Each index replaced by its entry of its group's table.
+
+    lut: [groups of each axis of indices.., entries, 1]. Raises ValueError for tables of vectors.
+    """
+    *groups, entries, vector_size = lut.shape
+    if vector_size != 1:
+        raise ValueError(f"a table of vectors of {vector_size}")
+    blocks, single = _blocks(indices.shape, tuple(groups))
+    first = np.arange(math.prod(groups), dtype=np.int32) * np.int32(entries)
+    entry = indices.astype(np.int32).reshape(blocks) + first.reshape(single)
+    return lut.astype(np.float32).ravel()[entry].reshape(indices.shape)
+
+
+CONSTEXPR: Mapping[str, Callable[..., np.ndarray]] = {
+    "constexpr_blockwise_shift_scale": blockwise_shift_scale,
+    "constexpr_lut_to_dense": lut_to_dense,
+}
+
+
+def _blocks(shape: tuple[int, ...], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Returns how to reshape an array of `shape` and what there is of each group, so that they go
+    together: [groups, block, groups, block, ..] and [groups, 1, groups, 1, ..]."""
+    pairs = list(zip(shape, groups, strict=True))
+    blocks = [part for size, count in pairs for part in (count, size // count)]
+    return blocks, [part for count in groups for part in (count, 1)]
+
+
+def _digest(array: np.ndarray) -> str:
+    content = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+    return f"{array.dtype} {array.shape} {content}"
+
 
 State = dict[str, np.ndarray]
 Values = list[Any]  # of a function's variables, by their place
@@ -199,3 +307,55 @@ def _unknown(operation: Any) -> UnsupportedModelError:
         f"the numpy evaluation of Core ML programs does not know {_name(operation)} as it is used",
         remedy="Export it with --no-check, and run the package on macOS with --runtime coreml.",
     )
+
+
+def scored_in_numpy(
+    package: Path, vocab_size: int, slots: int
+) -> Callable[[Sequence[int], Callable[[float], None]], np.ndarray]:
+    """Returns what scores a text (see `exporters.parity.Score`).
+
+    slots: of the package's cache. What is returned raises UnsupportedModelError for a program
+    that this exporter does not write, and SessionError where one cannot be evaluated.
+    """
+
+    def score(tokens: Sequence[int], on_chunk: Callable[[float], None]) -> np.ndarray:
+        specification = ct.models.utils.load_spec(str(package))
+        names = {each.rows: each.name for each in functions() if each.scores}
+        planned: dict[int, Interpreted] = {}
+        constants = Constants()
+        described = specification.description.functions[0].state
+        state = {
+            each.name: np.zeros(tuple(each.type.stateType.arrayType.shape), np.float32)
+            for each in described
+        }
+        count = len(tokens) - 1
+        scores = np.empty((count, vocab_size), np.float32)
+        for start in range(0, count, max(SCORING_ROWS)):
+            chunk = tokens[start : min(start + max(SCORING_ROWS), count)]
+            rows = next(each for each in SCORING_ROWS if each >= len(chunk))
+            if rows not in planned:
+                function = read_function(package, specification, names[rows])
+                planned[rows] = interpret(function, constants)
+            found = planned[rows].run(_inputs(chunk, rows, start, slots), state)
+            parts = [value for name, value in found.items() if name.startswith("logits")]
+            end = start + len(chunk)
+            scores[start:end] = np.concatenate(parts, axis=1)[: len(chunk)]
+            on_chunk(end / count)
+        return scores
+
+    return score
+
+
+def _inputs(chunk: Sequence[int], rows: int, start: int, slots: int) -> dict[str, np.ndarray]:
+    """Returns those of a pass over a chain that begins at `start` and is padded to `rows`."""
+    ids = np.zeros((1, rows), np.int32)
+    ids[0, : len(chunk)] = chunk
+    positions = np.zeros(rows, np.int32)
+    positions[: len(chunk)] = start + np.arange(len(chunk))
+    sees = np.arange(slots) <= start + np.arange(rows)[:, None]
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "write_slot": np.array([start], np.int32),
+        "mask": np.where(sees, 0, MASKED).astype(np.float16)[None, None],
+    }

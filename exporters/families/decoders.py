@@ -9,15 +9,16 @@ from typing import Any
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
-from edge_spec.exporters.families.layers import (
+from edge_spec.exporters.families.stated import (
+    EXPERTS,
     FULL,
     GGUF_EXPERTS,
     GGUF_POST_NORMS,
     MAX_LAYERS,
     SLIDING,
+    StatedConfig,
     of_types,
 )
-from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _PERIOD = 4  # of layers, of which the last sees all, or has no positions

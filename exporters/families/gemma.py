@@ -8,8 +8,13 @@ from functools import partial
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
-from edge_spec.exporters.families.layers import FULL, GGUF_POST_NORMS, SLIDING, of_types
-from edge_spec.exporters.families.stated import StatedConfig
+from edge_spec.exporters.families.stated import (
+    FULL,
+    GGUF_POST_NORMS,
+    SLIDING,
+    StatedConfig,
+    of_types,
+)
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _LOCAL_THETA = 10000.0  # of Gemma 3, where GGUF does not state it

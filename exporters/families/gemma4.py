@@ -10,14 +10,15 @@ from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.families.family import PICTURES, TEXT_PREFIXES, Family, Fields
 from edge_spec.exporters.families.gemma import NORMS
-from edge_spec.exporters.families.layers import (
+from edge_spec.exporters.families.stated import (
+    EXPERTS,
     FULL,
     GGUF_EXPERTS,
     GGUF_POST_NORMS,
     SLIDING,
+    StatedConfig,
     kv_sources,
 )
-from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.families.tensors import each_expert
 from edge_spec.exporters.stored_tensor import StoredTensor

@@ -12,8 +12,14 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import SWISH_SLOPE, Experts, LayerKind
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.layers import FULL, GGUF_EXPERTS, SLIDING, of_types
-from edge_spec.exporters.families.stated import EXPERTS, StatedConfig
+from edge_spec.exporters.families.stated import (
+    EXPERTS,
+    FULL,
+    GGUF_EXPERTS,
+    SLIDING,
+    StatedConfig,
+    of_types,
+)
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 

@@ -12,12 +12,15 @@ from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.families.family import Family, Fields
-from edge_spec.exporters.families.layers import FULL, GGUF_EXPERTS, MAX_LAYERS, of_types
 from edge_spec.exporters.families.stated import (
     CONVOLUTION,
     EXPERTS,
+    FULL,
+    GGUF_EXPERTS,
+    MAX_LAYERS,
     SHORT_CONVOLUTIONS,
     StatedConfig,
+    of_types,
 )
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor

@@ -1,17 +1,94 @@
-"""Reads what a config.json states, in the forms that families have in common."""
+"""Reads what a config.json states, in the forms that families have in common.
+
+YaRN: slow rotations are stretched, fast ones stay (Peng et al. 2023, section 3).
+"""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edge_spec.core.model_parts import LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.families.layers import FULL, SLIDING, last_of
-from edge_spec.exporters.families.yarn import Yarn
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """factor: of the context; the turns are those within the original context beyond which a pair
+    stays as it is, and below which it is stretched by the whole factor."""
+
+    factor: float
+    original_context_length: int
+    fast_turns: float
+    slow_turns: float
+    in_whole_steps: bool  # whether the ramp begins and ends at a pair
+
+    def factors(self, theta: float, rotary_dim: int) -> tuple[float, ...]:
+        """Returns what each of the rotary_dim / 2 frequencies is divided by."""
+        # The pairs of a head that turn this often within the original context.
+        wavelengths = (
+            self.original_context_length / (turns * 2 * math.pi)
+            for turns in (self.fast_turns, self.slow_turns)
+        )
+        low, high = (rotary_dim * math.log(each) / (2 * math.log(theta)) for each in wavelengths)
+        if self.in_whole_steps:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        pairs = np.arange(len(Rope(theta).unscaled(rotary_dim)))
+        stretched = np.clip((pairs - low) / (high - low or 0.001), 0.0, 1.0)
+        return tuple((1 / (stretched / self.factor + 1 - stretched)).tolist())
+
+    def magnitude(self, scale: float = 1.0) -> float:
+        """Returns what cos and sin are multiplied with."""
+        return 1.0 if self.factor <= 1 else 0.1 * scale * math.log(self.factor) + 1.0
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # as layer_types of config.json names them
+MAX_LAYERS = 10_000
+# What GGUF calls the norms of what sublayers add, and we do.
+GGUF_POST_NORMS = {"post_attention_norm": "self_attn.post_norm", "post_ffw_norm": "mlp.post_norm"}
+# What GGUF calls the router, and the matrices of all experts at once.
+GGUF_EXPERTS = {
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
+
+def last_of(period: int, num_layers: int) -> list[str]:
+    """Returns SLIDING but for the last of every `period` layers, which see all of the text."""
+    layers = range(min(num_layers, MAX_LAYERS))
+    return [FULL if period and (layer + 1) % period == 0 else SLIDING for layer in layers]
+
+
+def kv_sources(kinds: Sequence[LayerKind], num_own: int) -> tuple[int, ...]:
+    """Returns whose keys and values each layer attends to, where only the first ones have their
+    own: those of the last of these that is of its kind. Raises ValueError where there is none."""
+    if not 0 < num_own <= len(kinds):
+        raise ValueError(f"{num_own} of {len(kinds)} layers have keys and values")
+    last = {kind: layer for layer, kind in enumerate(kinds[:num_own])}
+    if not last.keys() >= set(kinds):
+        raise ValueError("a layer attends to the keys and values of none before it")
+    sources = tuple(last[kind] for kind in kinds[num_own:])
+    return (*range(num_own), *sources) if sources else ()
+
+
+def of_types(kinds: Mapping[str, LayerKind], types: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a description whose layers are of these types."""
+    used = [name for name in kinds if name in types]
+    return {
+        "layer_kinds": tuple(kinds[name] for name in used),
+        "kind_of_layer": tuple(used.index(name) for name in types),
+    }
+
 
 _ACTIVATIONS = {
     "silu": "silu",

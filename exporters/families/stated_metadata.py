@@ -11,8 +11,7 @@ import numpy as np
 from edge_spec.core.model_parts import Experts
 from edge_spec.core.rope import Rope, RopeScaling
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.families.layers import FULL, MAX_LAYERS, SLIDING, last_of
-from edge_spec.exporters.families.yarn import Yarn
+from edge_spec.exporters.families.stated import FULL, MAX_LAYERS, SLIDING, Yarn, last_of
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 

@@ -12,16 +12,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from edge_spec.core.assistant import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.config import ModelConfig
+from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.gemma4 import GEMMA4, metadata_kinds, stated_kinds
 from edge_spec.exporters.families.stated import StatedConfig
 from edge_spec.exporters.families.stated_metadata import StatedMetadata
-from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.gguf_metadata import ASSISTANT, Metadata
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.head_architectures import ASSISTANT
 from edge_spec.exporters.heads.eagle_tensors import Shapes, require_exactly
 from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.stored_tensor import StoredTensor

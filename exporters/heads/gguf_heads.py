@@ -15,9 +15,8 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.gguf_metadata import DFLASH, EAGLE3, Metadata
 from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.head_architectures import DFLASH, EAGLE3
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
 from edge_spec.exporters.heads.eagle_tensors import VOCABULARY

@@ -1,18 +1,281 @@
-"""What graphs of layers of heads have in common: the formulas of Llama and Qwen3."""
+"""What graphs of layers of heads have in common: the formulas of Llama and Qwen3.
+
+The experts of a head in onnxruntime's operator for them, which reads those alone that rows take.
+
+In these graphs no row's last bit matters, so that rows are not kept apart as those of models are
+(exporters/onnx/experts.py).
+
+A graph of a head as it grows: its nodes, and the weights that they read.
+
+Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
+where it would hold copies of a message. What is bound to the size of a model beyond that, steps
+that can be resumed, has no use here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix
-from edge_spec.exporters.heads.graph_parts import HeadGraph
-from edge_spec.exporters.heads.mixture import add_mixture
-from edge_spec.exporters.onnx.graph import tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB
+from edge_spec.core.heads import (
+    FLOAT_BITS,
+    WEIGHTS_FILE,
+    DFlashHead,
+    EagleHead,
+    HeadExperts,
+    HeadMatrix,
+)
+from edge_spec.exporters.block_quantize import BlockQuantized, quantize
+from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
+from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
+
+_ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
+LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
+_RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
+_LARGEST_INT8 = 127
+_INLINE_BYTES = 1024
+_ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
+
+
+class HeadGraph(NodeList):
+    """Nodes and the weights that they read, of which large ones go to `weights`."""
+
+    def __init__(self, weights: BinaryIO) -> None:
+        super().__init__()
+        self._file = weights
+        self._weights: list[TensorProto] = []
+
+    def branch(self) -> HeadGraph:
+        """Nodes of their own, of a branch that reads the weights of this graph."""
+        inner = HeadGraph(self._file)
+        inner._weights = self._weights
+        return inner
+
+    def weight(self, name: str, stored: np.ndarray | Sequence[int]) -> str:
+        """Returns the name of what is stored; a second one of a name has to be the same."""
+        if all(each.name != name for each in self._weights):
+            values = np.ascontiguousarray(stored)
+            if values.nbytes <= _INLINE_BYTES:
+                self._weights.append(numpy_helper.from_array(values, name))
+            else:
+                self.write(name, [values])
+        return name
+
+    def multiply(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
+        """x: [..., in] -> [..., out], the bias added.
+
+        bits: 4 or 8, or FLOAT_BITS for float32. The matrix is read a part at a time, without zero
+        points: blocks of its weights lie around 0.
+        """
+        bias = None if matrix.bias is None else matrix.bias.astype(np.float32)
+        if bits == FLOAT_BITS:
+            return self._multiply_floats(x, name, matrix, bias, output)
+        columns, rows = self._write_blocks(name, matrix, bits)
+        inputs = [x, name, name + ".scales"]
+        if bias is not None:
+            inputs += ["", "", self.weight(name + ".bias", bias)]  # no zero points, no group index
+        return self.add(
+            "MatMulNBits",
+            inputs,
+            output,
+            domain=CONTRIB,
+            K=columns,
+            N=rows,
+            bits=bits,
+            block_size=BLOCK,
+            accuracy_level=_ACCURACY_INT8,
+        )
+
+    def score(self, x: str, name: str, matrix: HeadMatrix, bits: int, output: str) -> str:
+        """The same of a matrix that scores tokens, which low precision harms most. Where `bits` are
+        4 it is read in 4 bits, half of what 8 would take, and the likeliest tokens are scored again
+        by rows of 8 bits."""
+        if bits != 4 or matrix.bias is not None:
+            return self.multiply(x, name, matrix, max(bits, 8), output)
+        scores = self.multiply(x, name, matrix, bits, output + ".rough")
+        num_rows = sum(self._write_rows(name, matrix))
+        kept = self.weight("rescored", np.array([min(_RESCORED, num_rows)]))
+        rough, ids = output + ".rough.best", output + ".rough.ids"
+        self.add("TopK", [scores, kept], [rough, ids], axis=-1)
+        rows = self.add("Gather", [name + ".rows", ids], output + ".rows", axis=0)
+        floats = self.add("Cast", [rows], output + ".floats", to=TensorProto.FLOAT)
+        last = self.weight("last_axis", np.array([-1]))
+        column = self.add("Unsqueeze", [x, last], output + ".column")
+        products = self.add("MatMul", [floats, column], output + ".products")
+        scales = self.add("Gather", [name + ".row_scales", ids], output + ".scales", axis=0)
+        flat = self.add("Squeeze", [products, last], output + ".flat")
+        exact = self.add("Mul", [flat, scales], output + ".exact")
+        return self.add("ScatterElements", [scores, ids, exact], output, axis=-1)
+
+    def _write_rows(self, name: str, matrix: HeadMatrix) -> list[int]:
+        """Integers of 8 bits with a scale a row; returns how many rows each part has."""
+        scales: list[np.ndarray] = []
+
+        def rounded() -> Iterable[np.ndarray]:
+            for read in matrix.parts:
+                rows = read()
+                scale = np.abs(rows).max(axis=1, keepdims=True) / _LARGEST_INT8
+                scales.append(scale[:, 0].astype(np.float32))
+                yield np.rint(rows / np.where(scale, scale, 1)).astype(np.int8)
+
+        self.write(name + ".rows", rounded())
+        self.write(name + ".row_scales", [np.concatenate(scales)])
+        return [len(each) for each in scales]
+
+    def _write_blocks(self, name: str, matrix: HeadMatrix, bits: int) -> tuple[int, int]:
+        """Returns how many columns and rows the matrix has."""
+        columns, scales = 0, []
+
+        def packed() -> Iterable[np.ndarray]:
+            nonlocal columns
+            for read in matrix.parts:
+                stored = quantize(read(), bits, BLOCK, symmetric=True)
+                columns = stored.columns
+                scales.append(stored.scales)
+                yield stored.packed
+
+        self.write(name, packed())
+        joined = np.concatenate(scales)
+        self.write(name + ".scales", [joined])
+        return columns, len(joined)
+
+    def _multiply_floats(
+        self, x: str, name: str, matrix: HeadMatrix, bias: np.ndarray | None, output: str
+    ) -> str:
+        whole = np.concatenate([read() for read in matrix.parts]).T
+        inputs = [x, self.weight(name, whole)]
+        if bias is None:
+            return self.add("MatMul", inputs, output)
+        product = self.add("MatMul", inputs, output + ".product")
+        return self.add("Add", [product, self.weight(name + ".bias", bias)], output)
+
+    def write(self, name: str, parts: Iterable[np.ndarray]) -> None:
+        """parts: the rows of a tensor, the first ones first, at least one."""
+        offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
+        self._file.write(b"\0" * (offset - self._file.tell()))
+        rows = 0
+        for part in parts:
+            self._file.write(np.ascontiguousarray(part).data)
+            rows += len(part)
+        proto = TensorProto(
+            name=name,
+            dims=(rows, *part.shape[1:]),
+            data_type=helper.np_dtype_to_tensor_dtype(part.dtype),
+            data_location=TensorProto.EXTERNAL,
+        )
+        length = self._file.tell() - offset
+        for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
+        self._weights.append(proto)
+
+    def silu(self, x: str, output: str) -> str:
+        return self.add("Mul", [x, self.add("Sigmoid", [x], x + ".sigmoid")], output)
+
+    def tell_likeliest(
+        self, logits: str, tokens: int, count: int = LIKELIEST
+    ) -> list[ValueInfoProto]:
+        """Adds `likeliest` and `shares` of `logits` [rows, tokens], and returns all three as
+        outputs of the graph: tokens in falling order, and their shares of the sum of e to the
+        logits."""
+        probs = self.add("Softmax", [logits], "probs", axis=-1)
+        kept = self.weight("kept", np.array([min(count, tokens)]))
+        self.add("TopK", [probs, kept], ["shares", "likeliest"], axis=-1)
+        return [
+            tensor(logits, TensorProto.FLOAT, ["scored", "tokens"]),
+            tensor("likeliest", TensorProto.INT64, ["scored", "count"]),
+            tensor("shares", TensorProto.FLOAT, ["scored", "count"]),
+        ]
+
+    def serialized(
+        self, name: str, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+    ) -> bytes:
+        """Returns a ModelProto, whose matrices are elsewhere."""
+        graph = helper.make_graph(self.protos, name, inputs, outputs, self._weights)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        return bytes(model.SerializeToString())
+
+
+BLOCK = 32  # weights that share a scale
+
+
+def add_mixture(
+    graph: HeadGraph,
+    matrices: Mapping[str, HeadMatrix],
+    experts: HeadExperts,
+    bits: int,
+    x: str,
+    prefix: str,
+) -> str:
+    """x: [1, rows, hidden], what router and experts read -> the same, what they add. matrices,
+    bits: as `HeadGraph.multiply` has them; prefix: of the names of the layer's matrices."""
+    router = np.concatenate([read() for read in matrices[prefix + "router"].parts])
+    hidden = router.shape[1]
+    flat = graph.weight("expert_rows_shape", np.array([-1, hidden]))
+    rows = graph.add("Reshape", [x, flat], prefix + "rows")
+    scores = graph.add(
+        "Gemm", [rows, graph.weight(prefix + "router", router)], prefix + "scores", transB=1
+    )
+    up, down = (
+        _stacked(
+            graph,
+            prefix + name,
+            [matrices[f"{prefix}experts.{n}.{name}"] for n in range(experts.count)],
+            bits,
+        )
+        for name in ("gate_up", "down")
+    )
+    attributes: dict[str, float] = {"activation_alpha": 1.0, "activation_beta": 0.0}
+    if bits == FLOAT_BITS:
+        inputs = [rows, scores, *up, "", *down, ""]
+        attributes["normalize_routing_weights"] = 1
+    else:
+        inputs = [rows, scores, *up[:2], "", *down[:2], "", "", "", "", up[2], down[2]]
+        attributes |= {"expert_weight_bits": bits, "block_size": BLOCK}
+    mixed = graph.add(
+        "MoE" if bits == FLOAT_BITS else "QMoE",
+        inputs,
+        prefix + "mixed_rows",
+        domain=CONTRIB,
+        k=experts.used,
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        **attributes,
+    )
+    whole = graph.weight("pass_shape", np.array([1, -1, hidden]))
+    return graph.add("Reshape", [mixed, whole], prefix + "mixture")
+
+
+def _stacked(graph: HeadGraph, name: str, matrices: Sequence[HeadMatrix], bits: int) -> list[str]:
+    """Writes the matrices of all experts: one name of floats, else those of packed values, scales
+    and zero points. The rows of gate and up take turns, as the operator reads them."""
+    name += ".experts"
+    if bits == FLOAT_BITS:
+        graph.write(name, (_in_turns(each)[None] for each in matrices))
+        return [name]
+    made: list[BlockQuantized] = []
+
+    def packed() -> Iterator[np.ndarray]:
+        for each in matrices:
+            stored = quantize(_in_turns(each), bits, BLOCK, symmetric=True)
+            made.append(stored)
+            yield stored.packed.reshape(1, len(stored.packed), -1)
+
+    graph.write(name, packed())
+    graph.write(name + ".scales", [np.stack([each.scales for each in made])])
+    zeros = np.stack([each.stated_zero_points() for each in made])
+    graph.write(name + ".zero_points", [zeros])
+    return [name, name + ".scales", name + ".zero_points"]
+
+
+def _in_turns(matrix: HeadMatrix) -> np.ndarray:
+    """The parts of a matrix, of as many rows each: a row of each, then the next ones."""
+    parts = [read() for read in matrix.parts]
+    turns: np.ndarray = np.stack(parts, axis=1).reshape(-1, parts[0].shape[-1])
+    return turns
 
 
 class LayersGraph:

@@ -29,8 +29,12 @@ from edge_spec.exporters.families.tensors import raised
 from edge_spec.exporters.gguf_metadata import Metadata
 from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
 from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
-from edge_spec.exporters.heads.eagle_tensors import our_name, published_name, require_shapes
-from edge_spec.exporters.heads.expert_tensors import each_expert
+from edge_spec.exporters.heads.eagle_tensors import (
+    each_expert,
+    our_name,
+    published_name,
+    require_shapes,
+)
 from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,

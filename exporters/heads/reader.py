@@ -9,13 +9,13 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.gguf_reader import first_architecture
-from edge_spec.exporters.head_architectures import (
+from edge_spec.exporters.gguf_metadata import (
     ASSISTANT,
     DFLASH,
     EAGLE3,
     HEAD_ARCHITECTURES,
 )
+from edge_spec.exporters.gguf_reader import first_architecture
 from edge_spec.exporters.heads.assistant import (
     MODEL_TYPES,
     directory_assistant,

@@ -1,14 +1,383 @@
-"""A head's step as one graph, whatever its kind."""
+"""A head's step as one graph, whatever its kind.
+
+The layers of an EAGLE head as one graph, which scores rows and writes their keys and values.
+
+Inputs and outputs (rows: entries made in this pass, total: entries before them and they):
+
+    embedded               [1, rows, hidden]        of the tokens
+    found                  [1, known, features]     the target's features of some rows
+    replaced               [1, rows - known, hidden]  the states that take their place in the others
+    order                  [rows] int64             which of these each row has
+    position_ids           [1, rows] int64
+    cos, sin               [positions, rotated / 2]
+    attention_bias         [1, 1, rows, total]      0 where a row sees an entry, -inf elsewhere
+    seqlens_k              [1] int32                total - 1
+    total_sequence_length  scalar int32             total
+    logit_rows             [scored] int64           the rows that are scored
+    past.N.key|value       [1, kv_heads, capacity, head_dim]
+    present.N.key|value    the same buffers
+    states                 [1, rows, hidden]        what the next rows go on from
+    logits                 [1, scored, scored tokens]
+
+A row sees none of the rows after it: the operator masks them by itself.
+
+The layers of a DFlash head as one graph, which reads a block and scores its rows.
+
+Inputs and outputs (known: tokens of the text that are read with the block, and end before it):
+
+    embedded            [1, block, hidden]      of the pending token and the masks after it
+    found               [1, known, features]    the target's features
+    position_ids        [1, known + block] int64
+    block_position_ids  [1, block] int64        the last of these
+    cos, sin            [positions, rotated / 2]
+    attention_bias      [1, 1, 1, capacity]     0 where the block sees an entry, -inf elsewhere
+    parts               [2] int64               known, block
+    widths              [2] int64               capacity, known + block
+    logit_rows          [scored] int64          the rows of the block that are scored
+    past.N.key|value    [1, kv_heads, capacity, head_dim]
+    made.N.key|value    [1, kv_heads, known, head_dim]  the entries of known tokens
+    logits              [scored, vocab]
+    likeliest, shares   see `HeadGraph.tell_likeliest`
+    states              [scored, hidden]        that were scored, where the head reads more of them
+
+Each row sees the whole block, so attention is none of a causal operator. As in
+exporters/onnx/stacked.py, query heads that share keys are rows of one matrix. The cache is read
+where it lies, with whatever is beyond its entries, which the bias hides; keys and values that the
+pass makes stand apart, and only scores are put side by side.
+
+Medusa heads as one graph, which scores the tokens of heads and picks the likeliest.
+
+state      [1, hidden]               after the target's final norm
+asked      [heads] bool              which heads are scored, where each has an output matrix
+logits     [scored, scored tokens]   of all heads, where they share one
+likeliest  [scored, LIKELIEST] int64 of the scored tokens, in falling order
+shares     [scored, LIKELIEST]       of the sum of e to the logits
+
+Heads that share an output matrix are scored in one go, which reads it once. Each head with one of
+its own stands in a branch of an `If`: those that are not asked cost nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import BinaryIO
 
-from edge_spec.core.heads import DFlashHead, EagleHead, HeadMatrix, MedusaHead, TrainedHead
-from edge_spec.exporters.heads.dflash_graph import DFlashGraph
-from edge_spec.exporters.heads.eagle_graph import EagleGraph
-from edge_spec.exporters.heads.medusa_graph import MedusaGraph
+import numpy as np
+from onnx import GraphProto, TensorProto, ValueInfoProto, helper
+
+from edge_spec.core.heads import (
+    SHORTLIST,
+    DFlashHead,
+    EagleHead,
+    HeadMatrix,
+    MedusaHead,
+    TrainedHead,
+)
+from edge_spec.exporters.heads.layers_graph import LIKELIEST, HeadGraph, LayersGraph
+from edge_spec.exporters.onnx.graph import tensor
+from edge_spec.exporters.onnx.nodes import CONTRIB
+
+
+class EagleGraph(LayersGraph):
+    def __init__(
+        self, head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
+    ) -> None:
+        super().__init__(head, matrices, bits, weights)
+        self._head = head
+
+    def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
+        stream, read = self._enter()
+        for layer in range(self._config.num_layers):
+            if layer:
+                read = self._norm(stream, f"layers.{layer}.input_norm")
+            stream = self._leave(stream, self._attend(read, layer), layer)
+        self._score(stream)
+        return self._graph.serialized("head", self._inputs(), self._outputs())
+
+    def _enter(self) -> tuple[str, str]:
+        """Returns what the first layer adds to, and what its attention reads."""
+        graph = self._graph
+        both = graph.add("Concat", [self._known(), "replaced"], "unordered", axis=1)
+        features = graph.add("Gather", [both, "order"], "features", axis=1)
+        if self._head.joins_embedding:
+            embedded = self._norm("embedded", "embed_norm")
+            beside = [embedded, self._norm(features, "state_norm")]
+            stream = self._multiply(graph.add("Concat", beside, "beside", axis=-1), "fc")
+            return stream, self._norm(stream, "layers.0.input_norm")
+        normed = self._norm(features, "layers.0.hidden_norm")
+        beside = [self._norm("embedded", "layers.0.input_norm"), normed]
+        stream = normed if self._head.adds_to_normed else features
+        return stream, graph.add("Concat", beside, "beside", axis=-1)
+
+    def _known(self) -> str:
+        """Returns what features that were found enter as, [1, known, hidden]."""
+        if self._head.joins_embedding:
+            return "found"
+        normed, count = "found", len(self._head.feature_layers)
+        if "feature_norm.0" in self._norms:
+            parts = [f"found.{index}" for index in range(count)]
+            self._graph.add("Split", ["found"], parts, axis=-1, num_outputs=count)
+            each = [self._norm(part, f"feature_norm.{i}") for i, part in enumerate(parts)]
+            normed = self._graph.add("Concat", each, "found.normed", axis=-1)
+        return self._multiply(self._norm(normed, "fc_norm"), "fc")
+
+    def _attend(self, read: str, layer: int) -> str:
+        config, graph, prefix = self._config, self._graph, f"layers.{layer}."
+        sizes = [config.query_size, config.kv_size, config.kv_size]
+        parts = [prefix + each for each in "qkv"]
+        gate = prefix + "q_gate"
+        if is_gated := f"{gate}.weight" in self._tensors:
+            sizes, parts = [*sizes, config.query_size], [*parts, gate]
+        packed = self._multiply(read, prefix + "qkv")
+        graph.add("Split", [packed, graph.weight("qkv_sizes", np.array(sizes))], parts, axis=-1)
+        turned = [
+            self._turned(prefix + part, count, "position_ids")
+            for part, count in (("q", config.num_heads), ("k", config.num_kv_heads))
+        ]
+        past, present = (
+            [f"{when}.{layer}.{part}" for part in ("key", "value")] for when in ("past", "present")
+        )
+        lengths = ["seqlens_k", "total_sequence_length"]
+        inputs = [*turned, parts[2], *past, *lengths, "", "", "", "attention_bias"]
+        mixed = graph.add(
+            "GroupQueryAttention",
+            inputs,
+            [prefix + "mixed", *present],
+            domain=CONTRIB,
+            num_heads=config.num_heads,
+            kv_num_heads=config.num_kv_heads,
+        )
+        if not is_gated:
+            return mixed
+        opened = graph.add("Sigmoid", [gate], gate + ".opened")
+        return graph.add("Mul", [mixed, opened], prefix + "gated")
+
+    def _score(self, stream: str) -> None:
+        graph = self._graph
+        normed = self._norm(stream, "norm")
+        goes_on = normed if self._head.returns_normed else stream
+        graph.add("Identity", [goes_on], "states")
+        picked = graph.add("Gather", [normed, "logit_rows"], "scored", axis=1)
+        self._multiply(picked, "head", "logits")
+
+    def _inputs(self) -> list[ValueInfoProto]:
+        kinds, size = TensorProto, self._config.hidden_size
+        return [
+            tensor("embedded", kinds.FLOAT, [1, "rows", size]),
+            tensor("found", kinds.FLOAT, [1, "known", "features"]),
+            tensor("replaced", kinds.FLOAT, [1, "others", size]),
+            tensor("order", kinds.INT64, ["rows"]),
+            tensor("position_ids", kinds.INT64, [1, "rows"]),
+            *self._tables(),
+            tensor("attention_bias", kinds.FLOAT, [1, 1, "rows", "total"]),
+            tensor("seqlens_k", kinds.INT32, [1]),
+            tensor("total_sequence_length", kinds.INT32, []),
+            tensor("logit_rows", kinds.INT64, ["scored"]),
+            *self._keys_values("past", "capacity"),
+        ]
+
+    def _outputs(self) -> list[ValueInfoProto]:
+        return [
+            tensor("states", TensorProto.FLOAT, [1, "rows", self._config.hidden_size]),
+            tensor("logits", TensorProto.FLOAT, [1, "scored", "tokens"]),
+            *self._keys_values("present", "capacity"),
+        ]
+
+
+class DFlashGraph(LayersGraph):
+    def __init__(
+        self, head: DFlashHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
+    ) -> None:
+        super().__init__(head, matrices, bits, weights)
+        self._head = head
+
+    def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
+        graph = self._graph
+        context = self._norm(self._multiply("found", "fc"), "context_norm")
+        stream = "embedded"
+        for layer in range(self._config.num_layers):
+            read = self._norm(stream, f"layers.{layer}.input_norm")
+            stream = self._leave(stream, self._attend(context, read, layer), layer)
+        picked = graph.add("Gather", [stream, "logit_rows"], "picked", axis=1)
+        flat = graph.weight("rows_shape", np.array([-1, self._config.hidden_size]))
+        scored = graph.add("Reshape", [self._norm(picked, "norm"), flat], "states")
+        logits = self._multiply(scored, "head", "logits")
+        ids, all_tokens = self._head.token_ids, self._config.vocab_size
+        told = LIKELIEST if self._head.transitions is None else SHORTLIST
+        num_scored = all_tokens if ids is None else len(ids)
+        outputs = graph.tell_likeliest(logits, num_scored, told)
+        if self._head.keeps_states:
+            shape: list[int | str] = ["scored", self._config.hidden_size]
+            outputs.append(tensor("states", TensorProto.FLOAT, shape))
+        made = self._keys_values("made", "known")
+        return graph.serialized("block", self._inputs(), [*outputs, *made])
+
+    def _attend(self, context: str, read: str, layer: int) -> str:
+        """[1, block, heads * head_dim]"""
+        config, graph, prefix = self._config, self._graph, f"layers.{layer}."
+        whole = self._matrices[prefix + "qkv"]
+        query, beside = HeadMatrix(whole.parts[:1]), HeadMatrix(whole.parts[1:])
+        graph.multiply(read, prefix + "q.weight", query, self._bits, prefix + "q")
+        rows = graph.add("Concat", [context, read], prefix + "rows", axis=1)
+        packed = graph.multiply(rows, prefix + "kv", beside, self._bits, prefix + "kv.output")
+        parts = [prefix + "k", prefix + "v"]
+        graph.add("Split", [packed], parts, axis=-1, num_outputs=2)
+        queries = self._turned(prefix + "q", config.num_heads, "block_position_ids")
+        keys = self._turned(prefix + "k", config.num_kv_heads, "position_ids")
+        size = config.head_dim
+        stacked = graph.add(
+            "Reshape",
+            [self._by_head(queries), graph.weight("stacked", [1, config.num_kv_heads, -1, size])],
+            prefix + "stacked",
+        )
+        made = [self._by_head(each) for each in (keys, prefix + "v")]
+        for part, entries in zip(("key", "value"), made, strict=True):
+            names = [f"made.{layer}.{part}", f"{prefix}{part}.block"]
+            graph.add("Split", [entries, "parts"], names, axis=2)
+        mixed = self._mix(stacked, made, layer)
+        apart = graph.add(
+            "Reshape",
+            [mixed, graph.weight("apart", [1, config.num_heads, -1, size])],
+            prefix + "apart",
+        )
+        by_row = graph.add("Transpose", [apart], prefix + "by_row", perm=[0, 2, 1, 3])
+        flat = graph.weight("flat_shape", [1, 0, -1])
+        return graph.add("Reshape", [by_row, flat], prefix + "mixed")
+
+    def _mix(self, queries: str, made: list[str], layer: int) -> str:
+        """[1, kv_heads, stacked rows, head_dim] of what the cache has and what is made."""
+        graph, prefix = self._graph, f"layers.{layer}."
+        past = [f"past.{layer}.{part}" for part in ("key", "value")]
+        scale = self._config.head_dim**-0.5
+
+        def scores(keys: str, name: str) -> str:
+            inputs, output = [queries, keys], prefix + name
+            return graph.add("FusedMatMul", inputs, output, domain=CONTRIB, transB=1, alpha=scale)
+
+        seen = graph.add(
+            "Add", [scores(past[0], "past_scores"), "attention_bias"], prefix + "past_seen"
+        )
+        both = [seen, scores(made[0], "made_scores")]
+        beside = graph.add("Concat", both, prefix + "scores", axis=-1)
+        weights = graph.add("Softmax", [beside], prefix + "weights", axis=-1)
+        parts = [prefix + "past_weights", prefix + "made_weights"]
+        graph.add("Split", [weights, "widths"], parts, axis=-1)
+        each = [
+            graph.add("MatMul", [part, values], part + ".mixed")
+            for part, values in zip(parts, (past[1], made[1]), strict=True)
+        ]
+        return graph.add("Add", each, prefix + "stacked.mixed")
+
+    def _by_head(self, x: str) -> str:
+        """[1, rows, heads * head_dim] -> [1, heads, rows, head_dim]"""
+        graph = self._graph
+        shape = graph.weight("head_shape", [1, 0, -1, self._config.head_dim])
+        split = graph.add("Reshape", [x, shape], x + ".split")
+        return graph.add("Transpose", [split], x + ".by_head", perm=[0, 2, 1, 3])
+
+    def _inputs(self) -> list[ValueInfoProto]:
+        kinds, size = TensorProto, self._config.hidden_size
+        return [
+            tensor("embedded", kinds.FLOAT, [1, "block", size]),
+            tensor("found", kinds.FLOAT, [1, "known", "features"]),
+            tensor("position_ids", kinds.INT64, [1, "rows"]),
+            tensor("block_position_ids", kinds.INT64, [1, "block"]),
+            *self._tables(),
+            tensor("attention_bias", kinds.FLOAT, [1, 1, 1, "capacity"]),
+            tensor("parts", kinds.INT64, [2]),
+            tensor("widths", kinds.INT64, [2]),
+            tensor("logit_rows", kinds.INT64, ["scored"]),
+            *self._keys_values("past", "capacity"),
+        ]
+
+
+class MedusaGraph:
+    """matrices: K.B of block B of head K, and output.K, or output.0 that they share; bits: as
+    `HeadGraph.multiply` has them."""
+
+    def __init__(
+        self, head: MedusaHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
+    ) -> None:
+        self._head, self._matrices, self._bits = head, matrices, bits
+        self._graph = HeadGraph(weights)
+
+    def built(self) -> bytes:
+        """Returns a serialized ModelProto, whose weights are written."""
+        head, graph = self._head, self._graph
+        shares = len(head.outputs) == 1
+        if shares:
+            logits = self._score(graph, self._states(), 0, "logits")
+        else:
+            rows = [self._where_asked(index) for index in range(head.num_heads)]
+            logits = graph.add("Concat", rows, "logits", axis=0)
+        outputs = graph.tell_likeliest(logits, self._num_scored)
+        inputs = [tensor("state", TensorProto.FLOAT, [1, head.hidden_size])]
+        if not shares:
+            inputs.append(tensor("asked", TensorProto.BOOL, [head.num_heads]))
+        return graph.serialized("heads", inputs, outputs)
+
+    @property
+    def _num_scored(self) -> int:
+        ids = self._head.token_ids
+        return self._head.vocab_size if ids is None else len(ids)
+
+    def _states(self) -> str:
+        """[heads, hidden] after the blocks of all heads."""
+        head, graph = self._head, self._graph
+        count = range(head.num_heads)
+        if all(len(blocks) == 1 for blocks in head.blocks):
+            return self._after_one_block([self._matrices[f"{index}.0"] for index in count])
+        states = [self._after_blocks(graph, index) for index in count]
+        return graph.add("Concat", states, "states", axis=0)
+
+    def _where_asked(self, index: int) -> str:
+        """[1, tokens], or [0, tokens] where the head is not asked."""
+        graph, name = self._graph, f"{index}.logits"
+
+        def branch(nodes: HeadGraph, output: str) -> GraphProto:
+            found = helper.make_tensor_value_info(output, TensorProto.FLOAT, None)
+            return helper.make_graph(nodes.protos, output, [], [found])
+
+        scored, none = graph.branch(), graph.branch()
+        scored_rows = self._score(scored, self._after_blocks(scored, index), index, name + ".then")
+        nothing = graph.weight("no_rows", np.zeros((0, self._num_scored), np.float32))
+        no_rows = none.add("Identity", [nothing], name + ".else")
+        place = graph.weight(f"{index}.place", np.array([index]))
+        return graph.add(
+            "If",
+            [graph.add("Gather", ["asked", place], f"{index}.asked", axis=0)],
+            name,
+            then_branch=branch(scored, scored_rows),
+            else_branch=branch(none, no_rows),
+        )
+
+    def _score(self, graph: HeadGraph, states: str, output: int, name: str) -> str:
+        matrix = f"output.{output}"
+        return graph.score(states, matrix, self._matrices[matrix], self._bits, name)
+
+    def _after_one_block(self, blocks: Sequence[HeadMatrix]) -> str:
+        """All heads read the same state: their matrices are one."""
+        head, graph = self._head, self._graph
+        biases = [each.bias for each in blocks if each.bias is not None]
+        parts = tuple(part for each in blocks for part in each.parts)
+        joined = HeadMatrix(parts, np.concatenate(biases))
+        inner = graph.multiply("state", "blocks", joined, self._bits, "blocks.inner")
+        shape = graph.weight("head_rows", np.array([head.num_heads, head.hidden_size]))
+        update = graph.add("Reshape", [graph.silu(inner, "blocks.silu"), shape], "update")
+        return graph.add("Add", ["state", update], "states")
+
+    def _after_blocks(self, graph: HeadGraph, index: int) -> str:
+        """z + SiLU(A z + b), block after block."""
+
+        def after(state: str, block: int) -> str:
+            name = f"{index}.{block}"
+            inner = graph.multiply(state, name, self._matrices[name], self._bits, name + ".inner")
+            return graph.add("Add", [state, graph.silu(inner, name + ".silu")], name + ".state")
+
+        return reduce(after, range(len(self._head.blocks[index])), "state")
 
 
 def step_graph(

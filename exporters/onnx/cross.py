@@ -13,8 +13,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.onnx.attention import attention_biases, output_bias
-from edge_spec.exporters.onnx.elementwise import distances
-from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, distances
 from edge_spec.exporters.onnx.weights import OnnxWeights
 
 

@@ -15,15 +15,18 @@ from edge_spec.exporters.alternatives import (
     other_runtime,
     uncomposed,
 )
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.description import describe
 from edge_spec.exporters.onnx import stacked
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
-from edge_spec.exporters.onnx.initializers import DATA_FILE, Initializers
-from edge_spec.exporters.onnx.nodes import Nodes
-from edge_spec.exporters.onnx.partial import PARTIAL_FILE, partial_model
-from edge_spec.exporters.onnx.segments import SEGMENT_FILE, segment_models
+from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
+from edge_spec.exporters.onnx.segments import (
+    PARTIAL_FILE,
+    SEGMENT_FILE,
+    partial_model,
+    segment_models,
+)
 from edge_spec.exporters.onnx.weights import (
     EMBEDDING_BLOCK,
     FloatWeights,
@@ -39,7 +42,6 @@ from edge_spec.exporters.requests import (
     require_replaceable,
     require_unchanged,
 )
-from edge_spec.exporters.truncate import first_layers
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
 

@@ -28,6 +28,13 @@ measured (edge_spec/exactness/batch_invariance.py measures it again on each mach
 
 A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts
 cached rows, among which those of a tree stand side by side.
+
+Writes the embeddings and the scale of each layer that Gemma 4 has.
+
+An embedding of a layer is a part of a row of one table of all layers, and of what one matrix makes
+of the token's own embedding. It is added, behind a gate, to what the MLP leaves. That is no
+sublayer that a draft may leave out (partial.py): it is part of what each layer does. What is
+estimated there of how far a sublayer turns the stream does not know of it.
 """
 
 from __future__ import annotations
@@ -40,15 +47,122 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Rotation
+from edge_spec.exporters.alternatives import is_composed
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import convolution, stacked
 from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
 from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
-from edge_spec.exporters.onnx.elementwise import softcap, times, window_bias
-from edge_spec.exporters.onnx.layer_inputs import LayerInputs
-from edge_spec.exporters.onnx.mlp import Mlp
-from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes
+from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
+from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
+
+
+class Mlp:
+    """Adds that of one layer after another. x: [1, rows, hidden] -> the same; prefix: of the names
+    of the layer's tensors."""
+
+    def __init__(self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint) -> None:
+        self._nodes, self._weights, self._checkpoint = nodes, weights, checkpoint
+        self._config = checkpoint.config
+
+    def add(self, x: str, prefix: str) -> str:
+        """Returns what the last matrix of an MLP makes."""
+        nodes = self._nodes
+        if not self._config.gated_mlp:
+            up = self._linear(x, prefix + "up_proj")
+            activated = activation(nodes, up, self._config.activation, prefix)
+            return self._linear(activated, prefix + "down_proj")
+        joined = self._weights.linear(
+            x, [prefix + "gate_proj.weight", prefix + "up_proj.weight"], []
+        )
+        gate, up = prefix + "gate", prefix + "up"
+        nodes.add("Split", [joined], [gate, up], axis=-1, num_outputs=2)
+        activated = activation(nodes, gate, self._config.activation, prefix)
+        product = nodes.add("Mul", [activated, up], prefix + "product")
+        return self._weights.linear(product, [prefix + "down_proj.weight"], [])
+
+    def add_experts(self, x: str, stream: str, prefix: str) -> str:
+        """Returns what a layer's experts, and its MLP if any, make. stream: what x is
+        a norm of."""
+        experts = self._config.experts
+        if experts is None or not experts.beside_mlp:
+            return self._mixture(x, x, prefix)
+        dense = self._norm(self.add(x, prefix), prefix + "dense_post_norm")
+        routed = self._norm(stream, prefix + "router_norm")
+        read = self._norm(stream, prefix + "experts_norm")
+        mixed = self._norm(self._mixture(read, routed, prefix), prefix + "experts_post_norm")
+        return self._nodes.add("Add", [dense, mixed], prefix + "both")
+
+    def _mixture(self, x: str, routed: str, prefix: str) -> str:
+        """routed: what the router reads."""
+        if is_composed(self._config):
+            composed = ComposedMixture(self._nodes, self._weights, self._checkpoint)
+            return composed.add(x, routed, prefix)
+        return Mixture(self._nodes, self._weights, self._checkpoint).add(x, prefix)
+
+    def _linear(self, x: str, name: str) -> str:
+        biases = [name + ".bias"] if self._config.mlp_bias else []
+        return self._weights.linear(x, [name + ".weight"], biases)
+
+    def _norm(self, x: str, name: str) -> str:
+        return norm(self._nodes, self._checkpoint, x, name)
+
+
+_PREFIX = "layer_inputs."
+
+
+class LayerInputs:
+    """Adds nothing where a model's layers have neither."""
+
+    def __init__(self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint) -> None:
+        self._nodes, self._weights, self._checkpoint = nodes, weights, checkpoint
+        self._config: ModelConfig = checkpoint.config
+        self._inputs: list[str] = []  # of each layer, [1, rows, size]
+
+    def begin(self, embedded: str) -> None:
+        """embedded: [1, rows, hidden], the stream before the first layer."""
+        own, nodes = self._config.layer_embeddings, self._nodes
+        if own is None:
+            return
+        stored = _PREFIX + "stored"
+        self._weights.embed("input_ids", stored, "model.embed_tokens_per_layer.weight")
+        stored = times(nodes, stored, own.scale, _PREFIX + "scaled")
+        projected = self._weights.linear(embedded, ["model.per_layer_model_projection.weight"], [])
+        projected = times(nodes, projected, own.projected_scale, _PREFIX + "projected")
+        each = nodes.weights.add("layer_input_shape", np.array([1, 0, -1, own.size]))
+        flat = nodes.weights.add("flat_shape", np.array([1, 0, -1]))
+        apart = nodes.add("Reshape", [projected, each], _PREFIX + "apart")
+        normed = norm(nodes, self._checkpoint, apart, "model.per_layer_projection_norm")
+        normed = nodes.add("Reshape", [normed, flat], _PREFIX + "normed")
+        both = nodes.add("Add", [normed, stored], _PREFIX + "sum")
+        both = times(nodes, both, own.sum_scale, _PREFIX + "all")
+        count = self._config.num_layers
+        self._inputs = [f"{_PREFIX}{layer}" for layer in range(count)]
+        nodes.add("Split", [both], self._inputs, axis=-1, num_outputs=count)
+
+    def end_layer(self, layer: int, update: str, residual: str) -> tuple[str, str]:
+        """update: what the layer's MLP adds to `residual`, both [1, rows, hidden]. Returns two that
+        add up to the stream that the layer leaves."""
+        nodes, prefix = self._nodes, f"model.layers.{layer}."
+        if self._inputs:
+            residual = nodes.add("Add", [update, residual], prefix + "stream")
+            update = self._of_token(residual, prefix, self._inputs[layer])
+        if not self._config.layer_scale:
+            return update, residual
+        scale = vector(nodes, self._checkpoint, prefix + "layer_scalar")
+        return (
+            nodes.add("Mul", [update, scale], prefix + "update.scaled"),
+            nodes.add("Mul", [residual, scale], prefix + "stream.scaled"),
+        )
+
+    def _of_token(self, x: str, prefix: str, own: str) -> str:
+        nodes = self._nodes
+        gate = self._weights.linear(x, [prefix + "per_layer_input_gate.weight"], [])
+        activated = activation(nodes, gate, self._config.activation, prefix + "per_layer_input.")
+        product = nodes.add("Mul", [activated, own], prefix + "per_layer_input.product")
+        update = self._weights.linear(product, [prefix + "per_layer_projection.weight"], [])
+        return norm(nodes, self._checkpoint, update, prefix + "post_per_layer_input_norm")
+
 
 OPSET = 21
 IR_VERSION = 10

@@ -24,10 +24,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
-from edge_spec.exporters.onnx.initializers import Initializers
-from edge_spec.exporters.onnx.nodes import Nodes
-from edge_spec.exporters.onnx.static_weights import StaticWeights
-from edge_spec.exporters.onnx.weights import EMBEDDING
+from edge_spec.exporters.onnx.nodes import Initializers, Nodes
+from edge_spec.exporters.onnx.weights import EMBEDDING, StaticWeights
 from edge_spec.exporters.static_layout import StaticFunction, StaticShape
 
 PARTS = ("key", "value")

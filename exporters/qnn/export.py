@@ -11,7 +11,7 @@ from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.onnx import StaticOnnxExporter
-from edge_spec.exporters.onnx.initializers import DATA_FILE
+from edge_spec.exporters.onnx.nodes import DATA_FILE
 from edge_spec.exporters.qnn.compiler import (
     SOCS,
     Binary,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from edge_spec.core.entry_points import quiet_import
 from edge_spec.errors import DeviceError, MissingDependencyError
+from edge_spec.fitting.devices import CPU, GPU
 
 _MIN_MACOS = 15  # states and several functions in a package
 
@@ -40,3 +42,13 @@ def require_core_ml() -> None:
             f"this is macOS {macos}, and Core ML runs models with a state on {_MIN_MACOS} or newer",
             remedy=f"Update macOS. {remedy}",
         )
+
+
+ANE, ALL = "ane", "all"
+UNITS: Mapping[str, str] = {CPU: "CPU_ONLY", GPU: "CPU_AND_GPU", ANE: "CPU_AND_NE", ALL: "ALL"}
+# Classes of devices, as coremltools calls them.
+CLASSES: Mapping[str, str] = {
+    "MLCPUComputeDevice": CPU,
+    "MLGPUComputeDevice": GPU,
+    "MLNeuralEngineComputeDevice": ANE,
+}

@@ -11,7 +11,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
 from edge_spec.fitting.devices import GPU, Device
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.coreml.library import require_core_ml
+from edge_spec.runtimes.coreml.library import ANE, UNITS, require_core_ml
 from edge_spec.runtimes.coreml.package import (
     FORMAT,
     compute_of,
@@ -19,7 +19,6 @@ from edge_spec.runtimes.coreml.package import (
     read_specification,
     signatures_of_spec,
 )
-from edge_spec.runtimes.coreml.units import ANE, UNITS
 from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
 from edge_spec.runtimes.static.model import StaticModel, config_of
 
@@ -86,8 +85,7 @@ class CoreMlRuntime:
     def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
         """Returns Core ML's own plan for the unit that the options name, or the package's."""
         require_core_ml()
-        from edge_spec.runtimes.coreml.native import compiled_package
-        from edge_spec.runtimes.coreml.unit_plan import read_plan, summarize
+        from edge_spec.runtimes.coreml.native import compiled_package, read_plan, summarize
 
         unit = _unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)

@@ -8,8 +8,8 @@ the states were kept: with drafts and without, they then come from the same pass
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,11 +17,76 @@ from edge_spec.core.model import Forward, require_rollback, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
-from edge_spec.runtimes.llamacpp.places import Place, Places
-from edge_spec.runtimes.llamacpp.sequences import is_hybrid_sequence, is_recurrent_state
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
-from edge_spec.runtimes.llamacpp.transfer import RECURRENT, read_sequence, write_sequence
+from edge_spec.runtimes.llamacpp.transfer import (
+    RECURRENT,
+    is_hybrid_sequence,
+    is_recurrent_state,
+    read_sequence,
+    write_sequence,
+)
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
+
+MAX_PLACES, MAX_BYTES = 16, 400_000_000  # of a session
+_NEAR = 64  # tokens at the end of a text, which are read again in no time
+
+
+@dataclass(eq=False)
+class Place:
+    """state: [bytes] uint8, of the recurrent layers alone, in the library's own form. was_used:
+    whether the text has gone on from here before."""
+
+    length: int
+    state: np.ndarray
+    was_used: bool = False
+
+
+class Places:
+    """The places of one text, within a bound of memory.
+
+    Those that go first are dense for what is read again anyway where the text parts there: the
+    nearer to its end, the closer they stand.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []  # by length
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._places)
+
+    def add(self, place: Place) -> None:
+        self.cut(place.length - 1)
+        self._places.append(place)
+        while self._is_over():
+            self._places.remove(self._least_missed())
+
+    def before(self, length: int) -> Place | None:
+        """Returns the last one that is not beyond `length`."""
+        return next((each for each in reversed(self._places) if each.length <= length), None)
+
+    def cut(self, length: int) -> None:
+        """Forgets those beyond."""
+        while self._places and self._places[-1].length > length:
+            self._places.pop()
+
+    def clear(self) -> None:
+        self._places.clear()
+
+    def _is_over(self) -> bool:
+        num_bytes = sum(each.state.nbytes for each in self._places)
+        return len(self._places) > MAX_PLACES or (len(self._places) > 1 and num_bytes > MAX_BYTES)
+
+    def _least_missed(self) -> Place:
+        """Returns the one without which least is read again, beside what is read anyway; not the
+        last one, nor one that was used while there are others."""
+        places, end = self._places, self._places[-1].length
+        costs = []
+        for index, place in enumerate(places[:-1]):
+            before = places[index - 1].length if index else 0
+            anyway = end - places[index + 1].length + _NEAR
+            costs.append((place.was_used, (place.length - before) / anyway, index))
+        return places[min(costs)[2]]
+
 
 KEPT_STATES = 7  # of each layer beside the last one: as many rows of a pass can be dropped
 NO_BRANCHES = "its recurrent layers have one state for the text, which branches would share"

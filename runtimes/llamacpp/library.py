@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from edge_spec.core.model import ScoredTokens
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.scored_tokens import ScoredTokens
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 from edge_spec.runtimes.llamacpp.rows.install import Rows
 from edge_spec.runtimes.llamacpp.taps import Tap

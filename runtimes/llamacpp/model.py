@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.errors import UsageError
 from edge_spec.fitting.memory import free_bytes
 from edge_spec.placement.machine import available_cores
@@ -28,7 +28,7 @@ from edge_spec.runtimes.llamacpp.library import (
     ModelChoices,
     Way,
 )
-from edge_spec.runtimes.llamacpp.offload import fitted
+from edge_spec.runtimes.llamacpp.memory import fitted
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 if TYPE_CHECKING:

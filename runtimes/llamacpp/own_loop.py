@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from edge_spec.errors import SessionError
-from edge_spec.runtimes.llamacpp.batch import Batch
+from edge_spec.runtimes.llamacpp.batch import Batch, view
 from edge_spec.runtimes.llamacpp.library import PREFILL_TOKENS, ContextChoices
-from edge_spec.runtimes.llamacpp.outputs import view
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
 
 _ROOM = 256  # tokens, after the first ones

@@ -13,8 +13,8 @@ from edge_spec.errors import MissingDependencyError, UnsupportedModelError, Usag
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.devices import choose_devices, listed, wanted_devices
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice, ModelChoices
+from edge_spec.runtimes.llamacpp.memory import offload
 from edge_spec.runtimes.llamacpp.model import LlamaCppModel
-from edge_spec.runtimes.llamacpp.offload import offload
 from edge_spec.runtimes.llamacpp.rows.install import wanted
 from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON

@@ -9,13 +9,12 @@ import numpy as np
 
 from edge_spec.core.features import OnPrefilled, require_none_alone
 from edge_spec.core.model import Forward, require_rollback, require_room
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceMemoryError, SessionError
 from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.llamacpp.joint import JointCache
+from edge_spec.runtimes.llamacpp.joint import JointCache, JointRows, Member
 from edge_spec.runtimes.llamacpp.library import ContextChoices
-from edge_spec.runtimes.llamacpp.members import JointRows, Member
 from edge_spec.runtimes.llamacpp.session import LlamaCppSession
 from edge_spec.runtimes.llamacpp.transfer import as_first, holds, write_sequence
 from edge_spec.runtimes.llamacpp.weights import GgufWeights

@@ -5,19 +5,114 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.model import Forward, require_room
+from edge_spec.core.model import Forward, require_rollback, require_room, require_state
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS
-from edge_spec.runtimes.ort.device_cache import DeviceCache
-from edge_spec.runtimes.ort.device_memory import DeviceMemory, Traffic
+from edge_spec.runtimes.ort.device_memory import (
+    DeviceGraphs,
+    DeviceMemory,
+    Traffic,
+    capacity_for,
+    shares_weights,
+)
+from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.signature import Signature, pass_error, widened
 from edge_spec.runtimes.ort.stacked import STACKED
+
+_NOTHING = (0, 0, 0, 0)
+
+
+class DeviceCache:
+    """Keys and values of all layers, [1, layers * 2 * kv_heads, capacity, head_dim]."""
+
+    def __init__(self, config: ModelConfig, element: np.dtype[Any], memory: DeviceMemory) -> None:
+        self._config = config
+        self._element = element
+        self._memory = memory
+        self.capacity = 0
+        self.generation = 0  # changes when the block moves: what is bound to it is stale
+        self._block: OrtValue | None = None
+
+    def reserve(self, needed: int) -> None:
+        """Makes room for `needed` tokens; the block may move, and is then copied on the device."""
+        if needed <= self.capacity:
+            return
+        room = capacity_for(needed, self.capacity, self._config.context_length)
+        held = self._zeros(1) if self._block is None else self._block
+        self._hold(held, room)
+
+    def clear(self) -> None:
+        self._block, self.capacity = None, 0
+        self.generation += 1
+
+    def bind(self, binding: onnxruntime.IOBinding) -> None:
+        """Binds the keys and the values of each layer as both past and present."""
+        assert self._block is not None
+        config, address = self._config, self._memory.address
+        shape = (1, config.num_kv_heads, self.capacity, config.head_dim)
+        step = prod(shape) * self._element.itemsize
+        pointer = self._block.data_ptr()
+        for layer in range(config.num_layers):
+            for part in ("key", "value"):
+                buffer = (*address, self._element.type, shape, pointer)
+                binding.bind_input(f"past.{layer}.{part}", *buffer)
+                binding.bind_output(f"present.{layer}.{part}", *buffer)
+                pointer += step
+        self._memory.count_cache(step * 2 * config.num_layers)
+
+    def compact(self, start: int, rows: Sequence[int]) -> None:
+        """Moves the tokens at start + rows to start, start + 1, ...; rows ascend."""
+        kept = np.asarray(rows)
+        moved = np.flatnonzero(kept != np.arange(len(kept)))
+        if len(moved):
+            assert self._block is not None
+            first = int(moved[0])
+            self._memory.move(self._block, start + kept[first:], start + first)
+
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """ "kv" [layers, 2, 1, kv_heads, length, head_dim] of the cache's type, as cache.py has it;
+        read once."""
+        block = self._zeros(0) if self._block is None else self._memory.taken(self._block, length)
+        return {"kv": block.reshape(self._shape(length))}
+
+    def require(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Raises ValueError for what is no state of `length` tokens."""
+        expected = {"kv": (self._shape(length), self._element)}
+        require_state(state, expected, length, self._config.context_length)
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        """Writes a state once that `require` has accepted."""
+        room = capacity_for(length, self.capacity, self._config.context_length)
+        held = state["kv"].reshape(self._zeros(length).shape) if length else self._zeros(1)
+        self._hold(np.ascontiguousarray(held), room)
+
+    def _hold(self, tokens: np.ndarray | OrtValue, room: int) -> None:
+        """Takes a new block of these tokens and room after them."""
+        count = tokens.shape[2] if isinstance(tokens, np.ndarray) else self.capacity
+        # First: where memory is short, the old one stays.
+        grown = self._memory.padded(tokens, _NOTHING, (0, 0, room - count, 0))
+        self._block, self.capacity = grown, room
+        self.generation += 1
+
+    def _zeros(self, length: int) -> np.ndarray:
+        config = self._config
+        parts = config.num_layers * 2 * config.num_kv_heads
+        return np.zeros((1, parts, length, config.head_dim), self._element)
+
+    def _shape(self, length: int) -> tuple[int, ...]:
+        config = self._config
+        return (config.num_layers, 2, 1, config.num_kv_heads, length, config.head_dim)
+
 
 _BIAS = "attention_bias"
 
@@ -190,3 +285,84 @@ def translated(rows: int, start: int) -> Iterator[None]:
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
         raise pass_error(error, rows, start) from error
+
+
+class DeviceSession:
+    """Commits and rollbacks of chains change its length alone; the rows of a tree's path are moved
+    together on the device.
+
+    It has no parts (partial.py): their graph would be there with weights of its own.
+    """
+
+    def __init__(self, passes: DevicePasses) -> None:
+        self.length = 0
+        self._passes = passes
+        self._scored = 0  # rows of the last pass that can still be committed
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counts what crosses over to the device and back."""
+        return self._passes.traffic
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._scored = 0
+        for length in self._passes.prefill(tokens, self.length):
+            self.length = length
+
+    def forward(self, tree: TokenTree) -> Forward:
+        self._scored = 0
+        out = self._passes.score(tree, self.length)
+        self._scored = len(tree)
+        return out
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """Raises ValueError for rows that the last pass did not score, or that are gone."""
+        if not rows or rows[-1] >= self._scored:
+            raise ValueError(f"rows {list(rows)} of a pass over {self._scored} cannot be kept")
+        self._scored = 0
+        with translated(len(rows), self.length):
+            self._passes.cache.compact(self.length, rows)
+        self.length += len(rows)
+
+    def rollback(self, length: int) -> None:
+        require_rollback(self.length, length)
+        self._scored = 0
+        self.length = length
+
+    def state(self) -> dict[str, np.ndarray]:
+        with translated(0, self.length):
+            return self._passes.cache.state(self.length)
+
+    def restore(self, state: Mapping[str, np.ndarray], length: int) -> None:
+        self._passes.cache.require(state, length)
+        self._scored = 0
+        with translated(0, length):
+            self._passes.cache.restore(state, length)
+        self.length = length
+
+    def interrupt(self) -> None:
+        self._passes.interrupt()
+
+    def close(self) -> None:
+        self._passes.close()
+
+
+class DeviceSessions:
+    """inference: of the model in the form of `loader`. Where that takes trees, and large weights
+    can be shared (graph_forms.py), the form for chains alone is loaded beside it. Raises
+    BundleError, DeviceError."""
+
+    def __init__(self, loader: GraphLoader, inference: onnxruntime.InferenceSession) -> None:
+        assert loader.place is not None
+        self._place = loader.place
+        self._config = loader.config
+        self._trees = self._chains = DeviceGraph(inference)
+        form = loader.form
+        if form is not None and form.takes_trees and shares_weights(self._place, self._config):
+            chains = replace(form, takes_trees=False)
+            self._chains = DeviceGraph(loader.open_form(chains))
+        self._copying = DeviceGraphs(loader.open_beside, self._trees.signature.cache)
+
+    def open(self) -> DeviceSession:
+        memory = DeviceMemory(self._place, self._copying)
+        return DeviceSession(DevicePasses(self._trees, self._chains, self._config, memory))

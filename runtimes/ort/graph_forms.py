@@ -13,21 +13,44 @@ memory, over the same file of weights:
 - float16 (`is_half`, half_graph.py): CUDA's GroupQueryAttention takes no float32;
 - activations as they are (`keeps_activations`, and all of float16): the CPU rounds to int8 what a
   quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
+
+A graph that computes in float16, made of one that computes in float32.
+
+Matrices, attention and the cache become float16. Integers of quantized matrices stay where they
+are, in the bundle's file; what is float32 beside them is rounded once, when the model is loaded.
+
+Norms add up in float32 inside onnxruntime, and what they read may be too large for float16: of
+Gemma 3, the residual stream is. Such a model keeps a wide stream: embeddings, residual sums and
+norms stay float32, with a Cast before and after each matrix.
+
+The graph of a model that also gives features (`edge_spec.core.features`), as further outputs.
+
+Made from the graph of exporters/onnx/graph.py when a session first asks, over the same file of
+weights: residual streams are there under the exporter's names, and are merely given out.
+
+    feature.N            [1, rows, hidden_size]   the residual stream that enters layer N
+    feature.num_layers   [rows, hidden_size]      after the final norm: of all rows, not only of
+                                                  those that reach the head
+
+An output that is not bound to a buffer is not copied anywhere, so that passes which want none run
+at the pace of the graph without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+import onnxruntime
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime import OrtValue
 
 from edge_spec.core.config import ModelConfig
+from edge_spec.errors import BundleError, DeviceError
 from edge_spec.runtimes.onnx_nodes import (
     ATTENTION_ROWS,
     POSITIONS,
@@ -36,9 +59,227 @@ from edge_spec.runtimes.onnx_nodes import (
     keep_general_forms,
     set_nodes,
 )
-from edge_spec.runtimes.ort.device_place import Place
-from edge_spec.runtimes.ort.half_graph import halve, keeps_wide_stream, stored_values
+from edge_spec.runtimes.ort.device_memory import Place
+from edge_spec.runtimes.ort.signature import bind_output
 from edge_spec.runtimes.ort.stacked import STACKED
+
+_FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+_ALWAYS_HALF = (
+    "MatMulNBits",
+    "MatMul",
+    "Gemm",
+    "GroupQueryAttention",
+    "RotaryEmbedding",
+    "MoE",
+    "QMoE",
+)
+_NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+_LOOKUPS = ("GatherBlockQuantized",)
+_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")  # of queries and keys, which attention takes
+_INLINE_BYTES = 1024
+_SUFFIX = ".float16"
+
+
+def keeps_wide_stream(config: ModelConfig) -> bool:
+    """Returns whether the description tells of a residual stream that float16 may not hold: one of
+    scaled embeddings, or with norms of what sublayers add to it."""
+    return config.embedding_scale != 1.0 or config.norm_places != "before"
+
+
+def halve(model: ModelProto, path: Path, is_wide: bool) -> dict[str, np.ndarray]:
+    """Changes the model, read from `path` without its weights, and returns the float16 weights that
+    it takes as external initializers. Raises DeviceError for a weight that float16 cannot hold."""
+    return _Halving(model, path, is_wide).run()
+
+
+class _Halving:
+    """One pass over the nodes, in the order they run in; `_types` has what each value is by now."""
+
+    def __init__(self, model: ModelProto, path: Path, is_wide: bool) -> None:
+        self._graph = model.graph
+        self._path = path
+        self._is_wide = is_wide
+        self._stored = {proto.name: proto for proto in self._graph.initializer}
+        self._types = {name: proto.data_type for name, proto in self._stored.items()}
+        self._same: dict[str, str] = {}  # casts that are left out, by what they gave
+        self._cast: dict[tuple[str, int], str] = {}  # of a value to a type
+        self._made: dict[str, np.ndarray] = {}
+
+    def run(self) -> dict[str, np.ndarray]:
+        for value in self._graph.input:
+            kind = value.type.tensor_type
+            kind.elem_type = _HALF if kind.elem_type == _FLOAT else kind.elem_type
+            self._types[value.name] = kind.elem_type
+        set_nodes(self._graph, [each for node in self._graph.node for each in self._changed(node)])
+        for value in self._graph.output:
+            value.type.tensor_type.elem_type = self._types[value.name]
+        return self._made
+
+    def _changed(self, node: NodeProto) -> Iterator[NodeProto]:
+        """Yields the node, before it the casts that it needs."""
+        node.input[:] = [self._same.get(name, name) for name in node.input]
+        if node.op_type == "Cast":
+            yield from self._changed_cast(node)
+            return
+        floating = [at for at, name in enumerate(node.input) if self._is_floating(name)]
+        kind = self._type_of(node, [node.input[at] for at in floating])
+        for at in floating:
+            name = node.input[at]
+            if self._types[name] != kind:
+                yield from self._convert(name, kind)
+                node.input[at] = self._cast[name, kind]
+        for name in filter(None, node.output):
+            self._types[name] = kind if floating else TensorProto.UNDEFINED
+        yield node
+
+    def _changed_cast(self, node: NodeProto) -> Iterator[NodeProto]:
+        """A stored float16 matrix is not widened any more."""
+        source, target = node.input[0], node.output[0]
+        to = next(each.i for each in node.attribute if each.name == "to")
+        if to == _FLOAT and (source in self._stored or not self._is_wide):
+            self._same[target] = source
+            return
+        self._types[target] = to
+        yield node
+
+    def _type_of(self, node: NodeProto, floating: list[str]) -> int:
+        """Returns the type a node computes in: a stream's, or that of what it reads."""
+        if node.op_type in _ALWAYS_HALF or not self._is_wide:
+            return _HALF
+        if node.op_type in _LOOKUPS:
+            return _FLOAT
+        if node.op_type in _NORMS:
+            of_heads = any(name.endswith(_HEAD_NORMS) for name in node.input)
+            return _HALF if of_heads else _FLOAT
+        if node.op_type == "Gather" and floating[0] in self._stored:  # of an embedding
+            return int(self._types[floating[0]])
+        kinds = [self._types[name] for name in floating if name not in self._stored]
+        return _FLOAT if _FLOAT in kinds else _HALF
+
+    def _is_floating(self, name: str) -> bool:
+        return self._types.get(name) in (_FLOAT, _HALF)
+
+    def _convert(self, name: str, kind: int) -> Iterator[NodeProto]:
+        """Has `_cast` tell the name of a value in another type; yields a node that makes it."""
+        if (name, kind) in self._cast:
+            return
+        if kind == _HALF and name in self._stored:
+            self._cast[name, kind] = self._store(name)
+            return
+        made = name + (_SUFFIX if kind == _HALF else ".float32")
+        self._cast[name, kind], self._types[made] = made, kind
+        yield helper.make_node("Cast", [name], [made], made, to=kind)
+
+    def _store(self, name: str) -> str:
+        """Adds the float16 form of a weight."""
+        values = stored_values(self._stored[name], self._path)
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float16)
+        if not np.array_equal(np.isinf(rounded), np.isinf(values)):
+            raise DeviceError(
+                f"{self._path}: {name} has weights that float16 cannot hold",
+                remedy="Choose --device cpu.",
+            )
+        made = name + _SUFFIX
+        if rounded.nbytes <= _INLINE_BYTES:
+            proto = numpy_helper.from_array(rounded, made)
+        else:
+            self._made[made] = rounded
+            proto = _external(made, rounded, self._stored[name])
+        self._graph.initializer.append(proto)
+        self._stored[made], self._types[made] = proto, _HALF
+        return made
+
+
+def stored_values(proto: TensorProto, path: Path) -> np.ndarray:
+    """Returns the values of a weight of the graph at `path`; those of the file are mapped."""
+    if proto.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(proto)
+    stated = {each.key: each.value for each in proto.external_data}
+    dtype = helper.tensor_dtype_to_np_dtype(proto.data_type)
+    file, offset = path.parent / stated["location"], int(stated.get("offset", 0))
+    return np.memmap(file, dtype, "r", offset, tuple(proto.dims))
+
+
+def _external(name: str, values: np.ndarray, like: TensorProto) -> TensorProto:
+    """A tensor whose bytes are given beside the graph, in the place of a file's."""
+    proto = TensorProto(
+        name=name, dims=values.shape, data_type=_HALF, data_location=TensorProto.EXTERNAL
+    )
+    location = next((each.value for each in like.external_data if each.key == "location"), name)
+    proto.external_data.add(key="location", value=location)
+    return proto
+
+
+_EMBEDDED, _HIDDEN = "embedded", "hidden"  # as the exporter calls them
+
+
+def feature_name(layer: int) -> str:
+    """Returns the name of the output that gives a layer's features."""
+    return f"feature.{layer}"
+
+
+def feature_graph(path: Path, config: ModelConfig, layers: Iterable[int]) -> bytes:
+    """Returns a serialized ModelProto that refers to the same file of weights.
+
+    Raises BundleError for a graph whose streams have other names than the exporter gives them now.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    graph = model.graph
+    for layer in sorted(layers):
+        name = feature_name(layer)
+        shape: list[int | str] = ["rows", config.hidden_size]
+        if layer == config.num_layers:
+            node = _final_norm(graph, path, name)
+        else:
+            node, shape = _stream(graph, path, layer, name), [1, *shape]
+        graph.node.append(node)
+        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    return bytes(model.SerializeToString())
+
+
+class FeatureBuffers:
+    """Holds the features of passes of one width."""
+
+    def __init__(self, layers: Sequence[int], rows: int, hidden_size: int) -> None:
+        self._layers = layers
+        self._values = np.empty((len(layers), 1, rows, hidden_size), np.float32)
+        self.rows = self._values[:, 0].swapaxes(0, 1)  # [rows, features, hidden_size]
+
+    def bind(self, binding: onnxruntime.IOBinding, num_layers: int) -> None:
+        for layer, values in zip(self._layers, self._values, strict=True):
+            buffer = values[0] if layer == num_layers else values
+            bind_output(binding, feature_name(layer), buffer)
+
+
+def _stream(graph: GraphProto, path: Path, layer: int, name: str) -> NodeProto:
+    """Returns what gives out the residual stream that enters a layer."""
+    source = f"model.layers.{layer}.input_layernorm.sum" if layer else _EMBEDDED
+    if not any(source in node.output for node in graph.node):
+        raise _unknown(path, source)
+    return helper.make_node("Identity", [source], [name], name)
+
+
+def _final_norm(graph: GraphProto, path: Path, name: str) -> NodeProto:
+    """The node that makes "hidden" of the rows that reach the head, for all rows."""
+    made_by = {output: node for node in graph.node for output in node.output}
+    norm = made_by.get(_HIDDEN)
+    picked = [] if norm is None else [made_by.get(each) for each in norm.input[:2]]
+    if norm is None or any(each is None or each.op_type != "Gather" for each in picked):
+        raise _unknown(path, _HIDDEN)
+    node = NodeProto()
+    node.CopyFrom(norm)
+    node.name = name
+    node.input[:2] = [each.input[0] for each in picked if each is not None]
+    node.output[:] = [name]
+    return node
+
+
+def _unknown(path: Path, name: str) -> BundleError:
+    return BundleError(
+        f"{path} has no {name} where features are expected", remedy="Export the model again."
+    )
+
 
 _CONTRIB = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"

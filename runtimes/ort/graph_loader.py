@@ -17,7 +17,7 @@ from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import MANIFEST, Bundle
 from edge_spec.placement.machine import available_cores
 from edge_spec.runtimes.ort import devices
-from edge_spec.runtimes.ort.device_place import Place, place_of, shares_weights
+from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_device
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal

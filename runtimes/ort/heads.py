@@ -35,7 +35,7 @@ _POSITIONS = 1024  # that rotary tables are made for at once
 
 
 class OrtMedusaStep:
-    """stored: a graph of exporters/heads/medusa_graph.py."""
+    """stored: a graph of exporters/heads/step_graph.py."""
 
     def __init__(self, stored: StoredStep, threads: int | None) -> None:
         self._session = _opened(stored, "Medusa heads", threads)
@@ -75,7 +75,7 @@ class _Layers:
 
 
 class OrtEagleLayers(_Layers):
-    """Runs a graph of exporters/heads/eagle_graph.py."""
+    """Runs a graph of exporters/heads/step_graph.py."""
 
     def bound_to(self, cache: np.ndarray) -> EagleStep:
         return _BoundStep(self._tables, self._session, cache)
@@ -130,7 +130,7 @@ class _BoundStep:
 
 
 class OrtDFlashLayers(_Layers):
-    """Runs a graph of exporters/heads/dflash_graph.py."""
+    """Runs a graph of exporters/heads/step_graph.py."""
 
     def bound_to(self, cache: np.ndarray) -> BlockStep:
         return _BoundBlock(self._tables, self._session, cache)

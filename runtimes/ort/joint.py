@@ -12,9 +12,8 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward
-from edge_spec.core.preceding import preceding
-from edge_spec.core.shared_pass import PassPart
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.runtime_protocols import PassPart
+from edge_spec.core.tree import TokenTree, preceding
 from edge_spec.errors import EdgeSpecError
 from edge_spec.fitting.memory import free_bytes
 from edge_spec.runtimes.kv_cache import KvCache

@@ -1,4 +1,10 @@
-"""Tries which devices of onnxruntime really work, as `edge-spec devices` shows them."""
+"""Tries which devices of onnxruntime really work, as `edge-spec devices` shows them.
+
+A small graph of what a model needs of a device, and what it has to give.
+
+One MatMulNBits makes queries, keys and values, with which a GroupQueryAttention attends to a few
+cached tokens and their own, rotated by their positions, as in a bundle's layers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +22,102 @@ from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, count_nodes, heavy_on_cpu
-from edge_spec.runtimes.ort.probe_graph import attention_probe
 from edge_spec.runtimes.ort.start_errors import find_cause, start_error
+
+_OPSET, _IR_VERSION = 17, 8
+_CONTRIB = "com.microsoft"
+_HEADS, _HEAD_DIM, _BLOCK = 2, 64, 32  # two heads share one of keys and values
+_WIDTH = _HEADS * _HEAD_DIM
+_PACKED = _WIDTH + 2 * _HEAD_DIM  # queries, a key and a value of a token
+_CACHED, _ROWS = 4, 2
+_TOTAL = _CACHED + _ROWS
+
+
+class Probe(NamedTuple):
+    model: bytes  # a serialized ModelProto; one output
+    feeds: dict[str, np.ndarray]
+    expected: np.ndarray  # [1, rows, heads * head_dim] float32
+
+
+def attention_probe(dtype: np.dtype[Any]) -> Probe:
+    """Returns one whose matrices, attention and cache are float32 or float16."""
+    random = np.random.RandomState(0)
+    quantized = random.randint(0, 16, (_PACKED, _WIDTH // _BLOCK, _BLOCK))
+    scales = random.uniform(0.01, 0.02, (_PACKED, _WIDTH // _BLOCK)).astype(dtype)
+    angles = np.arange(_TOTAL)[:, None] * 0.5 ** np.arange(_HEAD_DIM // 2)
+    weights = {
+        "packed": (quantized[..., ::2] | quantized[..., 1::2] << 4).astype(np.uint8),
+        "scales": scales.reshape(-1),
+        "cos": np.cos(angles).astype(dtype),
+        "sin": np.sin(angles).astype(dtype),
+        "last": np.array([_TOTAL - 1], np.int32),
+        "total": np.array(_TOTAL, np.int32),
+    }
+    feeds = {
+        "rows": random.uniform(-1, 1, (1, _ROWS, _WIDTH)).astype(dtype),
+        "past.key": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
+        "past.value": random.uniform(-1, 1, (1, 1, _CACHED, _HEAD_DIM)).astype(dtype),
+    }
+    matrix = (quantized - 8.0) * scales[..., None]  # 8 stands for zero
+    expected = _attended(feeds, matrix.reshape(_PACKED, _WIDTH), angles[_CACHED:])
+    return Probe(_model(weights, feeds), feeds, expected)
+
+
+def _model(weights: dict[str, np.ndarray], feeds: dict[str, np.ndarray]) -> bytes:
+    from onnx import helper, numpy_helper
+
+    kind = helper.np_dtype_to_tensor_dtype(feeds["rows"].dtype)
+    sizes: dict[str, Any] = {"K": _WIDTH, "N": _PACKED, "bits": 4, "block_size": _BLOCK}
+    heads: dict[str, Any] = {"num_heads": _HEADS, "kv_num_heads": 1, "do_rotary": 1}
+    past = ["past.key", "past.value"]
+    nodes = [
+        helper.make_node(
+            "MatMulNBits", ["rows", "packed", "scales"], ["qkv"], domain=_CONTRIB, **sizes
+        ),
+        helper.make_node(
+            "GroupQueryAttention",
+            ["qkv", "", "", *past, "last", "total", "cos", "sin"],
+            ["attended", "present.key", "present.value"],
+            domain=_CONTRIB,
+            **heads,
+        ),
+    ]
+    cache = [1, 1, _TOTAL, _HEAD_DIM]
+    outputs = [("attended", [1, _ROWS, _WIDTH]), ("present.key", cache), ("present.value", cache)]
+    graph = helper.make_graph(
+        nodes,
+        "probe",
+        [helper.make_tensor_value_info(name, kind, value.shape) for name, value in feeds.items()],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
+    model: Any = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+def _attended(feeds: dict[str, np.ndarray], matrix: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """The same in numpy. angles: of the rows' positions."""
+    projected = feeds["rows"][0].astype(np.float64) @ matrix.T
+    *queries, key, value = np.split(projected, _HEADS + 2, axis=1)
+    keys = np.concatenate([feeds["past.key"][0, 0], _rotated(key, angles)])
+    values = np.concatenate([feeds["past.value"][0, 0], value])
+    unseen = np.arange(_TOTAL) > np.arange(_CACHED, _TOTAL)[:, None]
+    heads = []
+    for query in queries:
+        scores = _rotated(query, angles) @ keys.T / np.sqrt(_HEAD_DIM)
+        weights = np.exp(np.where(unseen, -np.inf, scores - scores.max()))
+        heads.append(weights / weights.sum(axis=1, keepdims=True) @ values)
+    return np.concatenate(heads, axis=1)[None].astype(np.float32)
+
+
+def _rotated(rows: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Pairs are the two halves of a head."""
+    first, second = np.split(rows, 2, axis=1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+
 
 _RUNTIME = "ort"
 _PROBE_S = 40.0  # a driver may compile its kernels first

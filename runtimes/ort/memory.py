@@ -21,11 +21,11 @@ from edge_spec.fitting.devices import CPU
 from edge_spec.fitting.memory import Memory, context_tokens
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
-from edge_spec.runtimes.ort.device_place import FIRST_TOKENS, capacity_for, with_memory
+from edge_spec.runtimes.ort.device_memory import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.segments import segment_files
-from edge_spec.runtimes.static.memory import session_bytes
+from edge_spec.runtimes.static.model import session_bytes
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.features import require_none_alone
 from edge_spec.core.model import Capabilities, Forward, RuntimeOptions, Session
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.errors import BundleError, UnsupportedModelError, UsageError
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS
-from edge_spec.runtimes.ort.device_place import Place
+from edge_spec.runtimes.ort.device_memory import Place
 from edge_spec.runtimes.ort.fewer_threads import FewerThreads
 from edge_spec.runtimes.ort.graph_loader import GRAPH_FILE, GraphLoader
 from edge_spec.runtimes.ort.node_placement import count_nodes
 
 if TYPE_CHECKING:
-    from edge_spec.runtimes.ort.device_session import DeviceSessions
+    from edge_spec.runtimes.ort.device_passes import DeviceSessions
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.joint import JointGraphs
 
@@ -67,7 +67,7 @@ class OrtModel:
         self._joint: JointGraphs | None = None
         self._device: DeviceSessions | None = None
         if self._loader.place is not None:
-            from edge_spec.runtimes.ort.device_session import DeviceSessions
+            from edge_spec.runtimes.ort.device_passes import DeviceSessions
 
             self._device = DeviceSessions(self._loader, self._inference)
 
@@ -147,7 +147,7 @@ class OrtModel:
             return self._inference
 
     def _open_featured(self, layers: frozenset[int], threads: int | None = None) -> Any:
-        from edge_spec.runtimes.ort.feature_graph import feature_graph
+        from edge_spec.runtimes.ort.graph_forms import feature_graph
 
         graph = feature_graph(self._loader.bundle.file(GRAPH_FILE), self.config, layers)
         return self._loader.open(GRAPH_FILE, threads, graph, has_company=False)

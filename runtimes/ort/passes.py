@@ -10,10 +10,9 @@ import onnxruntime
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Forward, require_room
-from edge_spec.core.preceding import chain_parents, parents_seen, preceding
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.tree import TokenTree, chain_parents, parents_seen, preceding
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, KvCache
-from edge_spec.runtimes.ort.feature_graph import FeatureBuffers
+from edge_spec.runtimes.ort.graph_forms import FeatureBuffers
 from edge_spec.runtimes.ort.signature import Signature, bind_cache, bind_output, pass_error, widened
 from edge_spec.runtimes.ort.stacked import STACKED, StackedMask, has_stacked, takes_form
 
@@ -44,7 +43,7 @@ class Passes:
     """A pass costs one `run_with_iobinding`; numpy and onnxruntime share every buffer.
 
     `start` is the number of cached tokens that a pass continues: what stands after them is
-    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/partial.py: the sublayers
+    overwritten. `runs` [2 * layers] bool, of a graph of exporters/onnx/segments.py: the sublayers
     that the next pass runs; None for a graph without a choice.
     """
 

@@ -6,11 +6,119 @@ Whatever stands in the way leaves onnxruntime as it is, and one line says what.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from edge_spec.runtimes.llamacpp.rows import install, library
+
+DOMAIN, OPERATOR = "edge_spec", "MatMulRows"
+_REPLACED = "MatMulNBits"
+_ACCURACY_INT8 = 4  # its activations are rounded to 8 bits, as ours are
+_BLOCK = 32  # values that a block of ours has
+_WEIGHT, _SCALES, _ZERO_POINTS, _GROUP_INDEX = range(1, 5)  # inputs
+_in_memory = count()  # models whose weights are in no file
+
+
+class RowsGraph(NamedTuple):
+    """num_left: nodes that stay onnxruntime's, whose blocks our kernels do not have."""
+
+    model: bytes
+    num_replaced: int
+    num_left: int
+
+
+def rows_graph(source: Path | bytes, folder: Path | None, threads: int) -> RowsGraph:
+    """source: the file of a graph in `folder`, or what was made of one; folder: None for weights in
+    memory. threads: of its passes."""
+    if isinstance(source, bytes):
+        model = onnx.load_model_from_string(source)
+        origin = folder
+    else:
+        model = onnx.load(str(source), load_external_data=False)
+        origin = source
+    found = list(_products(model.graph))
+    weights = {each.name: each for each in _initializers(model.graph)}
+    replaced = [node for node in found if _is_known(node, weights)]
+    unshared = f"in memory {next(_in_memory)}"
+    for node in replaced:
+        weight = weights[node.input[_WEIGHT]]
+        places = {each.key: each.value for each in weight.external_data}
+        file = folder / places["location"] if folder and "location" in places else origin
+        # Sessions over one file share what is packed of it; another file of this name is another.
+        name = _identity(file) if file is not None else unshared
+        _replace(node, name, f"{weight.name} {places.get('offset', '')}", threads)
+    if replaced:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return RowsGraph(_serialized(model), len(replaced), len(found) - len(replaced))
+
+
+def _identity(file: Path) -> str:
+    state = file.stat()
+    return f"{file} {state.st_dev} {state.st_ino} {state.st_size} {state.st_mtime_ns}"
+
+
+def _serialized(model: ModelProto) -> bytes:
+    return bytes(model.SerializeToString())
+
+
+def _products(graph: GraphProto) -> Iterator[NodeProto]:
+    for part in _parts(graph):
+        yield from (node for node in part.node if node.op_type == _REPLACED)
+
+
+def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
+    for part in _parts(graph):
+        yield from part.initializer
+
+
+def _parts(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _parts(attribute.g)
+
+
+def _is_known(node: NodeProto, weights: dict[str, TensorProto]) -> bool:
+    settings = {each.name: each.i for each in node.attribute}
+    bits, block = settings.get("bits", 4), settings.get("block_size", 0)
+    inputs = [*node.input, "", "", ""]
+    types = [weights[name].data_type if name in weights else None for name in inputs[:4]]
+    zero_points = (None, TensorProto.UINT8) if inputs[_ZERO_POINTS] else (None, None)
+    return (
+        settings.get("accuracy_level") == _ACCURACY_INT8
+        and bits in (4, 8)
+        and block > 0
+        and block % _BLOCK == 0
+        and settings["K"] % block == 0
+        and types == [None, TensorProto.UINT8, TensorProto.FLOAT, zero_points[1]]
+        and not (bits == 8 and inputs[_ZERO_POINTS])
+        and not inputs[_GROUP_INDEX]
+    )
+
+
+def _replace(node: NodeProto, weights: str, matrix: str, threads: int) -> None:
+    node.op_type, node.domain = OPERATOR, DOMAIN
+    settings = {each.name: each.i for each in node.attribute}
+    del node.attribute[:]
+    given = {
+        "N": settings["N"],
+        "K": settings["K"],
+        "bits": settings.get("bits", 4),
+        "block_size": settings["block_size"],
+        "threads": threads,
+        "weights": weights,
+        "matrix": matrix,
+    }
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in given.items())
+
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +169,7 @@ class OwnProducts:
         it. Counts those of files, which others are made of."""
         if self._reason is not None:
             return None
-        from edge_spec.runtimes.ort.rows_graph import rows_graph
+        from edge_spec.runtimes.ort.rows import rows_graph
 
         made = rows_graph(graph, folder, threads)
         if isinstance(graph, Path):

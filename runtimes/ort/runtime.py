@@ -51,7 +51,7 @@ class OrtRuntime:
 
             return open_static(source, options)
         if source.manifest.format == COMPILED:
-            from edge_spec.runtimes.ort.htp import open_compiled
+            from edge_spec.runtimes.ort.static import open_compiled
 
             return open_compiled(source, options)
         devices = self._devices(options.providers)

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_spec.core.model import require_state
-from edge_spec.core.preceding import NOTHING, preceding
-from edge_spec.runtimes.reference.arithmetic import Arithmetic, Positions
-from edge_spec.runtimes.reference.operations import Heads
+from edge_spec.core.tree import NOTHING, preceding
+from edge_spec.runtimes.reference.arithmetic import Arithmetic, Heads, Positions
 
 _GROWTH_TOKENS = 256
 

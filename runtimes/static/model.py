@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Capabilities, RuntimeOptions
 from edge_spec.errors import UsageError
+from edge_spec.fitting.memory import context_tokens
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.static.layout import Layout
 
@@ -51,3 +52,20 @@ def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
             remedy=f"Choose a smaller --context, or export the model with --context {wanted}.",
         )
     return replace(config, context_length=wanted)
+
+
+FLOAT, HALF = 4, 2  # bytes
+_PADDING_SLOTS = 64  # at most, beside the context
+
+
+def session_bytes(
+    bundle: Bundle, options: RuntimeOptions, num_tokens: int | None
+) -> tuple[int, int]:
+    """Returns the bytes of a session's states, the same for any number of tokens since it has all
+    of its slots at once, and those of the scores of a prefill."""
+    config = bundle.config
+    length, _ = context_tokens(config.context_length, options, num_tokens)
+    element = FLOAT if bundle.manifest.quantization == "fp32" else HALF
+    slots = config.context_length + _PADDING_SLOTS
+    states = 2 * config.num_layers * config.kv_size * slots * element
+    return states, FLOAT * config.num_heads * _PADDING_SLOTS * (length + _PADDING_SLOTS)

@@ -46,10 +46,10 @@ from edge_spec.placement.profile import (
     profile_key,
     save_profile,
 )
-from edge_spec.placement.ranking import ranked, why_no_draft
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.row_findings import rows_key
 from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.placement.trial import ranked, why_no_draft
 from edge_spec.storage.json_store import KeptFile
 from fixtures import tiny_models
 from fixtures.silence import quiet

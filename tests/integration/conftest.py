@@ -39,7 +39,7 @@ from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
 from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import damage as damaged_files
 from fixtures import families, faulty_runtime, other_models, tiny_models, trained_tokenizers
 from fixtures import side_by_side as compared_sessions

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.core.assistant import AssistantHead
 from edge_spec.core.features import SharesKeysValues
+from edge_spec.core.heads import AssistantHead
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantSession
-from edge_spec.drafters.heads.assistant_network import AssistantNetwork
+from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork, AssistantSession
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.checkpoint import StoredCheckpoint

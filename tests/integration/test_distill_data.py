@@ -36,7 +36,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import families, hybrid_models
 
 LAYERS = 7

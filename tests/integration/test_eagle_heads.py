@@ -21,7 +21,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import heads
 from fixtures.head_drafting import FLOAT_BACKENDS, float_backend
 

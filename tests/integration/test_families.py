@@ -19,7 +19,7 @@ from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.reference import arithmetic, operations
+from edge_spec.runtimes.reference import arithmetic
 from edge_spec.testing import check_session, check_sharing
 from fixtures import families
 from fixtures import tiny_models as tiny
@@ -238,7 +238,7 @@ def of_single_tokens(model: Model) -> np.ndarray:
 
 def gelu_of_a_table(gate: np.ndarray) -> np.ndarray:
     """As ggml has it on processors: of float16, and rounded to it, between -10 and 10."""
-    looked_up = operations.gelu_tanh(gate.astype(np.float16).astype(np.float32))
+    looked_up = arithmetic.gelu_tanh(gate.astype(np.float16).astype(np.float32))
     table = looked_up.astype(np.float16).astype(np.float32)
     return np.where(gate <= -10, np.float32(0), np.where(gate >= 10, gate, table))
 

@@ -12,7 +12,7 @@ import pytest
 
 from edge_spec.core.features import GivesFeatures
 from edge_spec.core.model import RuntimeOptions, Session
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError, UnsupportedModelError
 from edge_spec.exporters.reader import open_checkpoint

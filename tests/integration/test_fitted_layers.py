@@ -14,10 +14,8 @@ import pytest
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.block_quantize import quantize
-from edge_spec.exporters.calibration import calibration_sequences
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.correction import input_correction
-from edge_spec.exporters.fitted_layers import FittedLayers
+from edge_spec.exporters.fitted_layers import FittedLayers, calibration_sequences, input_correction
 from edge_spec.exporters.importance import importance
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint

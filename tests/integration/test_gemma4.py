@@ -13,12 +13,12 @@ import gguf
 import numpy as np
 import pytest
 
-from edge_spec.core.config_problem import config_problem
+from edge_spec.core.config import config_problem
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.trial import TEXTS
+from edge_spec.exporters.gguf.tokenizer_json import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.models import runtimes

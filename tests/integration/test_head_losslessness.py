@@ -20,10 +20,9 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
-from edge_spec.drafters.heads.eagle import EagleDrafter
+from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
 from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
 from edge_spec.drafters.heads.network import EagleNetwork
-from edge_spec.drafters.heads.parallel import ParallelEagleDrafter
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, UsageError
@@ -35,7 +34,7 @@ from edge_spec.loader.target_sample import SAMPLE, target_sample
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import load_runtime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import heads, tiny_models
 from fixtures import text_distribution as text
 from fixtures.dflash import DFlash

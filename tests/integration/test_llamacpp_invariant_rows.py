@@ -14,7 +14,7 @@ from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from edge_spec.core.model import Session
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance

@@ -11,8 +11,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.models import runtimes
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
-from edge_spec.runtimes.llamacpp.memory import model_parts
-from edge_spec.runtimes.llamacpp.offload import offload
+from edge_spec.runtimes.llamacpp.memory import model_parts, offload
 
 LAYERS = 6  # and a head
 WANTED = RuntimeOptions()

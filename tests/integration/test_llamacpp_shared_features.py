@@ -16,7 +16,7 @@ import pytest
 import edge_spec
 from edge_spec.core.features import collects
 from edge_spec.core.model import Forward
-from edge_spec.core.shared_pass import PassPart
+from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses

@@ -30,8 +30,8 @@ from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort import OrtModel
-from edge_spec.runtimes.ort.device_place import Place
-from edge_spec.runtimes.ort.device_session import DeviceSession
+from edge_spec.runtimes.ort.device_memory import Place
+from edge_spec.runtimes.ort.device_passes import DeviceSession
 from edge_spec.runtimes.ort.graph_forms import GraphForm
 from edge_spec.storage.atomic import CACHE_VARIABLE
 

@@ -20,7 +20,7 @@ from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.llamacpp.rows import install, library
 from edge_spec.runtimes.ort import OrtRuntime, rows
 from edge_spec.runtimes.ort.growing import GrowingModel
-from edge_spec.runtimes.ort.rows_graph import rows_graph
+from edge_spec.runtimes.ort.rows import rows_graph
 
 Exported = Callable[..., Bundle]
 _OUTPUTS, _VALUES = 40, 384  # no multiple of a tile's rows; an odd number of blocks of 128

@@ -19,7 +19,7 @@ import pytest
 from edge_spec.control.concurrency import SharedPolicy
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.drafters.draft import ahead
+from edge_spec.drafters.draft import synced_session
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.engine import Engine
@@ -145,7 +145,7 @@ def test_drafting_meanwhile_changes_no_text(
     target has scored, or when it has read what it wanted to."""
     if patient:  # however slow the draft is
         request.getfixturevalue("fixed_policy")
-        monkeypatch.setattr(ahead, "_LEAST_CHANCE", 0.15)
+        monkeypatch.setattr(synced_session, "_LEAST_CHANCE", 0.15)
         anticipate = DraftModelDrafter.anticipate
         monkeypatch.setattr(
             DraftModelDrafter,

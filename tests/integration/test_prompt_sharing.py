@@ -18,7 +18,7 @@ from edge_spec.engine.prompt_files import PREFILL_TOKENS
 from edge_spec.engine.results import GenerationResult
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.axes import each
 from fixtures.long_prompts import DOCUMENT, MODULES, RUNTIMES, answer, bits, tokens

@@ -30,7 +30,7 @@ from edge_spec.exporters.qnn import QnnExporter, compiler, export
 from edge_spec.exporters.qnn.htp_graph import write_htp_graph
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.ort import OrtRuntime, htp
+from edge_spec.runtimes.ort import OrtRuntime, static
 from fixtures.silence import quiet
 
 WIDE = {"head_dim": 32, "hidden_size": 64, "intermediate_size": 96}
@@ -212,18 +212,18 @@ def test_elsewhere_it_is_refused_in_one_line(
     runtime = OrtRuntime()
     with pytest.raises(UsageError, match=r"SM8650 \(HTP v75\) and does not run on cpu"):
         runtime.open(bundle, RuntimeOptions(providers=("cpu",)))
-    monkeypatch.setattr(htp, "choices", lambda onnxruntime: {"cpu": None})
+    monkeypatch.setattr(static, "choices", lambda onnxruntime: {"cpu": None})
     with pytest.raises(
         DeviceError, match=r"SM8650 .*this machine has no NPU .*--compile"
     ) as caught:
         runtime.open(bundle, RuntimeOptions())
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(htp, "choices", lambda onnxruntime: {"qnn": None})
-    monkeypatch.setattr(htp, "_soc", lambda: "SM8550")
+    monkeypatch.setattr(static, "choices", lambda onnxruntime: {"qnn": None})
+    monkeypatch.setattr(static, "_soc", lambda: "SM8550")
     with pytest.raises(DeviceError, match=r"compiled for SM8650 .*, this machine has SM8550"):
         runtime.open(bundle, RuntimeOptions())
-    monkeypatch.setattr(htp, "_soc", lambda: "SM8650")
-    monkeypatch.setattr(htp, "_version", lambda: "2.6.0")
+    monkeypatch.setattr(static, "_soc", lambda: "SM8650")
+    monkeypatch.setattr(static, "_version", lambda: "2.6.0")
     with pytest.raises(DeviceError, match=r"compiled by onnxruntime-qnn 2\.7\.0, here is 2\.6\.0"):
         runtime.open(bundle, RuntimeOptions())
     assert runtime.memory(bundle, RuntimeOptions()).weights == bundle.num_bytes

@@ -19,11 +19,11 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from edge_spec.exporters.checkpoint import first_layers
 from edge_spec.exporters.families import BY_MODEL_TYPE
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.exporters.truncate import first_layers
 from fixtures import families
 from fixtures import tiny_models as tiny
 from fixtures.family_gguf import write_gguf

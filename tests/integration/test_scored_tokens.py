@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.core.scored_tokens import ScoredTokens
+from edge_spec.core.model import ScoredTokens
 from edge_spec.core.tree import TokenTree
 from edge_spec.runtimes.llamacpp import LlamaCppModel, upstream
 

@@ -19,7 +19,7 @@ from edge_spec.apps.server.answer import ServerAnswer
 from edge_spec.apps.server.errors import ApiError, shutting_down, timed_out
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.runtimes.reference.session import ReferenceSession
+from edge_spec.runtimes.reference.model import ReferenceSession
 from fixtures import infill_models
 
 LONG = "a b c d e f g h i j " * 20

@@ -11,8 +11,8 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.core.shared_pass import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses

@@ -31,7 +31,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.interruption import Interruption
+from edge_spec.runtimes.static.session import Interruption
 from fixtures import tiny_models, tolerance
 from fixtures.silence import quiet
 

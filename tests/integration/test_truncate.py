@@ -10,11 +10,10 @@ import pytest
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import UsageError
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.parity import score_text
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.exporters.truncate import first_layers
 from edge_spec.runtimes.reference import ReferenceModel
 from fixtures import tolerance
 

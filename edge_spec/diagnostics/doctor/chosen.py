@@ -13,7 +13,7 @@ from subprocess import list2cmdline
 from typing import NamedTuple
 
 from edge_spec.control.cost import RowCosts, forecast_speedup
-from edge_spec.control.regret import FIRST
+from edge_spec.control.drafter_record import FIRST
 from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined

@@ -17,12 +17,18 @@ import numpy as np
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.text_codec import TextCodec
-from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.core.tree_pruning import chain_first
+from edge_spec.core.tree import TokenTree, Verdict, chain_first
 from edge_spec.drafters.acceptance import OutcomeRate
 from edge_spec.drafters.draft.token_alignment import PartCodec, TokenAlignment, num_shared
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, TextCounts
-from edge_spec.drafters.state import named, part_of
+from edge_spec.drafters.protocol import (
+    Budget,
+    Cost,
+    Drafter,
+    DrafterTraits,
+    TextCounts,
+    named,
+    part_of,
+)
 
 # How often the last token of a draft token is right where all its text is, before anything is
 # learnt of the two vocabularies. Measured for a target's of 49 thousand tokens and byte-level

@@ -8,8 +8,8 @@ from copy import copy
 from edge_spec.core.model import Model, Session
 from edge_spec.core.session_errors import close_quietly
 from edge_spec.core.watchdog import WatchedModel, WatchedSession
+from edge_spec.drafters.composite import Stage
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.forwarding import Stage
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.errors import HungError
 

@@ -23,19 +23,24 @@ from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.draft.ahead import AheadChoice, DraftAheadCache, Reading
-from edge_spec.drafters.draft.candidates import (
+from edge_spec.drafters.composite import Stage
+from edge_spec.drafters.draft.draft_tree import (
     PRIORS,
     SIBLING_KINDS,
     DraftChooser,
     Line,
+    Path,
+    Reader,
     candidates_after,
+    sample_shape,
 )
-from edge_spec.drafters.draft.draft_tree import Path, Reader, sample_shape
-from edge_spec.drafters.draft.synced_session import SyncedSession
-from edge_spec.drafters.forwarding import Stage
-from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
-from edge_spec.drafters.state import named, part_of
+from edge_spec.drafters.draft.synced_session import (
+    AheadChoice,
+    DraftAheadCache,
+    Reading,
+    SyncedSession,
+)
+from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits, named, part_of
 from edge_spec.drafters.tree_builder import Candidate, Growth, grow, nothing
 
 _log = logging.getLogger(__name__)

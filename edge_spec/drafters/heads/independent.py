@@ -15,14 +15,14 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.draft.ahead import Path
-from edge_spec.drafters.draft.candidates import (
+from edge_spec.drafters.draft.draft_tree import (
     PRIORS,
     SIBLINGS,
     candidates_after,
     kinds_of,
     ranked,
 )
+from edge_spec.drafters.draft.synced_session import Path
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing

@@ -16,7 +16,7 @@ from edge_spec.core.heads import (
     HeadMatrix,
     TargetTables,
 )
-from edge_spec.drafters.draft.candidates import ranked
+from edge_spec.drafters.draft.draft_tree import ranked
 from edge_spec.drafters.heads.layers import (
     FEW_ROWS,
     FloatProducts,

@@ -15,7 +15,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.jacobi.jacobi_init import Filler, JacobiInit
+from edge_spec.drafters.jacobi.lookahead import Filler, JacobiInit
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import Growth, nothing
 

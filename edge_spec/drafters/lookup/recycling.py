@@ -16,8 +16,7 @@ import numpy as np
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits
-from edge_spec.drafters.state import continues, restored_prompt
+from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
 from edge_spec.drafters.tree_builder import Candidate, grow, nothing
 
 TOP_TOKENS = 8

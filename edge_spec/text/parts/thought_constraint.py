@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from edge_spec.core.constraint import Constraint
+from edge_spec.core.sampling import Constraint
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.part import overlap
 from edge_spec.text.token_pieces import TokenPieces

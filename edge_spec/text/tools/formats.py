@@ -14,8 +14,7 @@ from edge_spec.text.plain_messages import Tools
 from edge_spec.text.tools.arguments import Keyed, arguments_schema, as_lark
 from edge_spec.text.tools.call_grammar import ANYTHING, call_grammar, literal
 from edge_spec.text.tools.call_shape import ARGUMENTS, ID, INDEX, NAME, CallShape
-from edge_spec.text.tools.reader import CallReader
-from edge_spec.text.tools.steps import CallSteps
+from edge_spec.text.tools.reader import CallReader, CallSteps
 
 
 class CallFormat(CallShape):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_spec.core.scored_tokens import ScoredTokens
+from edge_spec.core.model import ScoredTokens
 from edge_spec.errors import UsageError
 from edge_spec.runtimes.llamacpp.rows import findings, library
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control import tree_shape
+from edge_spec.control import policy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.tree_shape import best_shape, plan_rows
+from edge_spec.control.policy import best_shape, plan_rows
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget
 
@@ -116,15 +116,15 @@ def test_rows_of_a_tree_are_chosen_by_what_came_of_draft_tokens_like_them(chance
 def test_the_search_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs between two rounds. Counted in forests, which no busy machine changes: some 1,000,
     a few milliseconds; without its memory it would be billions."""
-    calls, best_forest = 0, tree_shape._Gain._best_forest
+    calls, best_forest = 0, policy._Gain._best_forest
 
-    def counted(self: tree_shape._Gain, *of: int) -> tuple[float, int]:
+    def counted(self: policy._Gain, *of: int) -> tuple[float, int]:
         nonlocal calls
         calls += 1
         assert calls < 5_000
         return best_forest(self, *of)
 
-    monkeypatch.setattr(tree_shape._Gain, "_best_forest", counted)
+    monkeypatch.setattr(policy._Gain, "_best_forest", counted)
     shape = best_shape([0.5, 0.2, 0.1, 0.05], RowCosts({1: 1.0, 8: 1.3}), 0.05, 16, 8)
     assert len(shape) > 4
     assert calls > 100

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.core.preceding import NOTHING, chain_parents, parents_seen, preceding
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.tree import NOTHING, TokenTree, chain_parents, parents_seen, preceding
 
 
 def test_rows_of_a_chain_follow_each_other_and_the_text_before_them() -> None:

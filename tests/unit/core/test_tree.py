@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.core.tree import Siblings, TokenTree, Verdict
-from edge_spec.core.tree_pruning import chain_first, likeliest
+from edge_spec.core.tree import Siblings, TokenTree, Verdict, chain_first, likeliest
 
 
 @st.composite

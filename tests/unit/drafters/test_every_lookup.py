@@ -23,8 +23,7 @@ from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.state import continues
+from edge_spec.drafters.protocol import Budget, Drafter, continues
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
 

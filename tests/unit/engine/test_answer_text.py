@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_spec.core.logprobs import Score
+from edge_spec.core.sampling import Score
 from edge_spec.engine.answer_text import AnswerText
 from edge_spec.engine.results import Chunk, DecodedToken, GenerationResult, Origin, Token
 from edge_spec.testing import ScriptedModel

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_spec import Engine, FinishReason, GenerationResult, Grammar, PartKind, SamplingParams
-from edge_spec.core.constraint import Constraint
+from edge_spec.core.sampling import Constraint
 from edge_spec.testing import ScriptedModel
 from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
 from edge_spec.text.parts.thought_constraint import ThoughtConstraint

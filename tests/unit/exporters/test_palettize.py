@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("coremltools")  # which the package of this module needs
 
-from edge_spec.exporters.coreml.palettize import MAX_TABLE_BITS, Palettized, palettize
+from edge_spec.exporters.coreml.weights import MAX_TABLE_BITS, Palettized, palettize
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> np.ndarray:

@@ -19,7 +19,7 @@ from edge_spec.placement.plan import (
     Place,
     Placement,
 )
-from edge_spec.placement.ranking import ranked
+from edge_spec.placement.trial import ranked
 from fixtures.silence import quiet
 
 MB = 1_000_000

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from edge_spec.runtimes.llamacpp.library import SequenceForm
-from edge_spec.runtimes.llamacpp.sequences import is_hybrid_sequence, is_recurrent_state
-from edge_spec.runtimes.llamacpp.transfer import holds_windowed
+from edge_spec.runtimes.llamacpp.transfer import (
+    holds_windowed,
+    is_hybrid_sequence,
+    is_recurrent_state,
+)
 
 FORM = SequenceForm(3, (1, 0))
 LENGTH, WINDOW = 5, 2

@@ -12,8 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.text import chat_template
-from edge_spec.text.chat_template import ChatTemplate
-from edge_spec.text.template_sandbox import LimitError, TemplateSandbox, _run_within
+from edge_spec.text.chat_template import ChatTemplate, LimitError, TemplateSandbox, _run_within
 from fixtures.chat_templates import TEMPLATES
 
 USER = [{"role": "user", "content": "hi"}]

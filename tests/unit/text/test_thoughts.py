@@ -9,8 +9,7 @@ import pytest
 
 from edge_spec.errors import UsageError
 from edge_spec.text.chat_format import ChatFormat
-from edge_spec.text.parts.answer_form import AnswerForm, ThoughtForm
-from edge_spec.text.thoughts import TAGS, speaks_of_thoughts
+from edge_spec.text.parts.answer_form import TAGS, AnswerForm, ThoughtForm, speaks_of_thoughts
 from fixtures.echo_model import EOS, byte_tokenizer
 
 TURNS = (

@@ -16,8 +16,7 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams, TokenChoice
-from edge_spec.core.tree import Siblings, TokenTree, Verdict
-from edge_spec.core.tree_pruning import chain_first, likeliest
+from edge_spec.core.tree import Siblings, TokenTree, Verdict, chain_first, likeliest
 from edge_spec.core.verify import siblings, verify
 from fixtures import sampled_outcomes as outcomes
 from fixtures import text_distribution as text

@@ -17,8 +17,7 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core import sampling
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.core.tree import Siblings, TokenTree, Verdict
-from edge_spec.core.tree_pruning import chain_first, likeliest
+from edge_spec.core.tree import Siblings, TokenTree, Verdict, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
 from fixtures import sampled_outcomes as sampled
 from fixtures import text_distribution as text

@@ -13,8 +13,8 @@ from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.draft.ahead import DraftAheadCache, Reading
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.draft.synced_session import DraftAheadCache, Reading
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from fixtures import text_distribution as text

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_spec.drafters.draft.candidates import FIRST, PRIORS, kind_of
+from edge_spec.drafters.draft.draft_tree import FIRST, PRIORS, kind_of
 
 RECORDED = Path(__file__).parents[4] / "tests" / "fixtures" / "recorded_hits.json"
 

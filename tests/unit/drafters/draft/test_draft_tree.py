@@ -14,8 +14,7 @@ from edge_spec.control.policy import FixedPolicy, cut
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
-from edge_spec.core.tree import TokenTree
-from edge_spec.core.tree_pruning import likeliest
+from edge_spec.core.tree import TokenTree, likeliest
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, GenerationLimits

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge_spec.drafters.lookup import corpus_text
-from edge_spec.drafters.lookup.corpus_index import CorpusIndex
-from edge_spec.drafters.lookup.corpus_text import open_corpus
+from edge_spec.drafters.lookup import corpus_index
+from edge_spec.drafters.lookup.corpus_index import CorpusIndex, open_corpus
 from edge_spec.errors import EdgeSpecError, ModelFileError, UsageError
 from edge_spec.text.tokenizer import Tokenizer
 from fixtures.corpora import documents_of
@@ -99,7 +98,7 @@ def test_hidden_files_and_links_are_left_out(
 def test_what_is_no_text_is_skipped_with_one_line(
     folder: Path, opened: Any, tokenizer: CountedTokenizer, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(corpus_text, "_HEAD_BYTES", 8)
+    monkeypatch.setattr(corpus_index, "_HEAD_BYTES", 8)
     (folder / "latin.txt").write_bytes("Käse".encode("latin-1"))
     (folder / "zeros.bin").write_bytes(b"abc\0def")
     (folder / "late.txt").write_bytes(b"plain text at first \xff")
@@ -133,9 +132,9 @@ def test_more_text_than_can_be_sorted_is_refused(
     folder: Path, opened: Any, monkeypatch: Any
 ) -> None:
     (folder / "zeros.bin").write_bytes(bytes(100))  # does not count
-    monkeypatch.setattr(corpus_text, "MAX_TEXT_BYTES", 19)
+    monkeypatch.setattr(corpus_index, "MAX_TEXT_BYTES", 19)
     opened(folder)
-    monkeypatch.setattr(corpus_text, "MAX_TEXT_BYTES", 18)
+    monkeypatch.setattr(corpus_index, "MAX_TEXT_BYTES", 18)
     (folder / "b.txt").touch()
     (folder / "c.bin").write_bytes(bytes(1))
     assert "more than 0 MiB" in refusal(UsageError, opened, folder)

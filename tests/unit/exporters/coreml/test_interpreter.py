@@ -16,8 +16,7 @@ from coremltools.converters.mil import Function
 from coremltools.converters.mil.mil import types
 
 from edge_spec.errors import SessionError, UnsupportedModelError
-from edge_spec.exporters.coreml.constants import Constants
-from edge_spec.exporters.coreml.interpreter import Interpreted, interpret
+from edge_spec.exporters.coreml.interpreter import Constants, Interpreted, interpret
 
 SHAPE = (2, 3)
 NEW = np.array([[7, 8, 9]], np.float32)

@@ -12,8 +12,8 @@ pytest.importorskip("coremltools")
 import coremltools as ct
 from coremltools.converters.mil import Builder, Function
 
-from edge_spec.exporters.coreml.constants import CONSTEXPR, rounded
-from edge_spec.exporters.coreml.operations import OPERATIONS, update_slice
+from edge_spec.exporters.coreml.graph import OPERATIONS, update_slice
+from edge_spec.exporters.coreml.interpreter import CONSTEXPR, rounded
 
 # float32 sums in another order differ by 1e-6 of results of the size of 1 to 10.
 TOLERANCE = 1e-5

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.runtimes.coreml.unit_plan import summarize
+from edge_spec.runtimes.coreml.native import summarize
 
 
 class MLCPUComputeDevice:
