@@ -19,7 +19,7 @@ ALLOWED = {
     # A file of scores that the exporter itself has just written; numpy refuses pickles by default.
     ("exporters/optimum/export.py", "np.load"),
     # Unfinished trainings and kept answers, which numpy reads without pickles by default.
-    ("edge_spec/distill/arrays.py", "np.load"),
+    ("edge_spec/distill/features.py", "np.load"),
 }
 # A keyword and the only value that it may have.
 KEYWORDS = {"allow_pickle": False, "trust_remote_code": False, "weights_only": True, "shell": False}
