@@ -17,7 +17,6 @@ from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.fitting.devices import format_bytes
 from edge_spec.fitting.forecast import FreeMemory
-from edge_spec.fitting.memory import format_bytes
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.profile import was_busy
