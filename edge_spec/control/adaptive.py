@@ -17,11 +17,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edge_spec.control.calibration import learn, reach_beside, reach_of
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.drafter_record import DrafterRecord
+from edge_spec.control.cost import RoundSeconds, RowCosts
+from edge_spec.control.drafter_record import DrafterRecord, learn, reach_beside, reach_of
 from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, KeptShape, RoundPlan, limited, plan_rows
-from edge_spec.control.round_seconds import RoundSeconds
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.tree import TokenTree

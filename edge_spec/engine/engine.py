@@ -16,12 +16,11 @@ from edge_spec.core.metrics import PlainRate, Stats
 from edge_spec.core.session_errors import close_quietly, translate_errors
 from edge_spec.drafters.protocol import TextCounts
 from edge_spec.engine.answering import Answering
-from edge_spec.engine.components import EngineComponents, SharedModels
+from edge_spec.engine.components import AnswerRecorder, EngineComponents, SharedModels
 from edge_spec.engine.conversation import Conversation
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.drafter_switch import DrafterSwitch
 from edge_spec.engine.generation import Generation
-from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.request import (
     AnswerDrafters,
     AnswerOptions,

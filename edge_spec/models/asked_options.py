@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_spec.drafters.jacobi.lookahead import JacobiInit
+from edge_spec.drafters.jacobi import JacobiInit
 from edge_spec.exactness.sharing import LosslessMode
 from edge_spec.models.device_names import DraftOverlap
 from edge_spec.models.option import model_option, option

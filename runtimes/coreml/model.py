@@ -12,15 +12,14 @@ from edge_spec.errors import DeviceError, UsageError
 from edge_spec.fitting.devices import GPU, Device
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml.library import ANE, UNITS, require_core_ml
-from edge_spec.runtimes.coreml.package import (
+from edge_spec.runtimes.coreml.native import (
     FORMAT,
     compute_of,
     package_of,
     read_specification,
     signatures_of_spec,
 )
-from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
-from edge_spec.runtimes.static.model import StaticModel, config_of
+from edge_spec.runtimes.static.session import Layout, Signature, StaticModel, config_of, read_layout
 
 if TYPE_CHECKING:
     from edge_spec.fitting.devices import FunctionPlacement

@@ -21,7 +21,7 @@ from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
 from edge_spec.runtimes.coreml.library import import_coremltools
-from edge_spec.runtimes.coreml.package import read_specification, signatures_of_spec
+from edge_spec.runtimes.coreml.native import read_specification, signatures_of_spec
 from fixtures.coreml_in_numpy import NumpyProgram
 
 

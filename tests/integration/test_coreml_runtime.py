@@ -19,12 +19,12 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
 from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml.library import require_core_ml
-from edge_spec.runtimes.coreml.package import (
+from edge_spec.runtimes.coreml.native import (
     package_of,
     read_specification,
     signatures_of_spec,
 )
-from edge_spec.runtimes.static.layout import Signature, read_layout
+from edge_spec.runtimes.static.session import Signature, read_layout
 from fixtures.coreml_in_numpy import open_in_numpy
 
 

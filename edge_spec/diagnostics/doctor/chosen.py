@@ -32,8 +32,7 @@ from edge_spec.models.resolve import ResolvedModel, find_resolved
 from edge_spec.models.runtime_choice import Resolution, candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
-from edge_spec.placement.pinning import applied, planned
-from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
+from edge_spec.placement.plan import Placement, Plan, applied, plan_path, planned, read_plan
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
 from edge_spec.placement.row_findings import known_rows, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.drafters.tree_builder import Candidate, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
 
 # A kind of draft token is one bucket of these: tokens before it that answer and prediction share.
 _SHARED = (1, 2, 3, 4, 6, 9, 14)

@@ -17,9 +17,8 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, restored_prompt
-from edge_spec.drafters.tree_builder import Candidate, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
 
 # How many of the suffixes that end at a token are counted there, longest first: bounds the work
 # in texts that repeat one token for ever.
