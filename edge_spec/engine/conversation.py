@@ -25,7 +25,7 @@ from edge_spec.engine.prompt_cache import (
     common,
     whole_passes,
 )
-from edge_spec.engine.prompt_files import PREFILL_TOKENS, KeptPrompt, PromptFiles
+from edge_spec.engine.snapshot_file import PREFILL_TOKENS, KeptPrompt, PromptFiles
 from edge_spec.errors import EdgeSpecError
 
 _TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share

@@ -25,13 +25,13 @@ from threading import Condition, Lock
 
 import numpy as np
 
-from edge_spec.engine.prompt_files import (
+from edge_spec.engine.snapshot_file import (
     CONVERSATION_SUFFIX,
     PREFILL_TOKENS,
     KeptPrompt,
     PromptFiles,
+    read_tokens,
 )
-from edge_spec.engine.snapshot_file import read_tokens
 from edge_spec.errors import SnapshotError
 from edge_spec.fitting.memory import free_bytes
 

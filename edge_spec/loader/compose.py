@@ -16,8 +16,8 @@ from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.engine.components import EngineComponents, IdleWork, TakesAnswers
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.prompt_cache import PromptCache
-from edge_spec.engine.prompt_files import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.engine.snapshot_file import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels

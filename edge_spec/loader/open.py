@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from edge_spec.control.cascade import stage_of
+from edge_spec.control.adaptive import stage_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Capabilities, Model
 from edge_spec.drafters import factory

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.cascade import PolicyStage
+from edge_spec.control.adaptive import PolicyStage
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
