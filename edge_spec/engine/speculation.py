@@ -28,7 +28,7 @@ from edge_spec.drafters.composite import CompositeDrafter, GuardedDrafter
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.jacobi import SpareRowDrafter
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter
 from edge_spec.drafters.protocol import (
     Cost,
     Drafter,

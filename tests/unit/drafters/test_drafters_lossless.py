@@ -16,9 +16,8 @@ from edge_spec.drafters.jacobi import (
     LookaheadDrafter,
     WindowSize,
 )
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.testing import ScriptedModel, random_logits
 
 models = st.builds(

@@ -24,9 +24,8 @@ from edge_spec.drafters.jacobi import (
 )
 from edge_spec.drafters.lookup.answers import CorpusDrafter
 from edge_spec.drafters.lookup.corpus_index import index_of
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter, continues
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary
