@@ -33,7 +33,7 @@ from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.factory import load_drafters
-from edge_spec.drafters.jacobi.lookahead import WindowSize
+from edge_spec.drafters.jacobi import WindowSize
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory

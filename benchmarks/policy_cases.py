@@ -26,11 +26,11 @@ from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts, Scale
 from edge_spec.core.metrics import Stats
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
+from edge_spec.drafters.tree_builder import LearntAcceptance
 from edge_spec.placement.replay import Charged, DraftCost, Recording, VirtualClock, replay
 
 # t(k) over t(1): of our kernels, of onnxruntime, of llama.cpp's own kernels, of a GPU, and of one

@@ -34,7 +34,7 @@ from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from edge_spec.apps.chat.conversation import ChatConversation, OnChunk, Report, load, save
 from edge_spec.apps.chat.paint import bar_character, dim
-from edge_spec.engine.thought_line import thought_line
+from edge_spec.engine.results import thought_line
 from edge_spec.errors import UsageError
 from edge_spec.storage.atomic import expanded
 from edge_spec.text.parts.answer_form import read_reasoning

@@ -42,7 +42,7 @@ from edge_spec.apps.chat.commands import (
 from edge_spec.apps.chat.conversation import ChatConversation
 from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
-from edge_spec.engine.thought_line import cut_thought, thought_line, told_time
+from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
 from edge_spec.fitting.devices import format_bytes, resident_bytes
 from edge_spec.storage.atomic import atomic_file, cache_directory, locked

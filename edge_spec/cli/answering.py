@@ -92,7 +92,7 @@ class AnswerWriter:
         self._is_thinking = False
         live, self._live = self._live, None
         if live is not None:
-            from edge_spec.engine.thought_line import thought_line
+            from edge_spec.engine.results import thought_line
 
             live.stop()
             if self._result.reasoning.strip():
@@ -210,7 +210,7 @@ def _grammar(path: Path) -> Grammar:
 def _print(generation: Generation, as_json: bool) -> None:
     """Raises KeyboardInterrupt after what there is of an interrupted answer, EdgeSpecError after
     what there is of one that the model failed in."""
-    from edge_spec.engine.thought_line import cut_thought
+    from edge_spec.engine.results import cut_thought
 
     writer = AnswerWriter(generation.result)
     try:

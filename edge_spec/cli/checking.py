@@ -74,7 +74,7 @@ def bench(
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.report import document
-    from edge_spec.placement.comparison import own_loop_cost
+    from edge_spec.placement.measure import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)

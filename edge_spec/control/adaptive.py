@@ -7,6 +7,8 @@ where the best ratio round by round would not. Seconds come from t(k), measured 
 every pass (RowCosts), tokens from what drafters say of their draft tokens, corrected by what came
 of them (Calibration). Plain decoding is always among the choices. Whether a drafter is asked at all
 is a matter of its account, which pays for the worst that the round could bring (RegretAccount).
+
+In a cascade each level of drafters drafts for the draft above it, as that one does for the target.
 """
 
 from __future__ import annotations
@@ -17,14 +19,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edge_spec.control.calibration import learn, reach_beside, reach_of
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.drafter_record import DrafterRecord
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, KeptShape, RoundPlan, limited, plan_rows
-from edge_spec.control.round_seconds import RoundSeconds
+import numpy as np
+
+from edge_spec.control.cost import RoundSeconds, RowCosts
+from edge_spec.control.drafter_record import DrafterRecord, learn, reach_beside, reach_of
+from edge_spec.control.policy import (
+    DEFAULT_DRAFT_TOKENS,
+    KeptShape,
+    Policy,
+    RoundPlan,
+    limited,
+    plan_rows,
+)
 from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.model import Forward, Model
 from edge_spec.core.outliers import without_outlier
-from edge_spec.core.tree import TokenTree
+from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.composite import Stage
 from edge_spec.drafters.protocol import Budget, Drafter
 
 # Of what the rows of a plan cost: another drafter that takes less is asked what it says of them.
@@ -341,3 +352,65 @@ class AdaptivePolicy:
         pass_s = self._draft_token_s.get(drafter.name, self.records[drafter.name].draft_token_s)
         room = (limits.num_rows, limits.num_draft_tokens)
         return self._kept_shape.fitting(acceptance, self.costs, pass_s, *room)
+
+
+def stage_of(model: Model, costs: RowCosts, drafters: Sequence[Drafter]) -> PolicyStage:
+    """Returns the level that drafts for a draft whose rows cost `costs`."""
+    policy = AdaptivePolicy(costs, {}, branches=False, probes=False)
+    return PolicyStage(drafters, policy, model.capabilities.verified_rows)
+
+
+class PolicyStage(Stage):
+    """Asks what a policy chooses among drafters, by the costs of the draft that they draft for: a
+    level that does not win anything there is left out by the same rule as for a target.
+
+    max_rows: of one pass of the draft.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        max_rows: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(drafters)
+        self._policy = policy
+        self._max_rows = max_rows
+        self._clock = clock
+        self._started = self._proposed = clock()
+
+    def prepare(self, prompt: Sequence[int]) -> None:
+        for drafter in self._drafters:
+            if self._policy.wants(drafter):
+                drafter.prepare(prompt)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._policy.begin(len(prompt))
+        super().begin(prompt)
+
+    def chain(self, last: int, num_draft_tokens: int) -> TokenTree:
+        self._started = self._clock()
+        budget = Budget(num_draft_tokens, self._max_rows, branches=False, probes=False)
+        tree = self._policy.choose(self._drafters, last, budget).tree
+        self._proposed = self._clock()
+        return tree
+
+    def learn(self, tree: TokenTree, logits: np.ndarray, written: Sequence[int]) -> None:
+        now = self._clock()
+        accepted = tuple(range(1, len(written)))
+        verdict = Verdict(tuple(written), accepted, len(written) == len(tree))
+        self._policy.observe(
+            RoundStats(
+                num_rows=len(tree),
+                num_draft_tokens=len(tree) - 1,
+                num_accepted=len(accepted),
+                num_tokens=len(written),
+                plain_reason=None,
+                near_ties=0,
+                draft_s=self._proposed - self._started,
+                forward_s=now - self._proposed,
+                total_s=now - self._started,
+            )
+        )
+        self.extend_draft(tree, Forward(logits), verdict)

@@ -30,10 +30,9 @@ from edge_spec.core.model import Forward, Model, Progress
 from edge_spec.core.model_info import TensorRows
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.distill.answers import KEPT_DAYS
-from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
-from edge_spec.drafters.heads.feature_store import FeatureStore
-from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel, FeatureStore
+from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, head_backend

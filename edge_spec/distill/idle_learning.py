@@ -40,7 +40,7 @@ from edge_spec.distill.features import Example, halved, load_arrays, save_arrays
 from edge_spec.distill.forecast import draft_token_s
 from edge_spec.distill.prompts import HELD_OUT, Conversation
 from edge_spec.distill.request import DistillRequest, default_scored, require_torch
-from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_tables, open_trained_head

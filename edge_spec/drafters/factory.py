@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_spec.core import entry_points
 from edge_spec.drafters.composite import as_drafter
-from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.draft.draft_model import DraftModelDrafter
+from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
 from edge_spec.drafters.heads.assistant import AssistantDrafter, AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
-from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.network import EagleNetwork
-from edge_spec.drafters.jacobi.jacobi import DEFAULT_BLOCK, JacobiDrafter
-from edge_spec.drafters.jacobi.lookahead import (
+from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
+from edge_spec.drafters.jacobi import (
+    DEFAULT_BLOCK,
     DEFAULT_SIZE,
+    JacobiDrafter,
     JacobiInit,
     LookaheadDrafter,
     WindowSize,
@@ -107,7 +107,7 @@ def jacobi(context: DrafterContext) -> Drafter:
 
 @declares(DrafterTraits(auto=True, corpora=True))
 def corpus(context: DrafterContext) -> Drafter:
-    from edge_spec.drafters.lookup.corpus import CorpusDrafter
+    from edge_spec.drafters.lookup.answers import CorpusDrafter
 
     return CorpusDrafter(context.corpora)
 
@@ -115,8 +115,7 @@ def corpus(context: DrafterContext) -> Drafter:
 @declares(DrafterTraits(remembers=True))
 def answers(context: DrafterContext) -> Drafter:
     """Raises UsageError where there is no place for its file."""
-    from edge_spec.drafters.lookup.answers import KeptAnswers
-    from edge_spec.drafters.lookup.corpus import CorpusDrafter
+    from edge_spec.drafters.lookup.answers import CorpusDrafter, KeptAnswers
 
     if context.answers_file is None:
         raise UsageError(

@@ -16,8 +16,8 @@ from edge_spec.core.session_errors import require_scores, translate_errors
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.engine.components import AnswerRecorder
 from edge_spec.engine.draft_overlap import OverlappedDrafting
-from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.pass_requests import OwnPasses, Passes, Scored
 from edge_spec.engine.results import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError

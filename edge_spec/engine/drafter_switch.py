@@ -12,12 +12,11 @@ from threading import Lock
 from edge_spec.core.metrics import DraftRounds, Stats
 from edge_spec.core.model import SelfDrafting, Session
 from edge_spec.drafters import factory
-from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.composite import GuardedDrafter
+from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.protocol import Drafter, DrafterTraits, TextCounts
-from edge_spec.engine.components import EngineComponents
+from edge_spec.engine.components import AnswerRecorder, EngineComponents
 from edge_spec.engine.decoder import Decoder
-from edge_spec.engine.learner_hooks import AnswerRecorder
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import EdgeSpecError
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, get_type_hints
 from edge_spec.core.sampling import Constraint, Sampler, SamplingParams
 from edge_spec.core.sampling_params import is_whole
 from edge_spec.drafters.lookup.corpus_index import text_tokens
-from edge_spec.drafters.lookup.prediction import ForcedDrafter, PredictionDrafter, num_appeared
+from edge_spec.drafters.lookup.suffix import ForcedDrafter, PredictionDrafter, num_appeared
 from edge_spec.drafters.protocol import Drafter
 from edge_spec.engine.components import EngineComponents, TargetComponents
 from edge_spec.engine.decoder import GenerationLimits

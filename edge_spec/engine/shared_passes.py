@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Condition, Lock
 
-from edge_spec.control.concurrency import Concurrency
+from edge_spec.control.policy import Concurrency
 from edge_spec.core.features import collects_alone
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses

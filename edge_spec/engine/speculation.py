@@ -12,18 +12,23 @@ from functools import cache
 import numpy as np
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS, AlwaysVerifyPolicy, FixedPolicy, Policy
+from edge_spec.control.policy import (
+    DEFAULT_DRAFT_TOKENS,
+    AlwaysVerifyPolicy,
+    Concurrency,
+    FixedPolicy,
+    Policy,
+    SharedPolicy,
+)
 from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
-from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.composite import CompositeDrafter, GuardedDrafter
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.jacobi.jacobi import SpareRowDrafter
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
+from edge_spec.drafters.jacobi import SpareRowDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter
 from edge_spec.drafters.protocol import (
     Cost,
     Drafter,

@@ -13,12 +13,11 @@ from typing import Protocol
 from edge_spec.core.model import HasWays
 from edge_spec.core.runtime_protocols import SharesPasses
 from edge_spec.core.watchdog import FIRST_S, WatchedModel
-from edge_spec.engine.components import EngineComponents, IdleWork
+from edge_spec.engine.components import EngineComponents, IdleWork, TakesAnswers
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.learner_hooks import TakesAnswers
 from edge_spec.engine.prompt_cache import PromptCache
-from edge_spec.engine.prompt_files import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.engine.snapshot_file import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels
@@ -27,8 +26,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
-from edge_spec.placement.round_times import RoundTimes
-from edge_spec.placement.row_findings import rows_key, settle_rows, usual_shares
+from edge_spec.placement.row_findings import RoundTimes, rows_key, settle_rows, usual_shares
 from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.grammar import GrammarCompiler
 

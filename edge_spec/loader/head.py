@@ -41,8 +41,8 @@ from edge_spec.core.model_info import Checkpoint, SharesTables, TensorRows
 from edge_spec.drafters.factory import HeadNetwork
 from edge_spec.drafters.heads.assistant import AssistantNetwork
 from edge_spec.drafters.heads.dflash import DFlashNetwork
-from edge_spec.drafters.heads.medusa import MedusaNetwork
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.independent import MedusaNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel

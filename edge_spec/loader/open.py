@@ -20,14 +20,14 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 
-from edge_spec.control.cascade import stage_of
+from edge_spec.control.adaptive import stage_of
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Model
 from edge_spec.core.runtime_protocols import OpensBeside
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter

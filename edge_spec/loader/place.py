@@ -29,7 +29,7 @@ from edge_spec.models.resolve import (
     prepare_model,
 )
 from edge_spec.models.source import Source
-from edge_spec.placement.pinning import planned
+from edge_spec.placement.plan import planned
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.storage.atomic import expanded
 from edge_spec.text.chat_template import ChatTemplate

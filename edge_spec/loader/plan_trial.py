@@ -18,9 +18,8 @@ from edge_spec.engine.engine import Engine
 from edge_spec.fitting.devices import CPU
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.pinning import applied
 from edge_spec.placement.place_work import OnStep, PlaceError
-from edge_spec.placement.plan import Placement
+from edge_spec.placement.plan import Placement, applied
 from edge_spec.placement.trial import TRIAL_S, Prompts
 
 _TIMEOUT_S = 300.0

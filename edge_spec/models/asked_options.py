@@ -21,7 +21,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from edge_spec.core.sampling_params import is_number, is_whole
-from edge_spec.drafters.jacobi.lookahead import JacobiInit
+from edge_spec.drafters.jacobi import JacobiInit
 from edge_spec.errors import UsageError
 from edge_spec.exactness.sharing import LosslessMode
 

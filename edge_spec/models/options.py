@@ -12,7 +12,7 @@ from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import missing_draft, missing_head
-from edge_spec.drafters.jacobi.lookahead import JacobiInit, WindowSize
+from edge_spec.drafters.jacobi import JacobiInit, WindowSize
 from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
 from edge_spec.exactness.sharing import LosslessMode

@@ -32,8 +32,8 @@ from edge_spec.models.resolve import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.machine import busy_share, on_battery
-from edge_spec.placement.pinning import is_open
 from edge_spec.placement.place_work import measure_place
+from edge_spec.placement.plan import is_open
 from edge_spec.placement.profile import kept_profiles
 from edge_spec.placement.row_findings import holds
 

@@ -1,21 +1,28 @@
-"""A plan: where the models of a pair run and who drafts, ranked by what was measured here.
-
-Kept as JSON, in the cache and where `edge-spec plan --out` says.
-"""
+"""A plan: where the models of a pair run and who drafts, ranked by what was measured here; and the
+options that models are opened with by it. Kept as JSON, in the cache and where `edge-spec plan
+--out` says."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from edge_spec.core import entry_points
+from edge_spec.core.model import Progress
+from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
-from edge_spec.fitting.forecast import FreeMemory, Needs
+from edge_spec.fitting.devices import CPU, Device, free_bytes, list_devices
+from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, Needs
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions, declared_options
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
@@ -159,3 +166,185 @@ def cached_plan(path: Path) -> Plan | None:
     except (UsageError, OSError) as error:
         _log.warning("the cached plan is not used: %s", error)
         return None
+
+
+_DECLARED = declared_options(AskedOptions)
+# With one of these, what a plan in the cache was made for is not what was asked for.
+_ASKED = tuple(name for name, each in _DECLARED.items() if each.option.is_place)
+_CHANGED = (
+    *("quantization", "block_size"),
+    *(name for name, each in _DECLARED.items() if each.option.runtimes),
+)
+
+
+def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
+    """Returns the options as a plan completes them: the one that they name, else the one that the
+    cache holds for this model or pair, unless they choose a place or other weights themselves.
+
+    Its best placement is taken, or the next that fits memory and whose devices are there, which
+    one line says. Raises UsageError for a plan that was named and cannot be used.
+    """
+    if options.plan is None:
+        return _from_cache(source, options, progress)
+    file = Path(options.plan)
+    if not file.is_file():
+        raise UsageError(
+            f"there is no plan {file}",
+            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
+        )
+    plan = read_plan(file)
+    if plan.identity != source.identity:
+        raise UsageError(
+            f"{file} is a plan for {plan.model}, not for {source.model} as it is now",
+            remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
+        )
+    placement = _usable(plan.placements)
+    if placement is None:
+        raise UsageError(
+            f"nothing in {file} can run here now: {_Machine().obstacle(plan.placements[0])}",
+            remedy="Free memory, or make the plan again with edge-spec plan.",
+        )
+    _require_agreement(placement, plan, options)
+    return applied(options, placement, plan.draft)
+
+
+def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
+    """Returns the options with those of a placement. draft: the model that drafts where it has one.
+    A drafter that was asked for stays, and so does "auto" where there are corpora or answers of
+    before, which no plan knows."""
+    own = options.drafter != "auto" or options.corpora or options.remember
+    target, drafting = placement.target, placement.draft
+    on_draft: dict[str, Any] = {"draft": ()}
+    if drafting is not None and draft is not None:
+        on_draft = {
+            "draft": (draft,),
+            "draft_runtime": drafting.runtime,
+            "draft_device": drafting.device,
+            "draft_threads": drafting.threads,
+        }
+    return replace(
+        options,
+        plan=None,
+        drafter=options.drafter if own else placement.drafter,
+        runtime=target.runtime,
+        device=target.device,
+        threads=target.threads,
+        mmap=target.mmap,
+        **on_draft,
+    )
+
+
+def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
+    if not is_open(options):
+        return options
+    draft = Source(options.drafts[0], progress) if options.drafts else None
+    plan = cached_plan(plan_path(source, draft))
+    if plan is None:
+        return options
+    chosen = factory.traits_of(options.drafter).values()
+    paired = [traits.draft_model for traits in chosen] == [True]
+    if options.drafter != "auto":  # the user's drafter, at the best place for it
+        fitting = [each for each in plan.placements if (each.draft is not None) == paired]
+    else:  # what keeps answers has to be asked for; plans of older versions may begin with it
+        fitting = [each for each in plan.placements if not factory.remembers(each.drafter)]
+    placement = _usable(tuple(fitting))
+    if placement is None:
+        return options
+    outdated = next((each for each in _places(placement) if not each.is_current), None)
+    if outdated is not None:
+        other = f"version {outdated.library}"
+        if outdated.library == runtimes.library_version(outdated.runtime):
+            other = "other kernels"
+        _log.warning(
+            "the plan of %s was made with %s of the library of %s: it is not used. "
+            "Make it again with edge-spec plan.",
+            source.name,
+            other,
+            outdated.runtime,
+        )
+        return options
+    target = placement.target
+    usual = target.runtime == runtimes.auto_runtime(source.formats)  # else with other weights
+    if not usual or (target.threads, target.mmap) != (None, None):
+        progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
+    return applied(options, placement, plan.draft)
+
+
+def is_open(options: LoadOptions) -> bool:
+    """Says whether nothing was asked for that a plan decides or does not hold for."""
+    default = LoadOptions()
+    asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
+    asked = asked or options.exact or options.draft_overlap != default.draft_overlap
+    return not asked and len(options.drafts) <= 1 and options.head is None
+
+
+def _usable(placements: tuple[Placement, ...]) -> Placement | None:
+    """Returns the first without an obstacle; where it is not the best, one line says why."""
+    machine = _Machine()
+    for placement in placements:
+        if machine.obstacle(placement) is None:
+            if placement is not placements[0]:
+                _log.warning(
+                    "the plan's best is not used, %s; the next is: %s",
+                    machine.obstacle(placements[0]),
+                    placement,
+                )
+            return placement
+    return None
+
+
+class _Machine:
+    """The devices and the memory that are there now; devices are listed once, where a placement
+    uses one."""
+
+    def obstacle(self, placement: Placement) -> str | None:
+        """Says what is in the way of a placement; None where nothing is."""
+        for place in _places(placement):
+            module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
+            if place.runtime not in entry_points.names("runtimes") or (
+                module and not find_spec(module)
+            ):
+                extra = entry_points.extra_of(place.runtime)
+                return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
+            if place.device != CPU and not any(
+                (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
+                for device in self._devices
+            ):
+                return f"{place.runtime} has no device {place.device} now"
+        on_devices = DeviceMemories(self._devices).free() if placement.on_devices else {}
+        shortage = placement.shortage(FreeMemory(free_bytes(), on_devices))
+        return None if shortage is None else f"it needs {shortage}"
+
+    @cached_property
+    def _devices(self) -> list[Device]:
+        return list_devices()
+
+
+def _places(placement: Placement) -> Iterator[Place]:
+    yield placement.target
+    if placement.draft is not None:
+        yield placement.draft
+
+
+def _require_agreement(placement: Placement, plan: Plan, options: LoadOptions) -> None:
+    """Raises UsageError for an option that says something else than the plan."""
+    default = LoadOptions()
+    pinned = applied(default, placement, plan.draft)
+    for name in ("drafter", "draft", *_ASKED, *_CHANGED):
+        given = _read(options, name)
+        agreeing = [_read(default, name), _read(pinned, name)]
+        if name == "draft":  # the plan may leave out the draft that it was made for
+            agreeing.append((plan.draft,))
+        if given not in agreeing:
+            flag = _DECLARED[name].flag if name in _DECLARED else f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} contradicts the plan {options.plan}, which says: {placement}",
+                remedy="Leave out one of the two.",
+            )
+
+
+def _read(options: LoadOptions, name: str) -> Any:
+    """A value as it is compared, however it was said."""
+    read = {"device": options.providers, "draft_device": options.draft_providers}
+    read |= {"draft": options.drafts, "rpc": tuple(options.rpc)}
+    return read[name] if name in read else getattr(options, name)

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.fitting.devices import GPU, Device
+from edge_spec.fitting.devices import GPU, Device, FunctionPlacement
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.coreml.library import ANE, UNITS, require_core_ml
-from edge_spec.runtimes.coreml.package import (
+from edge_spec.runtimes.coreml.native import (
+    ANE,
     FORMAT,
+    UNITS,
+    NativeProgram,
+    compiled_package,
+    compute_devices,
     compute_of,
     package_of,
+    read_plan,
     read_specification,
+    require_core_ml,
     signatures_of_spec,
+    summarize,
 )
-from edge_spec.runtimes.static.layout import Layout, Signature, read_layout
-from edge_spec.runtimes.static.model import StaticModel, config_of
-
-if TYPE_CHECKING:
-    from edge_spec.fitting.devices import FunctionPlacement
+from edge_spec.runtimes.static.session import Layout, Signature, StaticModel, config_of, read_layout
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,6 @@ class CoreMlRuntime:
         asked = _unit(options.providers)
         config = config_of(source, options)
         require_core_ml()
-        from edge_spec.runtimes.coreml.native import NativeProgram, compiled_package
-
         opened = OpenedPackage.of(source)
         unit = asked or opened.unit
         program = NativeProgram(compiled_package(source), list(opened.signatures), unit)
@@ -78,15 +79,11 @@ class CoreMlRuntime:
             require_core_ml()
         except DeviceError as error:
             return [Device(self.name, None, None, "", fault=str(error))]
-        from edge_spec.runtimes.coreml.native import compute_devices
-
         return compute_devices(self.name)
 
     def placements(self, source: Bundle, options: RuntimeOptions) -> list[FunctionPlacement]:
         """Returns Core ML's own plan for the unit that the options name, or the package's."""
         require_core_ml()
-        from edge_spec.runtimes.coreml.native import compiled_package, read_plan, summarize
-
         unit = _unit(options.providers) or OpenedPackage.of(source).unit
         return summarize(read_plan(compiled_package(source), unit), unit)
 

@@ -17,8 +17,8 @@ from edge_spec.errors import DeviceMemoryError
 from edge_spec.fitting.devices import CPU, NPU, Memory, context_tokens
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, room_read_whole
-from edge_spec.runtimes.openvino.npu_device import NpuDevice, is_stand_in
-from edge_spec.runtimes.static.model import session_bytes
+from edge_spec.runtimes.openvino.library import NpuDevice, is_stand_in
+from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 90_000_000  # code and tables, once they are in use

@@ -18,12 +18,10 @@ from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.runtimes.openvino.library import import_openvino, last_line
+from edge_spec.runtimes.openvino.library import NpuDevice, import_openvino, last_line
 from edge_spec.runtimes.openvino.memory import require_npu_memory
-from edge_spec.runtimes.openvino.npu_device import NpuDevice
-from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_program import PAST, OnnxProgram, OpenedGraphs
-from edge_spec.runtimes.static.session import Interruption
+from edge_spec.runtimes.static.session import Interruption, StaticModel, config_of
 from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file, single_flight
 
 _ENTRY = "entry.json"

@@ -24,7 +24,7 @@ from edge_spec.runtimes.ort.device_memory import FIRST_TOKENS, capacity_for, wit
 from edge_spec.runtimes.ort.devices import choose
 from edge_spec.runtimes.ort.library import import_onnxruntime
 from edge_spec.runtimes.ort.segments import segment_files
-from edge_spec.runtimes.static.model import session_bytes
+from edge_spec.runtimes.static.session import session_bytes
 
 DATA_FILE = "model.onnx.data"
 LIBRARY_BYTES = 30_000_000  # code and tables, once they are in use

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.ort.trial import TrialScores
-    from edge_spec.runtimes.static.model import StaticModel
+    from edge_spec.runtimes.static.session import StaticModel
 
 
 STATIC = "onnx-static"  # bundles of graphs whose shapes are fixed

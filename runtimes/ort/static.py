@@ -26,9 +26,8 @@ from edge_spec.models.bundle import Bundle, CompiledFor
 from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.library import import_onnxruntime
-from edge_spec.runtimes.static.model import StaticModel, config_of
 from edge_spec.runtimes.static.onnx_program import OnnxProgram, OpenedGraphs
-from edge_spec.runtimes.static.session import Interruption
+from edge_spec.runtimes.static.session import Interruption, StaticModel, config_of
 
 # What becomes of DequantizeLinear and MatMul: activations stay float32. As int8, which is the
 # default, they turn the last bits by which passes of other widths differ into a tenth of a logit.

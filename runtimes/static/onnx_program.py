@@ -18,15 +18,16 @@ from onnx import TensorProto
 
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.bundle import Bundle
-from edge_spec.runtimes.static.layout import (
+from edge_spec.runtimes.static.session import (
     EXPORT_AGAIN,
+    MASKED,
     SLOT_AXIS,
+    Interruption,
     Layout,
     Shape,
     Signature,
     read_layout,
 )
-from edge_spec.runtimes.static.session import MASKED, Interruption
 
 PAST, NEW = "past.", "new."  # what the names of states start with, and of what is added to them
 _PAST_MASK, _OWN_MASK = "past_mask", "own_mask"
@@ -111,7 +112,7 @@ class OnnxProgram:
 
 
 def layout_signature(function: str, graph: GraphSignature) -> Signature:
-    """Returns what a graph is to a session (layout.py). Raises ValueError for one that is not as
+    """Returns what a graph is to a session. Raises ValueError for one that is not as
     exporters/onnx/static_graph.py writes it."""
     inputs = {name: each.shape for name, each in graph.inputs.items()}
     states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}

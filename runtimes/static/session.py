@@ -1,6 +1,4 @@
-"""A session on a static program, whatever runs it: its passes have fixed numbers of rows.
-
-Keeps where a session's tokens stand in the cache.
+"""Models and sessions on static programs, whatever runs them: passes have fixed numbers of rows.
 
 Position and slot are independent: an accepted path of a tree stays where it was scored, and the
 slots of the rows that were dropped stay behind as holes that no mask shows.
@@ -8,17 +6,132 @@ slots of the rows that were dropped stay behind as holes that no mask shows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from edge_spec.core.model import Forward, require_rollback, require_room, require_state
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.model import (
+    Capabilities,
+    Forward,
+    RuntimeOptions,
+    require_rollback,
+    require_room,
+    require_state,
+)
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import SessionError, UsageError
-from edge_spec.runtimes.static.layout import SLOT_AXIS, Layout, PassShape
+from edge_spec.errors import BundleError, SessionError, UsageError
+from edge_spec.fitting.devices import context_tokens
+from edge_spec.models.bundle import Bundle
+
+Shape = tuple[int, ...]
+EXPORT_AGAIN = "Export the model again with this version of edge-spec."
+SLOT_AXIS = 2  # of every state
+_INPUTS = ("input_ids", "position_ids", "write_slot", "mask")
+_LOGITS = re.compile(r"logits(?:_(\d+))?")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Describes one function, as a package or a program declares it."""
+
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
+    states: Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """A function that runs `rows` rows."""
+
+    function: str
+    rows: int
+    logits: tuple[str, ...]  # outputs, side by side the vocabulary; empty: it scores nothing
+    has_hidden: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Describes a package for a session. Passes are ordered by rows, and of equally wide
+    ones those that score nothing come first."""
+
+    passes: tuple[PassShape, ...]
+    slots: int  # of the cache, one a token
+    states: tuple[str, ...]
+
+    @property
+    def scoring(self) -> tuple[PassShape, ...]:
+        return tuple(each for each in self.passes if each.logits)
+
+    @property
+    def max_rows(self) -> int:
+        return self.scoring[-1].rows
+
+    @property
+    def hidden_states(self) -> bool:
+        return all(each.has_hidden for each in self.scoring)
+
+
+def read_layout(signatures: Mapping[str, Signature], config: ModelConfig, where: str) -> Layout:
+    """Raises BundleError, which names `where`, for functions of another form than exporters/coreml
+    writes, and for a cache too small for the context and a padded pass."""
+    try:
+        layout = _layout(signatures)
+        vocabularies = {
+            sum(signatures[each.function].outputs[name][-1] for name in each.logits)
+            for each in layout.scoring
+        }
+        if vocabularies != {config.vocab_size}:
+            found = ", ".join(map(str, sorted(vocabularies)))
+            raise ValueError(f"it scores {found} tokens, the model has {config.vocab_size}")
+        needed = config.context_length + layout.max_rows - 1
+        if layout.slots < needed:
+            raise ValueError(f"its cache has {layout.slots} slots and needs {needed}")
+    except (IndexError, ValueError) as error:  # IndexError: an input that is no array
+        raise BundleError(
+            f"{where} is no model of edge-spec: {error}", remedy=EXPORT_AGAIN
+        ) from None
+    return layout
+
+
+def _layout(signatures: Mapping[str, Signature]) -> Layout:
+    """Raises ValueError."""
+    passes = [_pass_shape(name, signature) for name, signature in signatures.items()]
+    if not any(each.logits for each in passes):
+        raise ValueError("it has no function with an output called logits")
+    states = {tuple(signature.states.items()) for signature in signatures.values()}
+    if len(states) != 1:
+        raise ValueError("its functions differ in their states")
+    (shapes,) = states
+    slots = {signature.inputs["mask"][-1] for signature in signatures.values()}
+    slots |= {shape[SLOT_AXIS] if len(shape) > SLOT_AXIS else 0 for _, shape in shapes}
+    if not shapes or len(slots) != 1:
+        raise ValueError("its masks and states differ in their number of slots")
+    passes.sort(key=lambda each: (each.rows, bool(each.logits)))
+    return Layout(tuple(passes), slots.pop(), tuple(name for name, _ in shapes))
+
+
+def _pass_shape(function: str, signature: Signature) -> PassShape:
+    inputs = signature.inputs
+    if set(inputs) != set(_INPUTS):
+        raise ValueError(f"its function {function} takes {', '.join(inputs) or 'nothing'}")
+    rows = inputs["input_ids"][-1]
+    expected = ((1, rows), (rows,), (1,), (1, 1, rows, inputs["mask"][-1]))
+    found = tuple(inputs[name] for name in _INPUTS)
+    if found != expected:
+        raise ValueError(f"the inputs of its function {function} have the shapes {found}")
+    parts = {name: _LOGITS.fullmatch(name) for name in signature.outputs}
+    scored = sorted((int(match[1] or 0), name) for name, match in parts.items() if match)
+    logits = tuple(name for _, name in scored)
+    for name, shape in signature.outputs.items():
+        if shape[:1] != (rows,) or len(shape) != 2:
+            raise ValueError(f"the output {name} of its function {function} has the shape {shape}")
+    return PassShape(function, rows, logits, "hidden" in signature.outputs)
 
 
 class Interruption:
@@ -281,3 +394,56 @@ class InterruptibleProgram(Program, Protocol):
 
     def interrupt(self, state: Any) -> None:
         """Ends the pass on this state that runs, and any later one. Any thread may call."""
+
+
+class StaticModel:
+    """A program and its layout; sessions share the program."""
+
+    def __init__(self, program: Program, layout: Layout, config: ModelConfig) -> None:
+        self.config = config
+        self.capabilities = Capabilities(
+            max_rows=layout.max_rows,
+            trees=True,
+            rollback=True,
+            hidden_states=layout.hidden_states,
+        )
+        self._program: Program | None = program
+        self._layout = layout
+
+    def open_session(self) -> StaticSession:
+        assert self._program is not None, "the model is closed"
+        return StaticSession(self._program, self._layout, self.config.context_length)
+
+    def close(self) -> None:
+        self._program = None
+
+
+def config_of(bundle: Bundle, options: RuntimeOptions) -> ModelConfig:
+    """Returns the configuration with the context that was asked for. Raises UsageError where the
+    cache does not hold it and has to."""
+    config, wanted = bundle.config, options.context_length
+    if wanted is None or (wanted > config.context_length and options.may_hold_less):
+        return config
+    if wanted > config.context_length:
+        raise UsageError(
+            f"the cache of {bundle.path} holds {config.context_length} tokens, not {wanted}",
+            remedy=f"Choose a smaller --context, or export the model with --context {wanted}.",
+        )
+    return replace(config, context_length=wanted)
+
+
+FLOAT, HALF = 4, 2  # bytes
+_PADDING_SLOTS = 64  # at most, beside the context
+
+
+def session_bytes(
+    bundle: Bundle, options: RuntimeOptions, num_tokens: int | None
+) -> tuple[int, int]:
+    """Returns the bytes of a session's states, the same for any number of tokens since it has all
+    of its slots at once, and those of the scores of a prefill."""
+    config = bundle.config
+    length, _ = context_tokens(config.context_length, options, num_tokens)
+    element = FLOAT if bundle.manifest.quantization == "fp32" else HALF
+    slots = config.context_length + _PADDING_SLOTS
+    states = 2 * config.num_layers * config.kv_size * slots * element
+    return states, FLOAT * config.num_heads * _PADDING_SLOTS * (length + _PADDING_SLOTS)

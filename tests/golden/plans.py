@@ -35,8 +35,7 @@ from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
 from edge_spec.placement.machine import cpu_name
-from edge_spec.placement.pinning import planned
-from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
+from edge_spec.placement.plan import Place, Placement, Plan, plan_path, planned, save_plan
 from edge_spec.placement.profile import (
     ContextCosts,
     PairFindings,
@@ -305,8 +304,8 @@ def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
     for number, (name, (placements, asked)) in enumerate(cases.items()):
         with (
             _empty_cache(folder / str(number)),
-            patch("edge_spec.placement.pinning.free_bytes", lambda: 500 * MB),
-            patch("edge_spec.placement.pinning.list_devices", list),
+            patch("edge_spec.placement.plan.free_bytes", lambda: 500 * MB),
+            patch("edge_spec.placement.plan.list_devices", list),
         ):
             pair = draft if "draft" in asked else None
             if placements:

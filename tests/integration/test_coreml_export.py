@@ -24,10 +24,9 @@ from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.static_layout import StaticShape
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, open_bundle
-from edge_spec.runtimes.coreml.package import package_of, read_specification
+from edge_spec.runtimes.coreml.native import package_of, read_specification
 from edge_spec.runtimes.reference import ReferenceModel
-from edge_spec.runtimes.static.layout import read_layout
-from edge_spec.runtimes.static.session import StaticSession
+from edge_spec.runtimes.static.session import StaticSession, read_layout
 from fixtures import axes, tolerance
 from fixtures.coreml_in_numpy import NumpyProgram, signatures_of_program
 from fixtures.silence import quiet

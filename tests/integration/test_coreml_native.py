@@ -18,10 +18,12 @@ from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
 from edge_spec.exporters.coreml.package import read_function
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml import CoreMlRuntime
-from edge_spec.runtimes.coreml import library as library_module
 from edge_spec.runtimes.coreml import native as native_module
-from edge_spec.runtimes.coreml.library import import_coremltools
-from edge_spec.runtimes.coreml.package import read_specification, signatures_of_spec
+from edge_spec.runtimes.coreml.native import (
+    import_coremltools,
+    read_specification,
+    signatures_of_spec,
+)
 from fixtures.coreml_in_numpy import NumpyProgram
 
 
@@ -83,8 +85,7 @@ def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[PretendedMod
     """A Mac with macOS 15, of which only Core ML's own calls are pretended."""
     coremltools = import_coremltools()
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    for module in (library_module, native_module):
-        monkeypatch.setattr(module, "this_system", lambda: ("darwin", "15.5"))
+    monkeypatch.setattr(native_module, "this_system", lambda: ("darwin", "15.5"))
     monkeypatch.setattr(coremltools.models, "CompiledMLModel", PretendedModel)
     monkeypatch.setattr(coremltools.models.utils, "compile_model", shutil.copytree)
     monkeypatch.setattr(PretendedModel, "loaded", [])

@@ -17,14 +17,14 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, DeviceError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle, write_manifest
-from edge_spec.runtimes.coreml import library as library_module
-from edge_spec.runtimes.coreml.library import require_core_ml
-from edge_spec.runtimes.coreml.package import (
+from edge_spec.runtimes.coreml import native as native_module
+from edge_spec.runtimes.coreml.native import (
     package_of,
     read_specification,
+    require_core_ml,
     signatures_of_spec,
 )
-from edge_spec.runtimes.static.layout import Signature, read_layout
+from edge_spec.runtimes.static.session import Signature, read_layout
 from fixtures.coreml_in_numpy import open_in_numpy
 
 
@@ -45,14 +45,14 @@ def refused(error: type[EdgeSpecError], call: Callable[[], Any], text: str) -> N
 def test_other_systems_are_refused_with_what_works_there(
     system: str, macos: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_module, "this_system", lambda: (system, macos))
+    monkeypatch.setattr(native_module, "this_system", lambda: (system, macos))
     refused(DeviceError, require_core_ml, f"{text}.*--runtime ort")
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the tests themselves run on a Mac."""
-    monkeypatch.setattr(library_module, "this_system", lambda: ("linux", ""))
+    monkeypatch.setattr(native_module, "this_system", lambda: ("linux", ""))
 
 
 @pytest.mark.usefixtures("elsewhere")

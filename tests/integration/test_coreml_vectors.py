@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.runtimes.static.layout import Layout, PassShape
-from edge_spec.runtimes.static.session import StaticSession
+from edge_spec.runtimes.static.session import Layout, PassShape, StaticSession
 
 VECTORS = Path(__file__).parents[2] / "docs" / "vectors"
 CASES = json.loads((VECTORS / "coreml.json").read_text("utf-8"))["cases"]

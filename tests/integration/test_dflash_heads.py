@@ -14,7 +14,7 @@ import pytest
 import edge_spec
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.heads.block import BlockDrafter
+from edge_spec.drafters.heads.independent import BlockDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.drafters.tree_builder import Growth
 from edge_spec.errors import EdgeSpecError

@@ -15,7 +15,7 @@ from edge_spec.core.heads import HeadBackend
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
 from edge_spec.drafters.heads.eagle_session import EagleModel
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.heads import open_head

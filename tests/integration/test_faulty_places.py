@@ -15,9 +15,9 @@ from edge_spec.core import entry_points
 from edge_spec.core.isolated import isolated
 from edge_spec.loader.plan_trial import EngineTrial
 from edge_spec.placement import place_work
+from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
-from edge_spec.placement import survey as survey_module
 from edge_spec.placement.place_work import PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.text.prompt_files import Prompt

@@ -21,8 +21,8 @@ from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.report import Severity
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import EagleDrafter, ParallelEagleDrafter
-from edge_spec.drafters.heads.medusa import MedusaDrafter, MedusaNetwork
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.independent import MedusaDrafter, MedusaNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import EdgeSpecError, UsageError

@@ -16,7 +16,7 @@ from edge_spec.core.heads import (
     MedusaHead,
     StoredStep,
 )
-from edge_spec.drafters.heads.medusa import MedusaNetwork
+from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.errors import ModelFileError
 from edge_spec.loader.head import StoredBackend, head_backend
 from edge_spec.models import runtimes

@@ -17,7 +17,7 @@ from edge_spec.errors import BundleError, ModelFileError
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, is_below, open_bundle, write_manifest
 from edge_spec.models.model_text import text_of_bundle
-from edge_spec.runtimes.coreml.package import package_of
+from edge_spec.runtimes.coreml.native import package_of
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.tokenizer import Tokenizer

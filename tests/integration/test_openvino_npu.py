@@ -23,7 +23,7 @@ from edge_spec.errors import (
 from edge_spec.exporters.onnx import StaticOnnxExporter
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.openvino import OpenVinoRuntime
-from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE, find_npu
+from edge_spec.runtimes.openvino.library import STAND_IN_VARIABLE, find_npu
 from edge_spec.runtimes.openvino.npu_model import NpuGraphs, open_for_npu
 
 CONTEXT = 40

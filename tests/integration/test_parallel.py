@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.concurrency import SharedPolicy
-from edge_spec.control.policy import FixedPolicy
+from edge_spec.control.policy import FixedPolicy, SharedPolicy
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.draft import synced_session
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine

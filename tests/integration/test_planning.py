@@ -17,9 +17,9 @@ from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
+from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
-from edge_spec.placement import survey as survey_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner

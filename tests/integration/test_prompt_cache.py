@@ -13,11 +13,16 @@ import numpy as np
 import pytest
 
 from edge_spec.core.model import Restorable
-from edge_spec.engine import prompt_files
+from edge_spec.engine import snapshot_file
 from edge_spec.engine.engine import Engine
-from edge_spec.engine.prompt_files import PREFILL_TOKENS, SUFFIX
 from edge_spec.engine.results import GenerationResult
-from edge_spec.engine.snapshot_file import Snapshot, read_snapshot, write_snapshot
+from edge_spec.engine.snapshot_file import (
+    PREFILL_TOKENS,
+    SUFFIX,
+    Snapshot,
+    read_snapshot,
+    write_snapshot,
+)
 from edge_spec.errors import UsageError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
@@ -198,7 +203,7 @@ def test_prompts_wait_for_a_slow_disk_up_to_a_bound(
     num_kept: int,
 ) -> None:
     if bound is not None:
-        monkeypatch.setattr(prompt_files, "_MAX_WAITING_BYTES", bound)
+        monkeypatch.setattr(snapshot_file, "_MAX_WAITING_BYTES", bound)
     disk = Event()
     with reference(tmp_path) as engine:
         cache = engine.parts.prompts.files

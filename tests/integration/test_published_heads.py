@@ -16,11 +16,10 @@ import edge_spec
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead, HeadBackend
 from edge_spec.drafters.draft.synced_session import Path as Drafted
-from edge_spec.drafters.heads.block import BlockDrafter
 from edge_spec.drafters.heads.dflash import DFlashDrafter, DFlashNetwork
 from edge_spec.drafters.heads.eagle import ParallelEagleDrafter
-from edge_spec.drafters.heads.independent import RowScores
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.independent import BlockDrafter, RowScores
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.heads import is_head, open_head, says_head

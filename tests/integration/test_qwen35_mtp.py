@@ -14,7 +14,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.heads.eagle import EagleDrafter
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.gguf_model_info import GgufModelInfo, open_model_info

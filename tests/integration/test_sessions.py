@@ -13,7 +13,7 @@ import pytest
 from edge_spec.core.model import Interruptible
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError, UsageError
-from edge_spec.runtimes.openvino.npu_device import STAND_IN_VARIABLE
+from edge_spec.runtimes.openvino.library import STAND_IN_VARIABLE
 from edge_spec.testing import check_session
 from fixtures.session_cases import CASES, Opened, open_case, random_tree
 

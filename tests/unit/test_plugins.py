@@ -13,7 +13,7 @@ import pytest
 
 from edge_spec.core import entry_points
 from edge_spec.drafters import factory
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.errors import MissingDependencyError, UsageError

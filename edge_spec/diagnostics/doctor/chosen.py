@@ -29,8 +29,7 @@ from edge_spec.models.pair_history import PairHistory, check_history, history_pa
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
-from edge_spec.placement.pinning import applied, planned
-from edge_spec.placement.plan import Placement, Plan, plan_path, read_plan
+from edge_spec.placement.plan import Placement, Plan, applied, plan_path, planned, read_plan
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
 from edge_spec.placement.row_findings import known_rows, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order

@@ -12,11 +12,10 @@ import numpy as np
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.draft.synced_session import AheadChoice, Reading
 from edge_spec.drafters.lookup.recycling import top_tokens
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Candidate, Growth
+from edge_spec.drafters.tree_builder import Candidate, Growth, LearntAcceptance
 
 SIBLINGS = 4  # most children of a row
 

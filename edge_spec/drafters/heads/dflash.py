@@ -25,8 +25,7 @@ from edge_spec.core.heads import (
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.draft_tree import FIRST, SIBLINGS, kind_of
 from edge_spec.drafters.draft.synced_session import Path
-from edge_spec.drafters.heads.block import BlockDrafter
-from edge_spec.drafters.heads.independent import RowScores, head_scores
+from edge_spec.drafters.heads.independent import BlockDrafter, RowScores, head_scores
 from edge_spec.drafters.heads.layers import (
     FloatProducts,
     HeadLayers,

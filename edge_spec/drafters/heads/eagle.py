@@ -20,11 +20,9 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.draft.draft_tree import DraftChooser, candidates_after
 from edge_spec.drafters.draft.synced_session import AheadChoice, Path
-from edge_spec.drafters.heads.block import BlockDrafter
-from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel
-from edge_spec.drafters.heads.feature_store import TargetFeatures
-from edge_spec.drafters.heads.independent import head_scores
-from edge_spec.drafters.heads.network import EagleNetwork
+from edge_spec.drafters.heads.eagle_session import WINDOW, EagleModel, TargetFeatures
+from edge_spec.drafters.heads.independent import BlockDrafter, head_scores
+from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.drafters.protocol import Budget, Cost, DrafterTraits
 from edge_spec.drafters.tree_builder import Candidate
 

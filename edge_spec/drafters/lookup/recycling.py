@@ -15,9 +15,8 @@ import numpy as np
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
-from edge_spec.drafters.tree_builder import Candidate, grow, nothing
+from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow, nothing
 
 TOP_TOKENS = 8
 # Below 2 MB whatever the vocabulary; the tokens scored longest ago are forgotten.

@@ -16,8 +16,8 @@ from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts, Scale
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget, DrafterTraits
+from edge_spec.drafters.tree_builder import LearntAcceptance
 from fixtures.costly_drafts import Clock, DraftingAtCost, Share, pass_s, policy_of, stats_of
 
 ROUNDS = 2000

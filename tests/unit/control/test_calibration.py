@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.calibration import Calibration, learn, reach_beside, reach_of
+from edge_spec.control.drafter_record import Calibration, learn, reach_beside, reach_of
 from edge_spec.core.tree import TokenTree
 
 CONFIDENCE = st.floats(0, 1)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cascade import PolicyStage
+from edge_spec.control.adaptive import AdaptivePolicy, PolicyStage
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Capabilities, Forward

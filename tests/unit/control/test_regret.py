@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from edge_spec.control.adaptive import AdaptivePolicy
 from edge_spec.control.cost import RowCosts
 from edge_spec.control.drafter_record import FIRST, INCOME, PUT_BY, RegretAccount
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import LearntAcceptance
 from fixtures.costly_drafts import Clock, DraftingAtCost, stats_of
 
 WIDTHS = (2, 3, 4, 5, 8, 12, 16)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.round_seconds import RoundSeconds
+from edge_spec.control.cost import RoundSeconds, RowCosts
 from edge_spec.core.metrics import RoundStats
 
 SECONDS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8}

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.concurrency import Concurrency, SharedPolicy
 from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import RoundPlan
+from edge_spec.control.policy import Concurrency, RoundPlan, SharedPolicy
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.factory import DrafterContext
-from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.testing import ScriptedModel, random_logits
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "drafters.md"

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
-from edge_spec.drafters.jacobi.lookahead import JacobiInit, LookaheadDrafter, WindowSize
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
+from edge_spec.drafters.jacobi import (
+    JacobiDrafter,
+    JacobiInit,
+    LookaheadDrafter,
+    WindowSize,
+)
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.testing import ScriptedModel, random_logits
 
 models = st.builds(

@@ -16,13 +16,16 @@ from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi.jacobi import JacobiDrafter, SpareRowDrafter
-from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
-from edge_spec.drafters.lookup.corpus import CorpusDrafter
+from edge_spec.drafters.jacobi import (
+    JacobiDrafter,
+    LookaheadDrafter,
+    SpareRowDrafter,
+    WindowSize,
+)
+from edge_spec.drafters.lookup.answers import CorpusDrafter
 from edge_spec.drafters.lookup.corpus_index import index_of
-from edge_spec.drafters.lookup.prediction import PredictionDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Drafter, continues
 from edge_spec.testing import ScriptedModel, random_logits
 from edge_spec.text.vocabulary import Vocabulary

@@ -12,8 +12,7 @@ import pytest
 from edge_spec.core.model import STATE_TYPES
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.guarded import GuardedDrafter
+from edge_spec.drafters.composite import CompositeDrafter, GuardedDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, TextCounts
 from edge_spec.testing import ScriptedModel, random_logits

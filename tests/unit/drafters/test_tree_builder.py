@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.acceptance import LearntAcceptance
 from edge_spec.drafters.protocol import Budget
-from edge_spec.drafters.tree_builder import Candidate, grow
+from edge_spec.drafters.tree_builder import Candidate, LearntAcceptance, grow
 
 PRIORS = (0.9, 0.6, 0.3, 0.1)
 

@@ -15,8 +15,8 @@ from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree
+from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import DeviceMemoryError

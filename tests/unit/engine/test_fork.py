@@ -12,7 +12,7 @@ import pytest
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.engine import kept_conversations
-from edge_spec.engine.kept_conversations import KeptConversation, KeptConversations
+from edge_spec.engine import prompt_cache
+from edge_spec.engine.prompt_cache import KeptConversation, KeptConversations
 
 BYTES = 1000
 
@@ -21,7 +21,7 @@ def kept(text: np.ndarray, num_bytes: int = BYTES) -> KeptConversation:
 
 @pytest.fixture(autouse=True)
 def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_conversations, "free_bytes", lambda: None)
+    monkeypatch.setattr(prompt_cache, "free_bytes", lambda: None)
 
 
 def test_the_one_that_a_prompt_goes_on_from_is_taken_and_no_longer_kept() -> None:
@@ -49,7 +49,7 @@ def test_those_that_were_used_last_stay_within_the_bytes() -> None:
 
 
 def test_nothing_is_kept_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_conversations, "free_bytes", lambda: 2 * BYTES)
+    monkeypatch.setattr(prompt_cache, "free_bytes", lambda: 2 * BYTES)
     conversations = KeptConversations()
     conversations.keep(kept(tokens(1)))
     assert len(conversations) == 0

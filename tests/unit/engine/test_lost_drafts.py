@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.core.model import Session
 from edge_spec.core.watchdog import WatchedModel
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.testing import ScriptedModel, random_logits
 from fixtures.faults import Fault, FaultKind, FaultyModel

@@ -10,9 +10,9 @@ from threading import Event
 import numpy as np
 import pytest
 
+from edge_spec.engine.conversation import PromptReading, begin_reading
 from edge_spec.engine.prompt_cache import PromptCache
-from edge_spec.engine.prompt_files import PREFILL_TOKENS
-from edge_spec.engine.prompt_reading import PromptReading, begin_reading
+from edge_spec.engine.snapshot_file import PREFILL_TOKENS
 from edge_spec.errors import SessionError
 from edge_spec.testing.scripted import ScriptedModel, ScriptedSession
 

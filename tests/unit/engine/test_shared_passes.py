@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.concurrency import Concurrency
+from edge_spec.control.policy import Concurrency
 from edge_spec.core.model import Forward, Session
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree

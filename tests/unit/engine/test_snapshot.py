@@ -12,8 +12,8 @@ import pytest
 
 from edge_spec.core.model import Session
 from edge_spec.core.sampling import SamplingParams
-from edge_spec.drafters.draft.draft import Draft
-from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter
+from edge_spec.drafters.draft.draft_model import Draft
+from edge_spec.drafters.jacobi import LookaheadDrafter
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.engine import Engine

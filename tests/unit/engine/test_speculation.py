@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.concurrency import SharedPolicy
+from edge_spec.control.policy import SharedPolicy
 from edge_spec.core.metrics import PlainReason
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget

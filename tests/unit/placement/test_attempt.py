@@ -12,9 +12,8 @@ from edge_spec.fitting.devices import Device
 from edge_spec.models.source import Source
 from edge_spec.placement import place_work
 from edge_spec.placement.candidates import Candidate
-from edge_spec.placement.place_work import PlaceError, attempt, measure_place
+from edge_spec.placement.place_work import Faults, PlaceError, attempt, measure_place
 from edge_spec.placement.profile import ProfileKey
-from edge_spec.placement.survey import Faults
 from fixtures.silence import quiet
 
 

@@ -14,14 +14,14 @@ from edge_spec.errors import UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement import pinning
-from edge_spec.placement.pinning import planned
+from edge_spec.placement import plan as plan_module
 from edge_spec.placement.plan import (
     Place,
     Placement,
     Plan,
     cached_plan,
     plan_path,
+    planned,
     read_plan,
     save_plan,
 )
@@ -52,8 +52,8 @@ PAIRED = replace(BEST, draft=place("ort", threads=1), drafter="draft-model", mem
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, and as much memory as the tests say."""
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pinning, "free_bytes", lambda: FREE)
-    monkeypatch.setattr(pinning, "list_devices", list)
+    monkeypatch.setattr(plan_module, "free_bytes", lambda: FREE)
+    monkeypatch.setattr(plan_module, "list_devices", list)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_where_nothing_is_left_a_pinned_plan_is_refused_and_a_cached_one_passed_
 def test_a_runtime_that_is_not_installed_is_told_with_its_remedy(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinning, "find_spec", lambda module: None)
+    monkeypatch.setattr(plan_module, "find_spec", lambda module: None)
     with pytest.raises(UsageError, match=r"pip install .edge-spec\[llamacpp\]"):
         pinned(source, tmp_path, BEST)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import RoundStats
-from edge_spec.placement.round_times import RoundTimes
-from edge_spec.placement.row_findings import RowsKey, keep_seconds, known_seconds
+from edge_spec.placement.row_findings import RoundTimes, RowsKey, keep_seconds, known_seconds
 
 KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
 SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8}

@@ -13,7 +13,7 @@ import pytest
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.core.watchdog import WatchedModel, _Worker
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError
@@ -79,7 +79,7 @@ def raise_error(drafter: Any, error: Exception) -> None:
     ("where", "broken", "lost"),
     [
         ("edge_spec.core.session_errors.TranslatedErrors.__exit__", lambda *error: None, "target"),
-        ("edge_spec.drafters.guarded.GuardedDrafter._drop", raise_error, "suffix"),
+        ("edge_spec.drafters.composite.GuardedDrafter._drop", raise_error, "suffix"),
     ],
 )
 def test_a_fault_that_is_not_survived_is_counted(

@@ -13,9 +13,8 @@ import pytest
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams, permitted
 from edge_spec.core.tree import TokenTree
-from edge_spec.drafters.guarded import GuardedDrafter
-from edge_spec.drafters.lookup.prediction import ForcedDrafter
-from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.drafters.composite import GuardedDrafter
+from edge_spec.drafters.lookup.suffix import ForcedDrafter, SuffixDrafter
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import UsageError
 from edge_spec.text.grammar import Grammar, GrammarCompiler

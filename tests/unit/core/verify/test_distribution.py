@@ -26,10 +26,8 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.jacobi.jacobi import JacobiDrafter
-from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
-from edge_spec.drafters.lookup.answers import KeptAnswers
-from edge_spec.drafters.lookup.corpus import CorpusDrafter
+from edge_spec.drafters.jacobi import JacobiDrafter, LookaheadDrafter, WindowSize
+from edge_spec.drafters.lookup.answers import CorpusDrafter, KeptAnswers
 from edge_spec.drafters.lookup.corpus_index import index_of
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter

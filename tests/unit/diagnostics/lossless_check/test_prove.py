@@ -23,7 +23,7 @@ from edge_spec.core.verify import verify
 from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.lossless_check.prove import Difference, Proof, checks, document, prove
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
-from edge_spec.drafters.draft.draft import Draft
+from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.exactness.sharing import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession

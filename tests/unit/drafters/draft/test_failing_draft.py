@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.cascade import PolicyStage
+from edge_spec.control.adaptive import PolicyStage
 from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
+from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
-from edge_spec.drafters.guarded import GuardedDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, GenerationLimits

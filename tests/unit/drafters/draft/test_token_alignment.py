@@ -9,8 +9,7 @@ import pytest
 import tokenizers
 
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
-from edge_spec.drafters.draft.token_alignment import MAX_OPEN, PartCodec
+from edge_spec.drafters.draft.cross_tokenizer import MAX_OPEN, CrossTokenizerDrafter, PartCodec
 from edge_spec.drafters.protocol import Budget
 from edge_spec.text.tokenizer import Tokenizer
 from fixtures import languages as spoken

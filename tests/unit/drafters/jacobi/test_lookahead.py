@@ -15,7 +15,7 @@ from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi.lookahead import LookaheadDrafter, WindowSize
+from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
 from edge_spec.testing import ScriptedModel, random_logits

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.drafters.jacobi.lookahead import NgramPool
+from edge_spec.drafters.jacobi import NgramPool
 
-BOUND = "edge_spec.drafters.jacobi.lookahead.MAX_FIRST_TOKENS"
+BOUND = "edge_spec.drafters.jacobi.MAX_FIRST_TOKENS"
 
 ngrams = st.lists(st.tuples(*(st.integers(0, 3),) * 3), max_size=40)
 

@@ -16,8 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge_spec.drafters.lookup import answers as kept_answers
-from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, KeptAnswers
-from edge_spec.drafters.lookup.corpus import CorpusDrafter
+from edge_spec.drafters.lookup.answers import SAVE_AFTER_S, CorpusDrafter, KeptAnswers
 from edge_spec.storage import json_store
 from edge_spec.storage.atomic import atomic_file
 from edge_spec.text.vocabulary import Vocabulary

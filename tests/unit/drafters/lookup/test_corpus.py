@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
-from edge_spec.drafters.acceptance import LearntAcceptance
-from edge_spec.drafters.lookup.corpus import CorpusDrafter, _kind, _priors
+from edge_spec.drafters.lookup.answers import CorpusDrafter, _kind, _priors
 from edge_spec.drafters.lookup.corpus_index import MAX_MATCH, index_of
 from edge_spec.drafters.protocol import Budget
+from edge_spec.drafters.tree_builder import LearntAcceptance
 
 VOCAB_SIZE = 100
 BUDGET = Budget(num_draft_tokens=4, num_rows=64)

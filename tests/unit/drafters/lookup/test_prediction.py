@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import Verdict
-from edge_spec.drafters.lookup.prediction import PredictedText, PredictionDrafter, num_appeared
+from edge_spec.drafters.lookup.suffix import PredictedText, PredictionDrafter, num_appeared
 from edge_spec.drafters.protocol import Budget
 
 BUDGET = Budget(num_draft_tokens=4, num_rows=16)
