@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from edge_spec.errors import ModelFileError
-from edge_spec.exporters.gguf_metadata import Metadata
+from edge_spec.exporters.gguf_reader import Metadata
 
 STATED = "num_nextn_predict_layers"  # in config.json
 MIMO_PREFIX = "model.mtp_layers.0."

@@ -16,13 +16,17 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.gemma4 import GEMMA4, metadata_kinds, stated_kinds
-from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
-from edge_spec.exporters.gguf_metadata import ASSISTANT, Metadata
-from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.heads.eagle_tensors import Shapes, require_exactly
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
+from edge_spec.exporters.families.gemma import GEMMA4, metadata_kinds, stated_kinds
+from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    Shapes,
+    StoredTensors,
+    count,
+    mapping,
+    require_exactly,
+)
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json

@@ -18,22 +18,20 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import Confidence, DFlashHead, FollowsBy, Transitions
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.heads.eagle import PADDING, head_config, head_window, rows_of, token_ids
-from edge_spec.exporters.heads.eagle_tensors import (
+from edge_spec.exporters.heads.head_files import (
     TURNS_HALVES,
     VOCABULARY,
+    HeadFiles,
     Shapes,
+    StoredTensors,
+    count,
     layer_shapes,
+    mapping,
     named_as_ours,
     published_name,
     require_exactly,
-    with_halves,
-)
-from edge_spec.exporters.heads.head_files import (
-    HeadFiles,
-    StoredTensors,
-    count,
-    mapping,
     unusable,
+    with_halves,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 

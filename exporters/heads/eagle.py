@@ -18,20 +18,18 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, MaskedRows
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
 from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.heads.eagle_tensors import (
+from edge_spec.exporters.heads.head_files import (
     TURNS_HALVES,
     VOCABULARY,
-    named_as_ours,
-    require_shapes,
-    with_halves,
-)
-from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     StoredTensors,
     count,
     mapping,
+    named_as_ours,
+    require_shapes,
     scored_tokens,
     unusable,
+    with_halves,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 

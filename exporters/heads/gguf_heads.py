@@ -15,12 +15,10 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_metadata import DFLASH, EAGLE3, Metadata
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_reader import DFLASH, EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
-from edge_spec.exporters.heads.eagle_tensors import VOCABULARY
-from edge_spec.exporters.heads.head_files import HeadFiles
+from edge_spec.exporters.heads.head_files import VOCABULARY, HeadFiles
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Of config.json, by the keys of GGUF after the architecture's name, with their types.

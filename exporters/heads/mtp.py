@@ -25,17 +25,19 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.tensors import raised
-from edge_spec.exporters.gguf_metadata import Metadata
-from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
+from edge_spec.exporters.families.family import raised
+from edge_spec.exporters.gguf_reader import GgufFile, Metadata, first_architecture
 from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
-from edge_spec.exporters.heads.eagle_tensors import (
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    StoredTensors,
+    count,
     each_expert,
+    mapping,
     our_name,
     published_name,
     require_shapes,
 )
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
     MTP_PREFIX,

@@ -41,7 +41,7 @@ Inputs and outputs (known: tokens of the text that are read with the block, and 
     states              [scored, hidden]        that were scored, where the head reads more of them
 
 Each row sees the whole block, so attention is none of a causal operator. As in
-exporters/onnx/stacked.py, query heads that share keys are rows of one matrix. The cache is read
+exporters/onnx/attention.py, query heads that share keys are rows of one matrix. The cache is read
 where it lies, with whatever is beyond its entries, which the bias hides; keys and values that the
 pass makes stand apart, and only scores are put side by side.
 

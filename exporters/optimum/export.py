@@ -28,8 +28,7 @@ from edge_spec.errors import (
     UsageError,
     readable,
 )
-from edge_spec.exporters.hf_files import read_json
-from edge_spec.exporters.hf_source import INDEX, SINGLE, shards, text_fields
+from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards, text_fields
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.parity import (
     Converted,
