@@ -211,17 +211,10 @@ _ROTATIONS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class StoredCheckpoint:
-    """A model as published; weights stay on disk until they are asked for.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelText:
+    """What a published model states of how text becomes tokens and answers end."""
 
-    Raises ModelFileError when it is made unless every tensor that `config` implies is there in
-    its shape, UnsupportedModelError if there are weights that `config` does not imply.
-    """
-
-    path: Path
-    config: ModelConfig
-    tensors: Mapping[str, StoredTensor]
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
@@ -232,6 +225,23 @@ class StoredCheckpoint:
     special_tokens: SpecialTokens = field(default_factory=dict)
     tokenizer_digest: str | None = None  # None where it is read as it is
     end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the format of the `tokenizers` library."""
+        return self.read_tokenizer()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCheckpoint(ModelText):
+    """A model as published; weights stay on disk until they are asked for.
+
+    Raises ModelFileError when it is made unless every tensor that `config` implies is there in
+    its shape, UnsupportedModelError if there are weights that `config` does not imply.
+    """
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))
@@ -277,10 +287,6 @@ class StoredCheckpoint:
         for found in maps.values():
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
                 found.madvise(mmap.MADV_DONTNEED)
-
-    def tokenizer_json(self) -> str:
-        """The tokenizer in the format of the `tokenizers` library."""
-        return self.read_tokenizer()
 
 
 def _problem(config: ModelConfig, num_tensors: int) -> str | None:

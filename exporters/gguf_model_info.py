@@ -4,11 +4,11 @@ a library that runs it as it is."""
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -17,8 +17,8 @@ from gguf.constants import GGMLQuantizationType
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import SpecialTokens
 from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, StoredCheckpoint
 from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
 from edge_spec.exporters.families.family import (
     MODEL_NAMES,
@@ -36,6 +36,7 @@ from edge_spec.exporters.gguf_reader import (
     GgufFile,
     Metadata,
     column,
+    convert_again,
     first_architecture,
     no_model,
     open_gguf_file,
@@ -116,15 +117,15 @@ def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
     return StoredCheckpoint(file.path, config, tensors, **text_fields(file))
 
 
-def text_fields(file: GgufFile) -> TextFields:
-    """Returns how text becomes tokens, and where it ends. Raises ModelFileError."""
+def text_fields(file: GgufFile) -> dict[str, Any]:
+    """Returns what a `ModelText` states. Raises ModelFileError."""
     metadata = Metadata(file.metadata, file.path)
     ends = _stated_ends(metadata)
     bos = metadata.get("tokenizer.ggml.bos_token_id", int)
     # llama.cpp adds BOS by default for SentencePiece vocabularies only.
     spm = metadata.get("tokenizer.ggml.model", str) == "llama"
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
-    return TextFields(
+    return dict(
         **_templates(metadata),
         special_tokens=_special_tokens(metadata),
         eos_ids=tuple(ends),
@@ -137,7 +138,7 @@ def text_fields(file: GgufFile) -> TextFields:
     )
 
 
-def _templates(metadata: Metadata) -> _Templates:
+def _templates(metadata: Metadata) -> dict[str, Any]:
     """Returns what the keys `tokenizer.chat_template` and `tokenizer.chat_template.NAME` hold."""
     named = {
         key.removeprefix(f"{_TEMPLATE}."): metadata.require(key, str)
@@ -145,9 +146,8 @@ def _templates(metadata: Metadata) -> _Templates:
         if key.startswith(f"{_TEMPLATE}.")
     }
     default = metadata.get(_TEMPLATE, str)
-    return _Templates(
-        chat_template=default_of(named) if default is None else default, named_templates=named
-    )
+    default = default_of(named) if default is None else default
+    return {"chat_template": default, "named_templates": named}
 
 
 def _special_tokens(metadata: Metadata) -> SpecialTokens:
@@ -222,24 +222,6 @@ def _as_written(value: Any) -> Any:
     return float(str(np.float32(value))) if is_short else value
 
 
-class _Templates(TypedDict):
-    chat_template: str | None
-    named_templates: Mapping[str, str]
-
-
-class TextFields(_Templates):
-    """The fields of a Checkpoint that concern its text."""
-
-    special_tokens: SpecialTokens
-    eos_ids: tuple[int, ...]
-    end_sources: Mapping[int, str]
-    bos_id: int | None
-    adds_bos: bool
-    read_tokenizer: Callable[[], str]
-    sampling: RecommendedSampling
-    tokenizer_digest: str
-
-
 def _config(
     stated: StatedMetadata, family: Family, tensors: Mapping[str, StoredTensor]
 ) -> ModelConfig:
@@ -251,15 +233,11 @@ def _config(
         )
     embeddings = tensors.get("model.embed_tokens.weight")
     if embeddings is None:
-        raise ModelFileError(
-            f"{path} lacks token_embd.weight",
-            remedy="Convert the model again.",
-        )
+        raise convert_again(f"{path} lacks token_embd.weight")
     tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
     if tokens is not None and len(tokens) > embeddings.shape[0]:
-        raise ModelFileError(
-            f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}",
-            remedy="Convert the model again.",
+        raise convert_again(
+            f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}"
         )
     rope = stated.rope()
     fields: dict[str, Any] = {
@@ -301,37 +279,22 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are enco
 
 
 @dataclass(frozen=True, eq=False)
-class GgufModelInfo:
+class GgufModelInfo(ModelText):
     """A GGUF file of a model that this version cannot convert."""
 
     path: Path
     config: ModelConfig
-    chat_template: str | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    adds_bos: bool
-    read_tokenizer: Callable[[], str]
-    sampling: RecommendedSampling
-    named_templates: Mapping[str, str]
-    special_tokens: SpecialTokens
-    tokenizer_digest: str
-    end_sources: Mapping[int, str]  # what states each of eos_ids
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
     @property
     def weight_types(self) -> frozenset[str]:
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
-    def tokenizer_json(self) -> str:
-        return self.read_tokenizer()
-
     def shared_tables(self) -> SharedTables:
         """Raises ModelFileError where there is none."""
         needed = MODEL_NAMES["token_embd.weight"]
         if needed not in self.tensors:
-            raise ModelFileError(
-                f"{self.path} lacks token_embd.weight", remedy="Convert the model again."
-            )
+            raise convert_again(f"{self.path} lacks token_embd.weight")
         return SharedTables(self.config, self.tensors)
 
 
@@ -418,7 +381,7 @@ def _check_architecture(metadata: Metadata) -> None:
         problem = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
     else:
         return
-    raise ModelFileError(f"{metadata.path} {problem}", remedy="Convert the model again.")
+    raise convert_again(f"{metadata.path} {problem}")
 
 
 def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
@@ -432,10 +395,7 @@ def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
         if isinstance(value, np.ndarray) and value.size:
             value = int(value.max())
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-            raise ModelFileError(
-                f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count",
-                remedy="Convert the model again.",
-            )
+            raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
         return value
 
     own_layers = main_layers(metadata)
@@ -462,9 +422,8 @@ def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
 def _context_length(metadata: Metadata, architecture: str) -> int:
     found: int = metadata.require(f"{architecture}.context_length", int)
     if not 1 <= found <= MAX_CONTEXT_TOKENS:
-        raise ModelFileError(
-            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}",
-            remedy="Convert the model again.",
+        raise convert_again(
+            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}"
         )
     return found
 
@@ -475,9 +434,6 @@ def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
         epsilon: float | None = metadata.get(key, float)
         if epsilon is not None:
             if not 0 < epsilon < 1:
-                raise ModelFileError(
-                    f"{metadata.path}: {reprlib.repr(key)} is {epsilon}",
-                    remedy="Convert the model again.",
-                )
+                raise convert_again(f"{metadata.path}: {reprlib.repr(key)} is {epsilon}")
             return epsilon
     return 0.0  # a model without

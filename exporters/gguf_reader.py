@@ -335,6 +335,10 @@ class _Header:
             raise unread_type(self.path, reprlib.repr(name), kind) from None
 
 
+def convert_again(told: str) -> ModelFileError:
+    return ModelFileError(told, remedy="Convert the model again.")
+
+
 class Metadata:
     """Typed look-ups that name the file when a value is missing or of another type."""
 
@@ -348,18 +352,15 @@ class Metadata:
             value = float(value)
         is_number = kind is not int or not isinstance(value, bool)
         if value is not None and not (isinstance(value, kind) and is_number):
-            raise ModelFileError(
-                f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}",
-                remedy="Convert the model again.",
+            raise convert_again(
+                f"{self.path}: {_cut(key)} is {reprlib.repr(value)}, expected {kind.__name__}"
             )
         return value
 
     def require(self, key: str, kind: type) -> Any:
         value = self.get(key, kind)
         if value is None:
-            raise ModelFileError(
-                f"{self.path} lacks {_cut(key)}", remedy="Convert the model again."
-            )
+            raise convert_again(f"{self.path} lacks {_cut(key)}")
         return value
 
 

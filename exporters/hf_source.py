@@ -32,6 +32,10 @@ from edge_spec.models.bundle_files import is_below, regular_size
 MAX_TEXT_BYTES = 100_000_000  # of a file; a vocabulary of 260,000 tokens takes a third
 
 
+def damaged_file(told: str) -> ModelFileError:
+    return ModelFileError(told, remedy="Download the file again.")
+
+
 def read_text(path: Path) -> str:
     """Returns what a file has, in UTF-8. Raises ModelFileError."""
     try:
@@ -50,9 +54,7 @@ def read_text(path: Path) -> str:
             "safetensors weights.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(
-            f"cannot read {path}: {error}", remedy="Download the file again."
-        ) from None
+        raise damaged_file(f"cannot read {path}: {error}") from None
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
@@ -62,11 +64,9 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     try:
         values = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(
-            f"{path} is not JSON: {error}", remedy="Download the file again."
-        ) from None
+        raise damaged_file(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ModelFileError(f"{path} holds no JSON object", remedy="Download the file again.")
+        raise damaged_file(f"{path} holds no JSON object")
     return values
 
 
@@ -385,9 +385,8 @@ def _of_text(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is stated of the text model alone, where other models stand beside it."""
     found = values.get("text_config", {})
     if not isinstance(found, dict):
-        raise ModelFileError(
-            f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object",
-            remedy="Download the file again.",
+        raise damaged_file(
+            f"{path / 'config.json'}: text_config is {reprlib.repr(found)}, expected an object"
         )
     return found
 
@@ -420,7 +419,4 @@ def _config(
         has_head = config.encoder is None or "lm_head.weight" in tensors
         return config if has_head else replace(config, tied_embeddings=True)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(
-            f"{stated.path} lacks a valid value: {error}",
-            remedy="Download the file again.",
-        ) from None
+        raise damaged_file(f"{stated.path} lacks a valid value: {error}") from None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import ModelText, StoredCheckpoint
 from edge_spec.exporters.parity import Parity
 from edge_spec.models.bundle import (
     TOKENIZER,
@@ -183,6 +183,21 @@ def _stats(path: Path) -> list[tuple[str | int, ...]]:
     ]
 
 
+def manifest_fields(source: ModelText, path: Path) -> dict[str, Any]:
+    """Returns what a manifest says of a model's source, whatever was made of it."""
+    return {
+        "name": readable(path.stem if path.is_file() else path.name),
+        "chat_template": source.chat_template,
+        "eos_ids": source.eos_ids,
+        "bos_id": source.bos_id,
+        "adds_bos": source.adds_bos,
+        "sampling": source.sampling.stated,
+        "named_templates": source.named_templates,
+        "special_tokens": source.special_tokens,
+        "source_sha256": sha256_file(path) if path.is_file() else None,
+    }
+
+
 def describe(
     work: Path,
     checkpoint: StoredCheckpoint,
@@ -196,21 +211,12 @@ def describe(
     """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
     the bundle. Raises what `check` raises."""
     (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
-    path = checkpoint.path
     described: dict[str, Any] = {
         "format": format,
-        "name": readable(path.stem if path.is_file() else path.name),
+        **manifest_fields(checkpoint, checkpoint.path),
         "architecture": config.to_dict(),
-        "chat_template": checkpoint.chat_template,
-        "eos_ids": checkpoint.eos_ids,
-        "bos_id": checkpoint.bos_id,
-        "adds_bos": checkpoint.adds_bos,
-        "sampling": checkpoint.sampling.stated,
-        "named_templates": checkpoint.named_templates,
-        "special_tokens": checkpoint.special_tokens,
         "quantization": quantization,
         "kv_cache": kv_cache,
-        "source_sha256": sha256_file(path) if path.is_file() else None,
         "parity": {},
     }
     manifest = write_manifest(work, **described)

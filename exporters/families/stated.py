@@ -16,8 +16,8 @@ import numpy as np
 
 from edge_spec.core.model_parts import Experts, LayerKind
 from edge_spec.core.rope import Rope, RopeScaling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_reader import Metadata
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.gguf_reader import Metadata, convert_again
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 
@@ -161,20 +161,19 @@ class StatedConfig:
     def context_length(self) -> int:
         """LongRoPE has other factors for long texts: with those, a text would have to be read again
         when it reaches them, so that it ends before."""
-        return self._original_length if self._is_long else self._stretched_length
+        return self._original_length if _kind(self._of_rope) in _LONG else self._stretched_length
 
     @property
     def _stretched_length(self) -> int:
         return int(self.values["max_position_embeddings"])
 
     @property
-    def _is_long(self) -> bool:
-        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
-        return _kind(scaling) in _LONG
+    def _of_rope(self) -> Mapping[str, Any]:
+        return self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
 
     @property
     def _original_length(self) -> int:
-        scaling = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
+        scaling = self._of_rope
         original = self.values.get(_ORIGINAL) or scaling.get(_ORIGINAL)
         return int(original or self._stretched_length)
 
@@ -351,10 +350,7 @@ class StatedMetadata:
         """Raises ModelFileError for less than 1."""
         found = int(self.require("attention.head_count", int))
         if found < 1:
-            raise ModelFileError(
-                f"{self.metadata.path} has {found} attention heads",
-                remedy="Convert the model again.",
-            )
+            raise convert_again(f"{self.metadata.path} has {found} attention heads")
         return found
 
     @property

@@ -25,6 +25,7 @@ from edge_spec.exporters.heads.head_files import (
     StoredTensors,
     count,
     mapping,
+    no_known_head,
     require_exactly,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
@@ -235,10 +236,7 @@ def _named(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
         layer = _LAYER.fullmatch(name)
         own = _OF_LAYERS.get(layer[2], _OF_BLOCKS.get(layer[2])) if layer else _EVERY_NAME.get(name)
         if own is None and name not in _IGNORED:
-            raise UnsupportedModelError(
-                f"{path} has a tensor {name[:200]}, which no assistant has",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
+            raise no_known_head(f"{path} has a tensor {name[:200]}, which no assistant has")
         if own is not None:
             named[f"layers.{int(layer[1])}.{own}" if layer else own] = tensor
     return named

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,25 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.gguf_reader import Metadata
 from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor
+
+
+def download_again(told: str) -> ModelFileError:
+    return ModelFileError(told, remedy="Download the head again.")
+
+
+def other_target(told: str) -> UsageError:
+    return UsageError(told, remedy="Use the head with the model that it was trained for.")
+
+
+def not_computed(told: str) -> UnsupportedModelError:
+    return UnsupportedModelError(told, remedy="Use another head.")
+
+
+def no_known_head(told: str) -> UnsupportedModelError:
+    remedy = "Use a head of a kind that docs/drafters.md lists."
+    return UnsupportedModelError(told, remedy=remedy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +74,22 @@ def scored_tokens(path: Path, offsets: StoredTensor, vocab_size: int) -> np.ndar
     it is than the head's own. Raises ModelFileError for what is no list of numbers, UsageError for
     ids that the target has not."""
     if offsets.kind is not INTEGERS["I64"][0] or len(offsets.shape) != 1:
-        raise ModelFileError(
-            f"{path}: d2t is no list of 64-bit numbers", remedy="Download the head again."
-        )
+        raise download_again(f"{path}: d2t is no list of 64-bit numbers")
     ids = np.frombuffer(offsets.data.tobytes(), np.int64) + np.arange(offsets.shape[0])
     if not len(ids) or ids.min() < 0 or ids.max() >= vocab_size or len(np.unique(ids)) < len(ids):
-        raise UsageError(
+        raise other_target(
             f"{path}: d2t names a token twice, or one beyond the target's vocabulary of "
-            f"{vocab_size}",
-            remedy="Use the head with the model that it was trained for.",
+            f"{vocab_size}"
         )
     return ids
+
+
+def known_token(path: Path, token: int, vocab_size: int) -> int:
+    """Returns the mask token. Raises UsageError for one that the target has not."""
+    if not 0 <= token < vocab_size:
+        told = f"{path}: its mask token {token} is beyond the target's vocabulary of {vocab_size}"
+        raise other_target(told)
+    return token
 
 
 def mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -82,7 +106,44 @@ def count(path: Path, values: Mapping[str, Any], name: str, default: int | None 
 
 
 def unusable(path: Path, what: str) -> ModelFileError:
-    return ModelFileError(f"{path}: config.json has no {what}", remedy="Download the head again.")
+    return download_again(f"{path}: config.json has no {what}")
+
+
+_Keys = Mapping[str, tuple[str, type]]  # of config.json: in GGUF, with their types
+GGUF_SIZES: _Keys = {
+    "hidden_size": ("embedding_length", int),
+    "intermediate_size": ("feed_forward_length", int),
+    "num_attention_heads": ("attention.head_count", int),
+    "num_key_value_heads": ("attention.head_count_kv", int),
+    "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
+}
+
+
+def stated_in_gguf(
+    metadata: Metadata, required: _Keys, optional: _Keys, whose: str, remedy: str
+) -> dict[str, Any]:
+    """Returns what GGUF states of a head, by the keys of config.json. Raises UnsupportedModelError,
+    which says whose rotary embedding is scaled."""
+    architecture = metadata.require("general.architecture", str)
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
+    if scaling not in (None, "none"):
+        raise UnsupportedModelError(
+            f"{metadata.path} scales its rotary embedding by {reprlib.repr(scaling)}, which is not "
+            f"computed for {whose}",
+            remedy=remedy,
+        )
+    values = {
+        name: metadata.require(f"{architecture}.{key}", kind)
+        for name, (key, kind) in required.items()
+    }
+    for name, (key, kind) in optional.items():
+        if (found := metadata.get(f"{architecture}.{key}", kind)) is not None:
+            values[name] = found
+    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
+    if rotated and values.get("head_dim"):
+        # Of which config.json states a share, that is rounded down.
+        values["partial_rotary_factor"] = (rotated + 0.5) / values["head_dim"]
+    return values
 
 
 _ALL = re.compile(r"(layers\.\d+\.experts\.)([a-z_]+)\.weight")
@@ -175,10 +236,7 @@ def named_as_ours(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, 
         ours = our_name(name.removeprefix("model."))
         if ours is None or ours in named:
             what = "weights that no known head has, such as" if ours is None else "two of"
-            raise UnsupportedModelError(
-                f"{path} has {what} {name[:_SHOWN]}",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
+            raise no_known_head(f"{path} has {what} {name[:_SHOWN]}")
         named[ours] = tensor
     return named
 
@@ -244,16 +302,20 @@ def require_exactly(
     UnsupportedModelError for one too many, of which `lacking` says that such heads lack it."""
     for name in [*shapes, *named]:
         if name not in shapes:
-            raise UnsupportedModelError(
-                f"{path} has a tensor {published(name)}, {lacking}",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
-        if name not in named or named[name].shape != shapes[name]:
-            found = f"has the shape {list(named[name].shape)}" if name in named else "is missing"
-            raise ModelFileError(
-                f"{path}: tensor {published(name)} {found}, expected {list(shapes[name])}",
-                remedy="Download the head again, or use it with its own target.",
-            )
+            raise no_known_head(f"{path} has a tensor {published(name)}, {lacking}")
+        require_shape(path, published(name), named.get(name), shapes[name])
+
+
+def require_shape(
+    path: Path, name: str, stored: StoredTensor | None, expected: tuple[int, ...]
+) -> None:
+    """Raises ModelFileError for a tensor that is missing or of another shape."""
+    if stored is None or stored.shape != expected:
+        found = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
+        raise ModelFileError(
+            f"{path}: tensor {name} {found}, expected {list(expected)}",
+            remedy="Download the head again, or use it with its own target.",
+        )
 
 
 def _required_shapes(head: EagleHead) -> Shapes:

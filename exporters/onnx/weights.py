@@ -342,15 +342,7 @@ class StaticIntegers:
         nodes.add("Gemm", [hidden, widened], output, transB=1)
 
     def _channels(self, nodes: Nodes, name: str) -> str:
-        made: list[tuple[np.ndarray, np.ndarray]] = []
-
-        def part(which: int) -> np.ndarray:
-            if not made:  # once, and not at all where it is kept
-                made.append(channels(self._checkpoint.float32(name)))
-            return made[0][which].T
-
-        add = self._weights.add_made
-        inputs = [add(name, lambda: part(0)), add(name + ".scales", lambda: part(1))]
+        inputs = [*self._table(name, is_turned=True)]
         return nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
 
     def _blocks(self, nodes: Nodes, name: str) -> str:
@@ -377,14 +369,15 @@ class StaticIntegers:
             block_size=BLOCK_SIZE,
         )
 
-    def _table(self, name: str) -> tuple[str, str]:
-        """Levels [vocab, hidden] and scales [vocab] of embedding or head, which may be one."""
+    def _table(self, name: str, is_turned: bool = False) -> tuple[str, str]:
+        """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
+        one, those of the vocabulary."""
         made: list[tuple[np.ndarray, np.ndarray]] = []
 
         def part(which: int) -> np.ndarray:
-            if not made:
+            if not made:  # once, and not at all where it is kept
                 made.append(channels(self._checkpoint.float32(name)))
-            return made[0][which]
+            return made[0][which].T if is_turned else made[0][which]
 
         add = self._weights.add_made
         return add(name, lambda: part(0)), add(name + ".scales", lambda: part(1))
