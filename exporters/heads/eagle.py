@@ -238,12 +238,10 @@ def require_target(
     joined = named["fc.weight"].shape[-1] if "fc.weight" in named else 0
     width, tokens = head.config.hidden_size, sizes.get("vocab_size")
     joins_embedding = isinstance(head, EagleHead) and head.joins_embedding
-    parts = 2 if joins_embedding else len(head.feature_layers)
+    given = target.hidden_size * (2 if joins_embedding else len(head.feature_layers))
     told = None
-    if joined not in (0, parts * target.hidden_size):
-        told = (
-            f"it reads {joined} numbers of a token, this target gives {parts * target.hidden_size}"
-        )
+    if isinstance(head, EagleHead) and joined not in (0, given):
+        told = f"it reads {joined} numbers of a token, this target gives {given}"
     elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
         told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
     elif width != target.hidden_size and not {"embed", "head"} <= named.keys():

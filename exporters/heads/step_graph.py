@@ -79,13 +79,7 @@ from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
-class EagleGraph(LayersGraph):
-    def __init__(
-        self, head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-    ) -> None:
-        super().__init__(head, matrices, bits, weights)
-        self._head = head
-
+class EagleGraph(LayersGraph[EagleHead]):
     def built(self) -> bytes:
         """Returns a serialized ModelProto, whose weights are written."""
         stream, read = self._enter()
@@ -186,13 +180,7 @@ class EagleGraph(LayersGraph):
         ]
 
 
-class DFlashGraph(LayersGraph):
-    def __init__(
-        self, head: DFlashHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-    ) -> None:
-        super().__init__(head, matrices, bits, weights)
-        self._head = head
-
+class DFlashGraph(LayersGraph[DFlashHead]):
     def built(self) -> bytes:
         """Returns a serialized ModelProto, whose weights are written."""
         graph = self._graph

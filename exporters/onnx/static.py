@@ -26,7 +26,7 @@ Network Quantization). With 8 bits, a few large values of some columns leave the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,28 +70,20 @@ from edge_spec.storage.atomic import atomic_directory
 PARTS = ("key", "value")
 
 
+@dataclass(frozen=True, eq=False)
 class StaticGraphs:
-    """Builds the functions of one model over the same weights.
+    """Builds the functions of one model over the same weights."""
 
-    state: of keys and values, float16 or float32.
-    """
+    checkpoint: StoredCheckpoint
+    weights: Initializers
+    matrices: StaticWeights
+    shape: StaticShape
+    state: int  # the type of keys and values, float16 or float32
+    hidden: bool
 
-    def __init__(
-        self,
-        checkpoint: StoredCheckpoint,
-        weights: Initializers,
-        matrices: StaticWeights,
-        shape: StaticShape,
-        state: type[np.floating],
-        hidden: bool,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.config = checkpoint.config
-        self.weights = weights
-        self.matrices = matrices
-        self.shape = shape
-        self.state = helper.np_dtype_to_tensor_dtype(np.dtype(state))
-        self.hidden = hidden
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
 
     def build(self, function: StaticFunction, on_layer: Callable[[int], None]) -> ModelProto:
         return _Pass(self, function, on_layer).model()
@@ -440,7 +432,8 @@ def _graphs(
         matrices = StaticIntegers(checkpoint, weights, bits, importance)
         if quantization == _ROUNDS_INPUTS:
             matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
-    return StaticGraphs(checkpoint, weights, matrices, shape, state, hidden)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
+    return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden)
 
 
 def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:
