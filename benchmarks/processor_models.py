@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.tensor_shapes import expected_shapes
+from edge_spec.exporters.checkpoint import StoredCheckpoint, expected_shapes, first_layers
 from edge_spec.models import runtimes
 from edge_spec.models.source import fetch_demo_model
 

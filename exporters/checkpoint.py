@@ -1,4 +1,5 @@
-"""A published model, opened but not yet converted."""
+"""A published model, opened but not yet converted, and the names and shapes of the tensors that its
+description implies, in Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -11,10 +12,193 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig, config_problem
 from edge_spec.core.model_info import SpecialTokens
+from edge_spec.core.model_parts import HeadSizes
 from edge_spec.core.recommended_sampling import NOTHING_STATED, RecommendedSampling
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.exporters.families.family import OF_KEYS_AND_VALUES
 from edge_spec.exporters.stored_tensor import StoredTensor
-from edge_spec.exporters.tensor_shapes import expected_shapes
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model of this description: name -> shape."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        attention = prefix + "self_attn."
+        if config.norm_places != "after":
+            shapes[prefix + "input_layernorm.weight"] = (hidden,)
+            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.norm_places in ("around", "after"):
+            shapes[attention + "post_norm.weight"] = (hidden,)
+            shapes[prefix + "mlp.post_norm.weight"] = (hidden,)
+        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
+        shapes |= _own_shapes(config, prefix)
+        kernel = config.kind(layer).convolution
+        if kernel is not None:
+            shapes |= _convolution_shapes(config, prefix + "conv.", kernel)
+            continue
+        shapes |= _self_attention_shapes(config, attention, layer)
+        if config.attention_sinks:
+            shapes[attention + "sinks"] = (config.num_heads,)
+        if config.encoder is not None:
+            cross = prefix + "cross_attn."
+            shapes[cross + "input_norm.weight"] = (hidden,)
+            shapes |= _attention_shapes(config, cross, config.heads(layer))
+    shapes |= _encoder_shapes(config)
+    if config.layer_embeddings is not None:
+        all_layers = config.num_layers * config.layer_embeddings.size
+        shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, all_layers)
+        shapes["model.per_layer_model_projection.weight"] = (all_layers, hidden)
+        shapes["model.per_layer_projection_norm.weight"] = (config.layer_embeddings.size,)
+    if config.input_norm:
+        halves = ("model", "encoder") if config.encoder else ("model",)
+        shapes |= {f"{half}.input_norm.weight": (hidden,) for half in halves}
+    if config.logit_bias:
+        shapes["lm_head.bias"] = (config.vocab_size,)
+    if not config.embedding_norm:
+        for half in ("model", "encoder"):
+            shapes.pop(f"{half}.layers.0.input_layernorm.weight", None)
+    return _with_biases_of_norms(shapes) if config.layer_norm else shapes
+
+
+def _with_biases_of_norms(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    norms = {name: shape for name, shape in shapes.items() if name.endswith("norm.weight")}
+    return shapes | {name.removesuffix("weight") + "bias": norms[name] for name in norms}
+
+
+def _own_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Returns what a layer has beside its attention and its MLP."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.layer_embeddings is not None:
+        hidden, size = config.hidden_size, config.layer_embeddings.size
+        shapes[prefix + "per_layer_input_gate.weight"] = (size, hidden)
+        shapes[prefix + "per_layer_projection.weight"] = (hidden, size)
+        shapes[prefix + "post_per_layer_input_norm.weight"] = (hidden,)
+    if config.layer_scale:
+        shapes[prefix + "layer_scalar"] = (1,)
+    return shapes
+
+
+def _self_attention_shapes(
+    config: ModelConfig, prefix: str, layer: int
+) -> dict[str, tuple[int, ...]]:
+    """Lists its norms, too, and not what it takes of another layer, or of its keys."""
+    shapes = _attention_shapes(config, prefix, config.heads(layer))
+    if config.qk_norm:
+        for part, size in zip("qk", config.qk_norm_sizes(layer), strict=True):
+            shapes[f"{prefix}{part}_norm.weight"] = (size,)
+    lacked: tuple[str, ...] = ("v_proj",) if config.kind(layer).keys_as_values else ()
+    if config.kv_source(layer) != layer:
+        lacked = OF_KEYS_AND_VALUES
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name.removeprefix(prefix).partition(".")[0] not in lacked
+    }
+
+
+def _attention_shapes(
+    config: ModelConfig, prefix: str, heads: HeadSizes
+) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    sizes = {"q_proj": heads.query_size, "k_proj": heads.kv_size, "v_proj": heads.kv_size}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}{part}.weight": (size, hidden) for part, size in sizes.items()
+    }
+    shapes[prefix + "o_proj.weight"] = (hidden, heads.query_size)
+    if config.qkv_bias:
+        shapes |= {f"{prefix}{part}.bias": (size,) for part, size in sizes.items()}
+    if config.output_bias:
+        shapes[prefix + "o_proj.bias"] = (hidden,)
+    return shapes
+
+
+def _convolution_shapes(
+    config: ModelConfig, prefix: str, kernel: int
+) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    return {
+        prefix + "in_proj.weight": (3 * hidden, hidden),
+        prefix + "conv.weight": (hidden, kernel),
+        prefix + "out_proj.weight": (hidden, hidden),
+    }
+
+
+def _encoder_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of an encoder, and of relative positions."""
+    relative, hidden = config.relative_positions, config.hidden_size
+    halves = ["model", "encoder"] if config.encoder else ["model"]
+    shapes: dict[str, tuple[int, ...]] = {}
+    if relative is not None:
+        bias = (relative.num_buckets, config.num_heads)
+        shapes = {f"{half}.relative_bias.weight": bias for half in halves}
+    if config.position_table:
+        positions = (config.context_length, hidden)
+        shapes |= {f"{half}.embed_positions.weight": positions for half in halves}
+    if config.encoder is None:
+        return shapes
+    shapes["encoder.norm.weight"] = (hidden,)
+    for layer in range(config.encoder.num_layers):
+        prefix = f"encoder.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        shapes |= _attention_shapes(config, prefix + "self_attn.", config.heads(0))
+        shapes |= _mlp_shapes(config, prefix + "mlp.", layer)
+    return shapes
+
+
+def _mlp_shapes(config: ModelConfig, prefix: str, layer: int) -> dict[str, tuple[int, ...]]:
+    """One MLP, a router and as many as there are experts, or both."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.has_mlp(layer):
+        for part, shape in _matrix_shapes(config, config.mlp_size(layer)).items():
+            shapes[f"{prefix}{part}.weight"] = shape
+            if config.mlp_bias:
+                shapes[f"{prefix}{part}.bias"] = (shape[0],)
+    if config.mixes(layer):
+        shapes |= _experts_shapes(config, prefix)
+    return shapes
+
+
+def _matrix_shapes(config: ModelConfig, inner: int) -> dict[str, tuple[int, int]]:
+    """Lists the matrices of an MLP or an expert of this width."""
+    hidden = config.hidden_size
+    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not config.gated_mlp:
+        del parts["gate_proj"]
+    return parts
+
+
+def _experts_shapes(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Lists those of all experts of a layer, and of its router."""
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None
+    matrices = {
+        f"{prefix}experts.{expert}.{part}": shape
+        for expert in range(config.num_experts)
+        for part, shape in _matrix_shapes(config, config.intermediate_size).items()
+    }
+    matrices[prefix + "router"] = (config.num_experts, hidden)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if experts.choice_bias:
+        shapes[prefix + "expert_bias"] = (config.num_experts,)
+    if experts.expert_scales:
+        shapes[prefix + "expert_scale"] = (config.num_experts,)
+    if experts.beside_mlp:
+        norms = ("router_norm", "experts_norm", "experts_post_norm", "dense_post_norm")
+        shapes |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+    for name, shape in matrices.items():
+        shapes[name + ".weight"] = shape
+        if experts.biases:
+            shapes[name + ".bias"] = shape[:1]
+    return shapes
+
 
 MAX_CONTEXT_TOKENS = 1 << 24  # several times what any model has; rotary tables grow with it
 _MAX_COUNT = 1 << 40  # of anything; a number of thousands of digits cannot even be shown
@@ -27,17 +211,10 @@ _ROTATIONS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class StoredCheckpoint:
-    """A model as published; weights stay on disk until they are asked for.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelText:
+    """What a published model states of how text becomes tokens and answers end."""
 
-    Raises ModelFileError when it is made unless every tensor that `config` implies is there in
-    its shape, UnsupportedModelError if there are weights that `config` does not imply.
-    """
-
-    path: Path
-    config: ModelConfig
-    tensors: Mapping[str, StoredTensor]
     chat_template: str | None
     eos_ids: tuple[int, ...]
     bos_id: int | None
@@ -48,6 +225,23 @@ class StoredCheckpoint:
     special_tokens: SpecialTokens = field(default_factory=dict)
     tokenizer_digest: str | None = None  # None where it is read as it is
     end_sources: Mapping[int, str] = field(default_factory=dict)  # what states each of eos_ids
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the format of the `tokenizers` library."""
+        return self.read_tokenizer()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCheckpoint(ModelText):
+    """A model as published; weights stay on disk until they are asked for.
+
+    Raises ModelFileError when it is made unless every tensor that `config` implies is there in
+    its shape, UnsupportedModelError if there are weights that `config` does not imply.
+    """
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
 
     def __post_init__(self) -> None:
         problem = _problem(self.config, len(self.tensors))
@@ -93,10 +287,6 @@ class StoredCheckpoint:
         for found in maps.values():
             if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
                 found.madvise(mmap.MADV_DONTNEED)
-
-    def tokenizer_json(self) -> str:
-        """The tokenizer in the format of the `tokenizers` library."""
-        return self.read_tokenizer()
 
 
 def _problem(config: ModelConfig, num_tensors: int) -> str | None:

@@ -1,36 +1,271 @@
-"""Reads what a GGUF file says of itself, for a library that runs it as it is."""
+"""A GGUF file as a checkpoint in Hugging Face's names and layout, or as what it says of itself, for
+a library that runs it as it is."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_info import SpecialTokens
-from edge_spec.core.recommended_sampling import RecommendedSampling
-from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, StoredCheckpoint
-from edge_spec.exporters.families import BY_ARCHITECTURE
-from edge_spec.exporters.families.stated import EXPERTS
-from edge_spec.exporters.families.tensors import MODEL_NAMES, hf_name
-from edge_spec.exporters.gguf_metadata import (
+from edge_spec.core.recommended_sampling import RecommendedSampling, recommended_sampling
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.checkpoint import MAX_CONTEXT_TOKENS, ModelText, StoredCheckpoint
+from edge_spec.exporters.families import BY_ARCHITECTURE, BY_MODEL_TYPE
+from edge_spec.exporters.families.family import (
+    MODEL_NAMES,
+    Family,
+    apart,
+    biases_and_norms,
+    each_expert,
+    hf_name,
+    in_halves,
+    without_unread,
+)
+from edge_spec.exporters.families.stated import EXPERTS, StatedMetadata
+from edge_spec.exporters.gguf_reader import (
     HEAD_ARCHITECTURES,
+    GgufFile,
     Metadata,
     column,
+    convert_again,
+    first_architecture,
     no_model,
+    open_gguf_file,
     require_language_model,
     token_texts,
 )
-from edge_spec.exporters.gguf_reader import GgufFile, open_gguf_file
-from edge_spec.exporters.gguf_source import checkpoint_of, text_fields
+from edge_spec.exporters.gguf_tokenizer import (
+    tokenizer_digest,
+    tokenizer_from_gguf,
+    vocabulary_digest,
+)
+from edge_spec.exporters.hf_source import default_of
 from edge_spec.exporters.mtp_layers import is_only_mtp, main_layers
 from edge_spec.exporters.stored_tensor import StoredTensor
+
+# llama.cpp's names of what it takes from generation_config.json: those of SamplingParams.
+SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_LACKED_SAMPLING = ("xtc_probability", "mirostat")  # what turns on a sampling that ours lacks
+
+_TEMPLATE = "tokenizer.chat_template"
+# Special tokens that chat templates may name: by the names of GGUF, which spells one so.
+TEMPLATE_TOKENS = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "seperator": "sep_token",
+    "padding": "pad_token",
+    "cls": "cls_token",
+    "mask": "mask_token",
+    # What begins the parts of a prompt for a text between two others.
+    "fim_pre": "prefix_token",
+    "fim_suf": "suffix_token",
+    "fim_mid": "middle_token",
+    "fim_rep": "repository_token",
+    "fim_sep": "file_token",
+    "fim_pad": "padding_token",
+}
+# Their older names in GGUF.
+_OLDER_TOKENS = {"prefix": "prefix_token", "suffix": "suffix_token", "middle": "middle_token"}
+STOP_TOKENS = ("eos", "eot", "eom")  # end of the sequence, of a turn, of a message
+# What ends a completion between a prefix and a suffix: padding, another repository or file.
+_FIM_STOP_TOKENS = ("fim_pad", "fim_rep", "fim_sep")
+
+
+def open_gguf(path: Path) -> StoredCheckpoint:
+    """Raises ModelFileError for a damaged file, UnsupportedModelError for another family."""
+    architecture = first_architecture(path)
+    if architecture is not None and architecture not in BY_ARCHITECTURE:
+        raise _unsupported(path, architecture)  # without reading a vocabulary of any size
+    file = open_gguf_file(path)
+    require_language_model(file)
+    return checkpoint_of(file)
+
+
+def checkpoint_of(file: GgufFile) -> StoredCheckpoint:
+    """Raises as `open_gguf`."""
+    metadata = Metadata(file.metadata, file.path)
+    architecture = metadata.require("general.architecture", str)
+    family = BY_ARCHITECTURE.get(architecture)
+    if family is None:
+        raise _unsupported(file.path, architecture)
+    stored = {hf_name(name, family): tensor for name, tensor in file.tensors.items()}
+    stated = StatedMetadata(metadata, architecture, stored)
+    config = _config(stated, family, stored)
+    tensors = apart(config, each_expert(config, without_unread(config, stored)))
+    if family.is_permuted:
+        tensors |= {
+            name: in_halves(tensor, config.head_dim)
+            for name, tensor in tensors.items()
+            if ".q_proj." in name or ".k_proj." in name
+        }
+    return StoredCheckpoint(file.path, config, tensors, **text_fields(file))
+
+
+def text_fields(file: GgufFile) -> dict[str, Any]:
+    """Returns what a `ModelText` states. Raises ModelFileError."""
+    metadata = Metadata(file.metadata, file.path)
+    ends = _stated_ends(metadata)
+    bos = metadata.get("tokenizer.ggml.bos_token_id", int)
+    # llama.cpp adds BOS by default for SentencePiece vocabularies only.
+    spm = metadata.get("tokenizer.ggml.model", str) == "llama"
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
+    return dict(
+        **_templates(metadata),
+        special_tokens=_special_tokens(metadata),
+        eos_ids=tuple(ends),
+        end_sources=ends,
+        bos_id=bos,
+        adds_bos=bos is not None and (spm if adds_bos is None else adds_bos),
+        read_tokenizer=partial(_tokenizer_json, file),
+        sampling=_sampling(metadata.values),
+        tokenizer_digest=tokenizer_digest(file),
+    )
+
+
+def _templates(metadata: Metadata) -> dict[str, Any]:
+    """Returns what the keys `tokenizer.chat_template` and `tokenizer.chat_template.NAME` hold."""
+    named = {
+        key.removeprefix(f"{_TEMPLATE}."): metadata.require(key, str)
+        for key in metadata.values
+        if key.startswith(f"{_TEMPLATE}.")
+    }
+    default = metadata.get(_TEMPLATE, str)
+    default = default_of(named) if default is None else default
+    return {"chat_template": default, "named_templates": named}
+
+
+def _special_tokens(metadata: Metadata) -> SpecialTokens:
+    """Returns the text of each token that a key states, by its name in transformers."""
+    tokens = metadata.get("tokenizer.ggml.tokens", list) or []
+    found = {}
+    for key, name in (*_OLDER_TOKENS.items(), *TEMPLATE_TOKENS.items()):
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id", int)
+        if token is not None and 0 <= token < len(tokens) and isinstance(tokens[token], str):
+            found[name] = tokens[token]
+    return found
+
+
+def _stated_ends(metadata: Metadata) -> dict[int, str]:
+    """Returns the ends and the keys that state each. As in llama.cpp, a key that states what is no
+    token of the file states nothing."""
+    num_tokens = len(metadata.get("tokenizer.ggml.tokens", list) or ())
+    keys: dict[int, list[str]] = {}
+    for names in (STOP_TOKENS, _FIM_STOP_TOKENS):
+        stated = {
+            f"{name}_token_id": metadata.get(f"tokenizer.ggml.{name}_token_id", int)
+            for name in names
+        }
+        found = [(id, key) for key, id in stated.items() if id is not None and 0 <= id < num_tokens]
+        for id, key in sorted(found):
+            keys.setdefault(id, []).append(key)
+    return {id: ", ".join(stating) for id, stating in keys.items()}
+
+
+class _TokenizerJson(str):
+    """A text that weak references may be had to."""
+
+
+_by_file: WeakKeyDictionary[GgufFile, _TokenizerJson] = WeakKeyDictionary()
+_by_digest: WeakValueDictionary[str, _TokenizerJson] = WeakValueDictionary()
+
+
+def _tokenizer_json(file: GgufFile) -> str:
+    """Makes it once while a file with this vocabulary is open: a large one takes a second."""
+    made = _by_file.get(file)
+    if made is None:
+        digest = vocabulary_digest(file)
+        made = _by_digest.get(digest)
+        if made is None:
+            json = tokenizer_from_gguf(file.metadata, file.path).to_str()
+            made = _by_digest[digest] = _TokenizerJson(json)
+        _by_file[file] = made
+    return made
+
+
+def _sampling(values: Mapping[str, Any]) -> RecommendedSampling:
+    """Reads what the file states of sampling. llama.cpp penalizes repetitions in the last tokens
+    alone, ours in the whole text; of no last tokens, neither does."""
+    stated = {name: _as_written(values.get(key)) for key, name in SAMPLING_KEYS.items()}
+    if values.get("general.sampling.penalty_last_n") == 0:
+        del stated["repetition_penalty"]
+    lacked = [
+        f"{name} {reprlib.repr(values[key])}"
+        for name in _LACKED_SAMPLING
+        if (key := f"general.sampling.{name}") in values and not _is_zero(values[key])
+    ]
+    return recommended_sampling(stated, tuple(lacked))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def _as_written(value: Any) -> Any:
+    """Returns a float32 as the decimal number that it was written from: 0.6, not 0.60000002."""
+    is_short = isinstance(value, float) and abs(value) < float(np.finfo(np.float32).max)
+    return float(str(np.float32(value))) if is_short else value
+
+
+def _config(
+    stated: StatedMetadata, family: Family, tensors: Mapping[str, StoredTensor]
+) -> ModelConfig:
+    path = stated.metadata.path
+    if not tensors:
+        raise UnsupportedModelError(
+            f"{path} has a vocabulary and no weights",
+            remedy="Give the file that has them.",
+        )
+    embeddings = tensors.get("model.embed_tokens.weight")
+    if embeddings is None:
+        raise convert_again(f"{path} lacks token_embd.weight")
+    tokens = stated.metadata.get("tokenizer.ggml.tokens", list)
+    if tokens is not None and len(tokens) > embeddings.shape[0]:
+        raise convert_again(
+            f"{path} has {len(tokens)} tokens, but embeddings of {embeddings.shape[0]}"
+        )
+    rope = stated.rope()
+    fields: dict[str, Any] = {
+        "architecture": stated.architecture,
+        "num_layers": stated.num_layers,
+        "hidden_size": stated.require("embedding_length", int),
+        "intermediate_size": next(iter(stated.intermediate_sizes()), 0),
+        "num_heads": stated.num_heads,
+        "num_kv_heads": stated.num_kv_heads,
+        "head_dim": stated.head_dim(),
+        "vocab_size": embeddings.shape[0],
+        "context_length": stated.context_length,
+        "norm_epsilon": stated.require("attention.layer_norm_rms_epsilon", float),
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling,
+        "tied_embeddings": "lm_head.weight" not in tensors,
+        "rotary_dim": stated.rotary_dim(family.is_permuted),
+        **biases_and_norms(tensors),
+    }
+    return ModelConfig(**{**fields, **family.of_metadata(stated)})
+
+
+def _unsupported(path: Path, architecture: str) -> UnsupportedModelError:
+    remedy = f"Supported architectures: {', '.join(BY_ARCHITECTURE)}."
+    if architecture in BY_MODEL_TYPE:
+        remedy = "Give its Hugging Face directory, which is read."
+    return UnsupportedModelError(f"{path} is a {reprlib.repr(architecture)} model", remedy=remedy)
+
 
 # Keys that the library asserts for these architectures.
 _ASSERTED = {
@@ -44,37 +279,22 @@ _BAICHUAN_LAYERS = (32, 40)  # by which the library tells how positions are enco
 
 
 @dataclass(frozen=True, eq=False)
-class GgufModelInfo:
+class GgufModelInfo(ModelText):
     """A GGUF file of a model that this version cannot convert."""
 
     path: Path
     config: ModelConfig
-    chat_template: str | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    adds_bos: bool
-    read_tokenizer: Callable[[], str]
-    sampling: RecommendedSampling
-    named_templates: Mapping[str, str]
-    special_tokens: SpecialTokens
-    tokenizer_digest: str
-    end_sources: Mapping[int, str]  # what states each of eos_ids
     tensors: Mapping[str, StoredTensor]  # by Hugging Face's names, as far as there are any
 
     @property
     def weight_types(self) -> frozenset[str]:
         return frozenset(tensor.kind.name for tensor in self.tensors.values())
 
-    def tokenizer_json(self) -> str:
-        return self.read_tokenizer()
-
     def shared_tables(self) -> SharedTables:
         """Raises ModelFileError where there is none."""
         needed = MODEL_NAMES["token_embd.weight"]
         if needed not in self.tensors:
-            raise ModelFileError(
-                f"{self.path} lacks token_embd.weight", remedy="Convert the model again."
-            )
+            raise convert_again(f"{self.path} lacks token_embd.weight")
         return SharedTables(self.config, self.tensors)
 
 
@@ -120,7 +340,7 @@ def open_model_info(path: Path) -> StoredCheckpoint | GgufModelInfo:
             remedy="Name it as the --draft of its model.",
         )
     tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
-    config = _config(metadata, is_tied="lm_head.weight" not in tensors)
+    config = _dimensions(metadata, is_tied="lm_head.weight" not in tensors)
     return GgufModelInfo(path, config, tensors=tensors, **text_fields(file))
 
 
@@ -161,10 +381,10 @@ def _check_architecture(metadata: Metadata) -> None:
         problem = f"has {layers} layers, expected one of {_BAICHUAN_LAYERS}"
     else:
         return
-    raise ModelFileError(f"{metadata.path} {problem}", remedy="Convert the model again.")
+    raise convert_again(f"{metadata.path} {problem}")
 
 
-def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
+def _dimensions(metadata: Metadata, is_tied: bool) -> ModelConfig:
     """Reads the dimensions that all architectures state; 0 where this one does not."""
     architecture = metadata.require("general.architecture", str)
     tokens = metadata.require("tokenizer.ggml.tokens", list)
@@ -175,10 +395,7 @@ def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
         if isinstance(value, np.ndarray) and value.size:
             value = int(value.max())
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
-            raise ModelFileError(
-                f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count",
-                remedy="Convert the model again.",
-            )
+            raise convert_again(f"{metadata.path}: {reprlib.repr(architecture)}.{key} is no count")
         return value
 
     own_layers = main_layers(metadata)
@@ -205,9 +422,8 @@ def _config(metadata: Metadata, is_tied: bool) -> ModelConfig:
 def _context_length(metadata: Metadata, architecture: str) -> int:
     found: int = metadata.require(f"{architecture}.context_length", int)
     if not 1 <= found <= MAX_CONTEXT_TOKENS:
-        raise ModelFileError(
-            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}",
-            remedy="Convert the model again.",
+        raise convert_again(
+            f"{metadata.path}: its context is {found} tokens, expected 1 to {MAX_CONTEXT_TOKENS}"
         )
     return found
 
@@ -218,9 +434,6 @@ def _norm_epsilon(metadata: Metadata, architecture: str) -> float:
         epsilon: float | None = metadata.get(key, float)
         if epsilon is not None:
             if not 0 < epsilon < 1:
-                raise ModelFileError(
-                    f"{metadata.path}: {reprlib.repr(key)} is {epsilon}",
-                    remedy="Convert the model again.",
-                )
+                raise convert_again(f"{metadata.path}: {reprlib.repr(key)} is {epsilon}")
             return epsilon
     return 0.0  # a model without

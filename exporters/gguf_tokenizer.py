@@ -21,8 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_metadata import column, damaged, token_texts
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.gguf_reader import GgufFile, column, damaged, token_texts
 from edge_spec.text.chat_format import END_NAMES
 
 # Raise it where another tokenizer is made of the same metadata: those that are kept are made again.

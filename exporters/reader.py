@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edge_spec.errors import ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf_metadata import no_model
-from edge_spec.exporters.gguf_source import open_gguf
+from edge_spec.exporters.gguf_model_info import open_gguf
+from edge_spec.exporters.gguf_reader import no_model
 from edge_spec.exporters.heads.reader import is_head_alone
 from edge_spec.exporters.hf_source import open_directory
 

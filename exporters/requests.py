@@ -1,16 +1,109 @@
-"""Checks what an export is asked for, before anything is written."""
+"""What all exporters do: they check what is asked for before anything is written, name another
+runtime for what they cannot compute, and write what a bundle says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.models.bundle import may_replace, require_readable
+from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError, readable
+from edge_spec.exporters.checkpoint import ModelText, StoredCheckpoint
+from edge_spec.exporters.parity import Parity
+from edge_spec.models.bundle import (
+    TOKENIZER,
+    Bundle,
+    may_replace,
+    open_bundle,
+    require_readable,
+    write_manifest,
+)
+from edge_spec.storage.atomic import sha256_file
+
+_ROTATED = 16  # elements; onnxruntime's GroupQueryAttention rotates multiples of it
+
+
+def gguf_architecture(config: ModelConfig) -> str:
+    """llama.cpp runs Mistral's models as "llama", MiMo's, without MTP layers, as "qwen2"."""
+    same = {"mistral": "llama", "mimo": "qwen2"}  # as which llama.cpp runs them
+    return same.get(config.architecture, config.architecture)
+
+
+def head_problem(config: ModelConfig) -> str | None:
+    """Return why onnxruntime cannot compute the model's attention."""
+    for layer in config.attending:
+        size, rotation = config.heads(layer).head_dim, config.rotation(config.kind(layer))
+        if size % _ROTATED:
+            return (
+                f"onnxruntime needs a head size that is a multiple of {_ROTATED}, this model has "
+                f"{size}"
+            )
+        if rotation is None or rotation.size == size:
+            continue
+        rotates = f"this model rotates {rotation.size} of the {size} elements of a head"
+        if config.qk_norm_after_rope:
+            return f"{rotates} before it normalizes them, which onnxruntime does not"
+        if rotation.size % _ROTATED:
+            return f"onnxruntime rotates multiples of {_ROTATED} elements, {rotates}"
+    return None
+
+
+def is_composed(config: ModelConfig) -> bool:
+    """Returns whether a model's experts are nodes of their own, not one operator."""
+    experts = config.experts
+    if experts is None or experts.clamp is not None:
+        return False
+    return config.activation != "silu" or experts.expert_scales
+
+
+def uncomposed(config: ModelConfig) -> str | None:
+    """Returns in words what such experts have that these nodes do not compute."""
+    experts = config.experts
+    if experts is None or not is_composed(config):
+        return None
+    if experts.sigmoid or experts.choice_bias:
+        return "are weighed by sigmoids"
+    return "have biases" if experts.biases else None
+
+
+def architecture_problem(config: ModelConfig) -> str | None:
+    """Return what llama.cpp ignores, or refuses: what an architecture does not usually have."""
+    architecture, scaling = gguf_architecture(config), config.rope_scaling
+    problems = {
+        "its rotary frequencies are scaled one by one": architecture != "llama"
+        and scaling is not None
+        and scaling.kind != "linear",
+        "its rotations are scaled, too": scaling is not None and scaling.magnitude != 1.0,
+        "its attention output has a bias": architecture != "llama" and config.output_bias,
+        "it normalizes queries and keys": architecture != "qwen3" and config.qk_norm,
+        "it does not normalize queries and keys": architecture == "qwen3" and not config.qk_norm,
+        "its heads are not as wide as the model": architecture == "qwen2"
+        and config.query_size != config.hidden_size,
+    }
+    return next((problem for problem, found in problems.items() if found), None)
+
+
+def other_runtime(checkpoint: StoredCheckpoint, refusing: str) -> str:
+    """Return the fastest of the other runtimes that runs the model as it is stored."""
+    config = checkpoint.config
+    if refusing != "ort" and head_problem(config) is None and uncomposed(config) is None:
+        return "ort"
+    converts = not config.features() and architecture_problem(config) is None
+    is_gguf = checkpoint.path.is_file()  # which llama.cpp reads as it is
+    if refusing != "llamacpp" and config.encoder is None and (is_gguf or converts):
+        return "llamacpp"
+    return "reference"
+
+
+def other_export(checkpoint: StoredCheckpoint, refusing: str) -> str:
+    """Return what to do with a model that an export cannot write."""
+    other = other_runtime(checkpoint, refusing)
+    return "Export it with --format onnx." if other == "ort" else f"Run it with --runtime {other}."
+
 
 BLOCK_SIZES = (32, 64, 128)  # of ONNX bundles; the first is the default
 
@@ -88,3 +181,45 @@ def _stats(path: Path) -> list[tuple[str | int, ...]]:
         (name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         for name, stat in stats
     ]
+
+
+def manifest_fields(source: ModelText, path: Path) -> dict[str, Any]:
+    """Returns what a manifest says of a model's source, whatever was made of it."""
+    return {
+        "name": readable(path.stem if path.is_file() else path.name),
+        "chat_template": source.chat_template,
+        "eos_ids": source.eos_ids,
+        "bos_id": source.bos_id,
+        "adds_bos": source.adds_bos,
+        "sampling": source.sampling.stated,
+        "named_templates": source.named_templates,
+        "special_tokens": source.special_tokens,
+        "source_sha256": sha256_file(path) if path.is_file() else None,
+    }
+
+
+def describe(
+    work: Path,
+    checkpoint: StoredCheckpoint,
+    config: ModelConfig,
+    *,
+    format: str,
+    quantization: str,
+    check: Callable[[Bundle], Parity] | None,
+    kv_cache: Literal["shared", "whole"] = "shared",
+) -> None:
+    """Writes tokenizer and manifest beside a converted model, once more with what `check` finds of
+    the bundle. Raises what `check` raises."""
+    (work / TOKENIZER).write_text(checkpoint.tokenizer_json(), encoding="utf-8")
+    described: dict[str, Any] = {
+        "format": format,
+        **manifest_fields(checkpoint, checkpoint.path),
+        "architecture": config.to_dict(),
+        "quantization": quantization,
+        "kv_cache": kv_cache,
+        "parity": {},
+    }
+    manifest = write_manifest(work, **described)
+    if check is not None:
+        described["parity"] = check(open_bundle(work))._asdict()
+        write_manifest(work, manifest.files, **described)

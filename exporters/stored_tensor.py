@@ -1,19 +1,28 @@
-"""A weight in the form in which its file stores it."""
+"""A weight in the form in which its file stores it, and a bounded, memory-mapped reader of
+safetensors files (huggingface/safetensors, format section).
+
+The `safetensors` package has no numpy form of bfloat16; this returns the stored bytes instead.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import ModelFileError, UnsupportedModelError
+from edge_spec.models.bundle import regular_size
 
 _SLICE_WEIGHTS = 1 << 22  # that one thread dequantizes at once
 _Part = TypeVar("_Part")
@@ -88,3 +97,81 @@ def on_all_cores(work: Callable[[_Part], _Made], parts: Sequence[_Part]) -> list
         return [work(parts[0])]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(work, parts))
+
+
+# The format's own limit is 100 MB, of which Python would make 2 GB; large models' have 1 MB.
+MAX_HEADER_BYTES = 32_000_000
+MAX_DIMS = 8  # models have 2, images' filters 5
+_SHOWN = 200  # characters of a name in a message
+_KINDS = {
+    "F32": (GGMLQuantizationType.F32, 4),
+    "F16": (GGMLQuantizationType.F16, 2),
+    "BF16": (GGMLQuantizationType.BF16, 2),
+    "U8": (GGMLQuantizationType.I8, 1),  # of what a family packs in its own way
+}
+INTEGERS = {"I64": (GGMLQuantizationType.I64, 8), "BOOL": (GGMLQuantizationType.I8, 1)}
+_Kinds = Mapping[str, tuple[GGMLQuantizationType, int]]  # with the bytes of an item
+_NO_KINDS: _Kinds = {}
+
+
+def read_safetensors(path: Path, further: _Kinds = _NO_KINDS) -> dict[str, StoredTensor]:
+    """All tensors of one file, still on disk. further: kinds beside those of weights. Raises
+    ModelFileError for a damaged file."""
+    try:
+        regular_size(path)  # to open a pipe would wait
+        mapped = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise ModelFileError(
+            f"cannot read {path}: {error}", remedy="Expected a safetensors file."
+        ) from None
+    header_bytes = int.from_bytes(mapped[:8].tobytes(), "little")
+    if len(mapped) < 8 or not 2 <= header_bytes <= min(MAX_HEADER_BYTES, len(mapped) - 8):
+        raise _damaged(path, f"a header of {header_bytes} bytes in a file of {len(mapped)}")
+    try:
+        header = json.loads(mapped[8 : 8 + header_bytes].tobytes())
+    except (ValueError, RecursionError):
+        raise _damaged(path, "the header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _damaged(path, "the header is not a JSON object")
+    body = mapped[8 + header_bytes :]
+    tensors = {
+        name: _tensor(path, name, entry, body, {**_KINDS, **further})
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    described = sum(tensor.data.nbytes for tensor in tensors.values())
+    if described != len(body):
+        raise _damaged(path, f"tensors of {described} bytes in {len(body)} bytes of data")
+    return tensors
+
+
+def _tensor(path: Path, name: str, entry: Any, body: np.ndarray, kinds: _Kinds) -> StoredTensor:
+    try:
+        dtype = str(entry["dtype"])
+        num_dims = len(entry["shape"])
+        shape = tuple(int(dim) for dim in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, OverflowError, TypeError, ValueError):
+        raise _damaged(path, f"no type, shape and offsets for tensor {name[:_SHOWN]}") from None
+    if dtype not in kinds:
+        raise UnsupportedModelError(
+            f"tensor {name[:_SHOWN]} in {path} has the type {dtype[:_SHOWN]}",
+            remedy=f"Save the model in one of {', '.join(_KINDS)}.",
+        )
+    kind, item_bytes = kinds[dtype]
+    # The dimensions first: to multiply numbers of thousands of digits takes its time.
+    fits = (
+        1 <= num_dims <= MAX_DIMS
+        and all(1 <= dim <= len(body) for dim in shape)
+        and 0 <= begin <= end <= len(body)
+        and end - begin == math.prod(shape) * item_bytes
+    )
+    if not fits:
+        what = f"tensor {name[:_SHOWN]} of shape {reprlib.repr(shape)}"
+        raise _damaged(path, f"{what} at {reprlib.repr(begin)}..{reprlib.repr(end)}")
+    data = body[begin:end].reshape(*shape[:-1], shape[-1] * item_bytes)
+    return StoredTensor(shape, kind, data)
+
+
+def _damaged(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(f"{path} is damaged: {what}", remedy="Download the file again.")

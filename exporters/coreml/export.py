@@ -12,17 +12,14 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exporters.alternatives import other_runtime
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.coreml import package
 from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.interpreter import scored_in_numpy
+from edge_spec.exporters.coreml.interpreter import save_package, scored_in_numpy
 from edge_spec.exporters.coreml.recipes import ANE_MAX_SIZE, AneRecipe, GpuRecipe, Recipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Storage, blocks, dense, palette
-from edge_spec.exporters.description import describe
-from edge_spec.exporters.importance import input_importance
+from edge_spec.exporters.fitted_layers import input_importance
 from edge_spec.exporters.parity import Converted, Parity, check
-from edge_spec.exporters.requests import require_plain, require_replaceable
+from edge_spec.exporters.requests import describe, other_runtime, require_plain, require_replaceable
 from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
     StaticShape,
@@ -98,7 +95,7 @@ class CoreMlExporter:
             graph = ProgramBuilder(weights, recipe, config, shape, options.hidden_states)
             program = graph.build(lambda done: progress("Converting the weights", done))
             progress("Writing the package", 0.0)
-            package.save(program, work / PACKAGE, compute)
+            save_package(program, work / PACKAGE, compute)
 
             def compared(bundle: Bundle) -> Parity:
                 bound = quantization.max_kl_divergence

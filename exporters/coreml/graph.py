@@ -10,6 +10,7 @@ float16, so an operation is computed as accelerators with float32 accumulators d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import coremltools as ct
@@ -175,23 +176,13 @@ EXACT = frozenset(
 )
 
 
+@dataclass(frozen=True, eq=False)
 class ProgramBuilder:
-    """hidden: whether functions that score return the hidden states, too."""
-
-    def __init__(
-        self,
-        weights: CoreMlWeights,
-        recipe: Recipe,
-        config: ModelConfig,
-        shape: StaticShape,
-        hidden: bool,
-    ) -> None:
-        self.weights = weights
-        self.recipe = recipe
-        self.config = config
-        self.shape = shape
-        self.hidden = hidden
-        self.cos, self.sin = config.rotations[0].tables(shape.context_length)
+    weights: CoreMlWeights
+    recipe: Recipe
+    config: ModelConfig
+    shape: StaticShape
+    hidden: bool  # whether functions that score return the hidden states, too
 
     def build(self, on_function: Callable[[float], None]) -> Program:
         """A program that is saved as it is: no pass of coremltools changes it."""
@@ -263,9 +254,9 @@ class _Pass:
 
     def _rotations(self) -> tuple[Var, Var]:
         """cos and sin of the rows' positions, [1, 1, rows, head_dim / 2]."""
-        graph = self._graph
-        found = []
-        for name, table in (("rope_cos", graph.cos), ("rope_sin", graph.sin)):
+        graph, found = self._graph, []
+        tables = self._config.rotations[0].tables(graph.shape.context_length)
+        for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
             stored = constant(name, table.astype(graph.weights.dtype))
             picked = ops.gather(x=stored, indices=self._inputs["position_ids"], axis=0)
             found.append(ops.expand_dims(x=picked, axes=[0, 1]))

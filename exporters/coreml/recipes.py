@@ -5,12 +5,17 @@ with Core ML", 2024): linear layers, fused attention, keys and values in a state
 Engine: Apple's "Deploying Transformers on the Apple Neural Engine" (2022) and ANEMLL 0.3.4: rows
 last, 1x1 convolutions, explicit attention, normalization as a layer norm of [x, -x], the head in
 parts, one state.
+
+Recipes add operations to the function that is being built. x is a residual stream of `rows` rows in
+the recipe's own layout; heads are [1, heads, rows, head_dim] in both, and keys and values of all
+slots [1, kv_heads, slots, head_dim]. `logits` are outputs [rows, part] that are the vocabulary side
+by side, `place` is the state and the index in it of a layer's keys and of its values.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil import Builder as ops  # noqa: N813
@@ -19,37 +24,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.exporters.coreml.weights import CoreMlWeights, Var
 
 ANE_MAX_SIZE = 16384  # of a dimension on the Neural Engine: a longer one leaves it
-
-
-class Recipe(Protocol):
-    """Adds operations to the function that is being built. x is a residual stream of `rows` rows
-    in the recipe's own layout; heads are [1, heads, rows, head_dim] in both."""
-
-    def embed(self, ids: Var, rows: int) -> Var: ...
-
-    def norm(self, x: Var, name: str) -> Var: ...
-
-    def linear(self, x: Var, name: str, bias: str | None) -> Var: ...
-
-    def split_heads(self, x: Var, num_heads: int, rows: int) -> Var: ...
-
-    def norm_heads(self, x: Var, name: str) -> Var: ...
-
-    def join_heads(self, x: Var, rows: int) -> Var: ...
-
-    def attend(self, queries: Var, keys: Var, values: Var, mask: Var) -> Var:
-        """queries: [1, kv_heads, n, head_dim]; keys, values: [1, kv_heads, slots, head_dim]."""
-
-    def flat(self, x: Var, rows: int, name: str) -> Var:
-        """[rows, hidden_size], called `name`."""
-
-    def logits(self, x: Var, name: str, rows: int) -> list[Var]:
-        """Outputs [rows, part] that are the vocabulary side by side."""
-
-    def states(self, slots: int) -> dict[str, tuple[int, ...]]: ...
-
-    def place(self, layer: int) -> tuple[tuple[str, int], tuple[str, int]]:
-        """State and index in it of a layer's keys and of its values."""
 
 
 class GpuRecipe:
@@ -200,6 +174,9 @@ class AneRecipe:
 
     def place(self, layer: int) -> tuple[tuple[str, int], tuple[str, int]]:
         return ("kv_cache", layer), ("kv_cache", self._config.num_layers + layer)
+
+
+Recipe = GpuRecipe | AneRecipe
 
 
 def _name(dtype: type[np.floating]) -> str:

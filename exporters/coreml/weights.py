@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, gcd, log2
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil import Builder as ops  # noqa: N813
@@ -97,56 +97,19 @@ _INTEGERS = {4: types.np_int4_dtype, 8: np.int8}
 _INDICES = {4: types.np_uint4_dtype, 6: types.np_uint6_dtype}
 
 
-class Stored(Protocol):
-    """A matrix [rows, columns] in its stored form."""
-
-    def add(self, name: str, shape: tuple[int, ...]) -> Var:
-        """Adds it to the function that is being built, as `shape` (rows, columns, 1, ...)."""
-
-
+# Adds a matrix [rows, columns] in its stored form to the function that is being built, by its name
+# and as a shape (rows, columns, 1, ...).
+Stored = Callable[[str, tuple[int, ...]], Var]
 # Of some rows of a tensor; how much errors in each of its columns count, None: alike.
 Storage = Callable[[StoredTensor, slice, np.ndarray | None], Stored]
 
 
-@dataclass(frozen=True, eq=False)
-class Dense:
-    values: np.ndarray
-
-    def add(self, name: str, shape: tuple[int, ...]) -> Var:
-        return constant(name, self.values.reshape(shape))
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    levels: np.ndarray  # int4 or int8 [rows, columns]
-    scales: np.ndarray  # float16 [rows, blocks]
-
-    def add(self, name: str, shape: tuple[int, ...]) -> Var:
-        blocks = (*self.scales.shape, *shape[2:])
-        return ops.constexpr_blockwise_shift_scale(
-            data=constant(name + "_levels", self.levels.reshape(shape)),
-            scale=constant(name + "_scales", self.scales.reshape(blocks)),
-            name=name,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Palette:
-    indices: np.ndarray  # uintN [rows, columns]
-    tables: np.ndarray  # float16 [groups, entries]
-
-    def add(self, name: str, shape: tuple[int, ...]) -> Var:
-        groups, entries = self.tables.shape
-        table = (groups, *(1 for _ in shape[1:]), entries, 1)
-        return ops.constexpr_lut_to_dense(
-            indices=constant(name + "_indices", self.indices.reshape(shape)),
-            lut=constant(name + "_table", self.tables.reshape(table)),
-            name=name,
-        )
-
-
 def dense(dtype: type[np.floating]) -> Storage:
-    return lambda tensor, rows, importance: Dense(tensor.float32()[rows].astype(dtype))
+    def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
+        values = tensor.float32()[rows].astype(dtype)
+        return lambda name, shape: constant(name, values.reshape(shape))
+
+    return store
 
 
 def blocks(bits: int, block_size: int) -> Storage:
@@ -164,16 +127,36 @@ def blocks(bits: int, block_size: int) -> Storage:
     return store
 
 
-def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Blocks:
-    levels = found.levels()[rows].astype(np.int16) - (1 << (found.bits - 1))
+def _blocks_of(found: BlockQuantized, rows: slice = slice(None)) -> Stored:
+    middle = 1 << (found.bits - 1)
+    levels = (found.levels()[rows].astype(np.int16) - middle).astype(_INTEGERS[found.bits])
     scales = found.scales[rows].astype(np.float16)
-    return Blocks(levels.astype(_INTEGERS[found.bits]), scales)
+
+    def add(name: str, shape: tuple[int, ...]) -> Var:
+        return ops.constexpr_blockwise_shift_scale(
+            data=constant(name + "_levels", levels.reshape(shape)),
+            scale=constant(name + "_scales", scales.reshape(*scales.shape, *shape[2:])),
+            name=name,
+        )
+
+    return add
 
 
 def palette(bits: int) -> Storage:
     def store(tensor: StoredTensor, rows: slice, importance: np.ndarray | None) -> Stored:
         found = palettize(tensor.float32()[rows], bits, importance)
-        return Palette(found.indices.astype(_INDICES[bits]), found.tables)
+        indices = found.indices.astype(_INDICES[bits])
+        groups, entries = found.tables.shape
+
+        def add(name: str, shape: tuple[int, ...]) -> Var:
+            table = found.tables.reshape(groups, *(1 for _ in shape[1:]), entries, 1)
+            return ops.constexpr_lut_to_dense(
+                indices=constant(name + "_indices", indices.reshape(shape)),
+                lut=constant(name + "_table", table),
+                name=name,
+            )
+
+        return add
 
     return store
 
@@ -230,7 +213,7 @@ class CoreMlWeights:
         if key not in self._stored:
             self._require_fitting(name, tensor)
             self._stored[key] = storage(tensor, rows, self._importance.get(name))
-        return self._stored[key].add(key, shape)
+        return self._stored[key](key, shape)
 
     def _require_fitting(self, name: str, tensor: StoredTensor) -> None:
         if not np.abs(tensor.float32()).max() <= np.finfo(self.dtype).max:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from edge_spec.exporters.families import bart, decoders, gemma, gemma4, gpt_oss, lfm2, t5
+from edge_spec.exporters.families import decoders, encoders, gemma, gpt_oss, lfm2
 
 _FAMILIES = (
     *decoders.FAMILIES,
     *gemma.FAMILIES,
-    gemma4.GEMMA4,
+    gemma.GEMMA4,
     gpt_oss.GPT_OSS,
     *lfm2.FAMILIES,
-    t5.T5,
-    *bart.FAMILIES,
+    encoders.T5,
+    *encoders.FAMILIES,
 )
 # By the model_type of config.json, and by the general.architecture of GGUF files.
 BY_MODEL_TYPE = {name: family for family in _FAMILIES for name in family.model_types}

@@ -17,9 +17,9 @@ from edge_spec.exporters.families.stated import (
     MAX_LAYERS,
     SLIDING,
     StatedConfig,
+    StatedMetadata,
     of_types,
 )
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
 
 _PERIOD = 4  # of layers, of which the last sees all, or has no positions
 

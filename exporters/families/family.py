@@ -1,14 +1,22 @@
-"""Describes families: where their files state what a decoder is, and how they name its tensors."""
+"""Describes families: where their files state what a decoder is, and how they name its tensors.
+
+The tensors of a family's files under our names, in our layout: that of Llama at Hugging Face.
+
+Beside Llama's there are the norms of what a sublayer adds, self_attn.post_norm and mlp.post_norm.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+
 from edge_spec.core.config import ModelConfig
-from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
+from edge_spec.errors import ModelFileError
+from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 Fields = Mapping[str, Any]  # of a ModelConfig
@@ -53,3 +61,171 @@ class Family:
     of_tensors: ShapedTensors | None = None  # of safetensors that have other shapes
     # Of model_types that are computed in part: what of them is.
     limits: Parts = field(default_factory=dict)
+
+
+MODEL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LAYER = "model.layers."
+# Of an attention: what a layer lacks that attends to the keys and values of another one.
+OF_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")
+_ALL_EXPERTS = ".mlp.experts."
+_LIBRARY_ONLY = Family((), ())  # of which no more is known than names
+
+
+def hf_name(name: str, family: Family = _LIBRARY_ONLY) -> str:
+    """Returns our name of a tensor of GGUF, or the same where there is none."""
+    known = family.others.get(name, MODEL_NAMES.get(name))
+    if known is not None:
+        return known
+    block, _, rest = name.partition(".")
+    number, _, rest = rest.partition(".")
+    if block == "blk" and rest in family.gguf_parts:
+        return f"{LAYER}{number}.{family.gguf_parts[rest]}"
+    own, _, suffix = rest.rpartition(".")
+    part = family.gguf_parts.get(own, LAYER_NAMES.get(own))
+    return name if block != "blk" or part is None else f"{LAYER}{number}.{part}.{suffix}"
+
+
+def named_as_ours(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns a safetensors file's tensors by our names, without those that text does not need."""
+    return {
+        _our_name(name, family): tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(family.ignored or ("\0",))
+    }
+
+
+def _our_name(name: str, family: Family) -> str:
+    if family.rename is not None:
+        return family.rename(name)
+    if name in family.others:
+        return family.others[name]
+    for prefix in family.prefixes:
+        if name.startswith(prefix):
+            name = f"model.{name.removeprefix(prefix)}"
+    if family.prefixes:
+        name = name.removeprefix("language_model.")  # of a head
+    number, _, rest = name.removeprefix(LAYER).partition(".")
+    part, _, suffix = rest.rpartition(".")
+    if name.startswith(LAYER) and part in family.parts:
+        return f"{LAYER}{number}.{family.parts[part]}.{suffix}"
+    return name
+
+
+def biases_and_norms(tensors: Mapping[str, StoredTensor]) -> dict[str, bool]:
+    """Returns the fields of a description that the first layer's tensors show."""
+    return {
+        "qk_norm": f"{LAYER}0.self_attn.q_norm.weight" in tensors,
+        "qkv_bias": any(f"{LAYER}0.self_attn.{part}_proj.bias" in tensors for part in ("q", "qkv")),
+        "output_bias": f"{LAYER}0.self_attn.o_proj.bias" in tensors,
+    }
+
+
+def apart(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors with those apart that some families store as one, rows above rows."""
+    found = {}
+    fused_rows = _fused(config)
+    for name, tensor in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        sublayer, _, fused = stem.rpartition(".")
+        start = 0
+        for part, rows in fused_rows.get(fused, {}).items():
+            found[f"{sublayer}.{part}.{suffix}"] = tensor.rows(slice(start, start + rows))
+            start += rows
+        if start not in (0, tensor.shape[0]):
+            raise ModelFileError(
+                f"tensor {name} has {tensor.shape[0]} rows, expected {start}",
+                remedy="Download or convert the model again.",
+            )
+        if not start:
+            found[name] = tensor
+    return found
+
+
+def without_unread(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors without the keys and values of layers that attend to those of others,
+    which some files have all the same."""
+    unread = tuple(
+        f"{LAYER}{layer}.self_attn.{part}."
+        for layer in range(len(config.kv_sources))
+        for part in OF_KEYS_AND_VALUES
+        if config.kv_source(layer) != layer
+    )
+    return {name: each for name, each in tensors.items() if not name.startswith(unread or ("\0",))}
+
+
+def each_expert(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with those of all experts at once, [experts, ...], as one of each."""
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.partition(_ALL_EXPERTS)
+        if part.count(".") != 1 or config.experts is None:
+            found[name] = tensor
+            continue
+        if tensor.shape[0] != config.num_experts or len(tensor.shape) < 2:
+            raise ModelFileError(
+                f"tensor {name} has the shape {list(tensor.shape)}, expected "
+                f"{config.num_experts} experts",
+                remedy="Download or convert the model again.",
+            )
+        for expert in range(config.num_experts):
+            own = replace(tensor, shape=tensor.shape[1:], data=tensor.data[expert])
+            found[f"{prefix}{_ALL_EXPERTS}{expert}.{part}"] = own
+    return found
+
+
+def _fused(config: ModelConfig) -> dict[str, dict[str, int]]:
+    """The rows of each part of what may be stored as one."""
+    inner, kv_size = config.intermediate_size, config.kv_size
+    return {
+        "qkv_proj": {"q_proj": config.query_size, "k_proj": kv_size, "v_proj": kv_size},
+        "gate_up_proj": {"gate_proj": inner, "up_proj": inner},
+    }
+
+
+def whole_norms(family: Family, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the norms with all of what is multiplied with."""
+    if not family.norm_offset:
+        return {}
+    return {
+        name: raised(tensor, family.norm_offset)
+        for name, tensor in tensors.items()
+        if name.endswith("norm.weight")
+    }
+
+
+def in_halves(tensor: StoredTensor, head_dim: int) -> StoredTensor:
+    """Reads rows as two halves a head that are stored as interleaved pairs."""
+    rows = tensor.shape[0]
+    if head_dim < 2 or rows % head_dim or head_dim % 2:
+        return tensor  # Checkpoint refuses its shape
+    stored = np.arange(rows).reshape(-1, head_dim // 2, 2)
+    return replace(tensor, row_order=stored.swapaxes(1, 2).ravel())
+
+
+def raised(tensor: StoredTensor, offset: float) -> StoredTensor:
+    """Returns the tensor with this added to each of its values, read now: a norm is short."""
+    kind = GGMLQuantizationType.F32
+    values = tensor.float32() + np.float32(offset)
+    return StoredTensor(tensor.shape, kind, values.view(np.uint8))

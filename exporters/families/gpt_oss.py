@@ -18,9 +18,9 @@ from edge_spec.exporters.families.stated import (
     GGUF_EXPERTS,
     SLIDING,
     StatedConfig,
+    StatedMetadata,
     of_types,
 )
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _BLOCK, _BLOCK_BYTES = 32, 16  # weights that share a scale, and what they take without it

@@ -20,9 +20,9 @@ from edge_spec.exporters.families.stated import (
     MAX_LAYERS,
     SHORT_CONVOLUTIONS,
     StatedConfig,
+    StatedMetadata,
     of_types,
 )
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 _SIGMOID = 2  # as GGUF numbers what makes weights of a router's scores

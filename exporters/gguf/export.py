@@ -12,7 +12,6 @@ from gguf.constants import LlamaFileType
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
-from edge_spec.exporters.alternatives import gguf_architecture
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
 from edge_spec.exporters.gguf import kquants
 from edge_spec.exporters.gguf.metadata import (
@@ -25,7 +24,7 @@ from edge_spec.exporters.gguf.vocabulary import tokenizer_metadata
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.gguf_reader import MAGIC
 from edge_spec.exporters.parity import Converted, check, scored_by
-from edge_spec.exporters.requests import require_unchanged
+from edge_spec.exporters.requests import gguf_architecture, require_unchanged
 from edge_spec.storage.atomic import atomic_file, scratch_directory
 
 # Of the types with about 4.5 bits, the one that loses least (docs/benchmarks.md); only the library

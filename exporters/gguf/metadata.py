@@ -10,16 +10,16 @@ import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 
 from edge_spec.errors import UnsupportedModelError, readable
-from edge_spec.exporters.alternatives import (
+from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.gguf_model_info import SAMPLING_KEYS
+from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.exporters.requests import (
     architecture_problem,
     gguf_architecture,
     other_export,
     other_runtime,
+    require_plain,
 )
-from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.gguf_source import SAMPLING_KEYS
-from edge_spec.exporters.requests import require_plain
 
 Metadata = dict[str, Any]  # text, lists of text, arrays of numbers, and scalars of Python or numpy
 _COMPUTED = ("architecture", "alignment", "file_type", "quantization_version")

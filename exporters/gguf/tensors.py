@@ -16,10 +16,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.errors import ExportError
-from edge_spec.exporters.alternatives import gguf_architecture
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.families.tensors import LAYER_NAMES, MODEL_NAMES
+from edge_spec.exporters.families.family import LAYER_NAMES, MODEL_NAMES
 from edge_spec.exporters.gguf.metadata import Metadata, add_to_writer
+from edge_spec.exporters.requests import gguf_architecture
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)

@@ -1,17 +1,228 @@
-"""A tokenizer in GGUF's terms: carried over from a GGUF file, or derived from a tokenizer.json."""
+"""A tokenizer in GGUF's terms: carried over from a GGUF file, or derived from a tokenizer.json.
+
+GGUF names the way in which text is split before merging (`tokenizer.ggml.pre`); a tokenizer.json
+spells it out in expressions that can be written in many ways. So the name is found by trial: the
+first with which the derived vocabulary gives the same ids as the tokenizer.json on texts that tell
+all names apart. A vocabulary for which there is none is refused.
+"""
 
 from __future__ import annotations
+
+import json
+import re
+import reprlib
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tokenizers
 from gguf.constants import TokenType
 
-from edge_spec.errors import UnsupportedModelError
+from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.exporters.gguf.metadata import Metadata
-from edge_spec.exporters.gguf.tokenizer_json import NO_SCORE, vocabulary_of
-from edge_spec.exporters.gguf_source import STOP_TOKENS, TEMPLATE_TOKENS
+from edge_spec.exporters.gguf_model_info import STOP_TOKENS, TEMPLATE_TOKENS
+from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.text.chat_format import END_NAMES
+from edge_spec.text.given_encoding import without_added_from
+from edge_spec.text.tokenizer import Tokenizer
+
+# ruff: noqa: RUF001
+
+
+# What the ways to split differ in: contractions and their case, runs of digits, of punctuation and
+# of spaces, line ends, capitals inside of words, and scripts. All in normal form C: llama.cpp
+# normalizes nothing, and tokenizers that do so to C are to be taken for what they are otherwise.
+TEXTS = (
+    "It's what they'll say: we've won, I'm sure, and you'd know.",
+    "IT'S THEY'LL WE'VE I'M YOU'D don'T 'tis o'clock",
+    "0 12 345 6789 1234567890 3.14159 1,000,000 2024-02-29T23:59:59 x10y200 v1.2.3-rc4 50% $9.99",
+    'Wait... what?! --- (((nested))) [a] {b} #tag @user a/b a_b <=> == != ~^|` *bold* "quoted"',
+    "  two   three    spaces at the end   ",
+    "\ttab\t\ttabs \t mixed\n",
+    "one\ntwo\n\nfour\n\n\nseven \n \n  ten\r\n\r\nend.\n\nNext:\n- item\n  1. more\n",
+    "camelCase PascalCase XMLHttpRequest iPhone15Pro SCREAMING_CASE snake_case kebab-case McDONALD",
+    "def f(x, *args):\n    return {'a': [1, 2.5e-3], \"b\": x**2}  # why\n\n\tif (i<10) { k++; }\n",
+    "https://example.org/a/b?c=d&e=%20f#g /usr/bin\n//\n/* x */\nC:\\dir\\file.txt ../..\n",
+    "naïve café Ångström Straße ÉTÉ L'été Łódź İstanbul",
+    "“It’s — well…” €5 ½ ² Ⅷ ① → ∑x·y ≤ z",
+    "Привет, мир! Ελληνικά 123абв",
+    "你好，世界！今天123天。日本語の文、カタカナ。한국어 문장",
+    "مرحباً بك ١٢٣ שלום नमस्ते १२३ สวัสดี",
+    "ok 😀🚀 👨\u200d👩\u200d👧 ❤\ufe0f👍🏽!",
+    "no\u00a0break\u3000wide\u2003em \u200bzero",
+)
+_NUM_SAMPLED = 4096
+
+
+class Trial:
+    """A tokenizer and its ids for texts about itself and for TEXTS."""
+
+    def __init__(self, reference: tokenizers.Tokenizer, special: Mapping[str, int]) -> None:
+        """special: the tokens that are found in a text before it is split, and their ids."""
+        reference.no_truncation()  # which a tokenizer.json may ask for
+        reference.no_padding()
+        self._reference = reference
+        self._special = special
+        around = [f"{token}a {token} b {token}{token}\n{token}" for token in special]
+        self._texts = [*TEXTS, *special, *around, _sample(reference)]
+        self._expected = [_ids(reference, text) for text in self._texts]
+
+    def run(self, candidate: tokenizers.Tokenizer) -> tuple[int, str | None]:
+        """Returns how many texts have equal ids, and the first difference."""
+        found = [_ids(candidate, text) for text in self._texts]
+        pairs = list(zip(self._expected, found, strict=True))
+        num_equal = sum(expected == ids for expected, ids in pairs)
+        for expected, ids in pairs:
+            if expected != ids:
+                return num_equal, self._describe(expected, ids)
+        for token, token_id in self._special.items():
+            decoded = candidate.decode([token_id], skip_special_tokens=False)
+            if decoded != self._reference.decode([token_id], skip_special_tokens=False):
+                return num_equal, f"decodes the token {token!r} as {decoded!r}"
+        return num_equal, None
+
+    def _describe(self, expected: Sequence[int], found: Sequence[int]) -> str:
+        pairs = zip(expected, found, strict=False)
+        shorter = min(len(expected), len(found))
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+        near = expected[max(at - 2, 0) : at + 4]
+        text = self._reference.decode(near, skip_special_tokens=False)
+        return (
+            f"makes {found[at : at + 4]} in {reprlib.repr(text)} of what should be "
+            f"{list(expected[at : at + 4])}"
+        )
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _sample(reference: tokenizers.Tokenizer) -> str:
+    """A text of tokens from all over the vocabulary: words that these texts here do not have."""
+    step = max(reference.get_vocab_size() // _NUM_SAMPLED, 1)
+    text = reference.decode(list(range(0, reference.get_vocab_size(), step)))
+    return unicodedata.normalize("NFC", text)
+
+
+NO_SCORE = -1e9  # of tokens that no merge makes
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_REMEDY = "Run the directory with --runtime ort, or use a GGUF file from the model's publisher."
+
+
+def vocabulary_of(checkpoint: StoredCheckpoint) -> Metadata:
+    """Tokens, types, and merges or scores, with as many tokens as the model scores: added tokens
+    beyond them, such as one that stands for an image, are left out.
+
+    Raises UnsupportedModelError, which shows where the ids differ, for a tokenizer that llama.cpp
+    does not have, ModelFileError for one that does not belong to the model.
+    """
+    source = checkpoint.tokenizer_json()
+    Tokenizer(source)  # raises ModelFileError
+    described = _Described.read(checkpoint, json.loads(source))
+    whole = tokenizers.Tokenizer.from_str(source)
+    trial = Trial(without_added_from(whole, len(described.tokens)), described.special)
+    nearest = (-1, "it has no candidates")
+    for name, candidate in described.candidates():
+        try:
+            tokenizer = tokenizer_from_gguf(candidate, checkpoint.path)
+        except EdgeSpecError as error:
+            nearest = max(nearest, (0, f"{name} fails, {error.message}"))
+            continue
+        num_equal, difference = trial.run(tokenizer)
+        if difference is None:
+            return candidate
+        nearest = max(nearest, (num_equal, f"the nearest, {name}, {difference}"))
+    raise UnsupportedModelError(
+        f"llama.cpp has no tokenizer that gives the ids of {checkpoint.path}: {nearest[1]}",
+        remedy=_REMEDY,
+    )
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Holds what GGUF can state of a tokenizer.json."""
+
+    tokens: list[str]  # in the order of their ids
+    kinds: np.ndarray  # int32 [tokens]
+    special: dict[str, int]  # ids of the tokens that are found in a text before it is split
+    merges: list[tuple[str, str]]
+    model: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, checkpoint: StoredCheckpoint, described: Mapping[str, Any]) -> _Described:
+        model = described["model"]
+        if model.get("type", "BPE") != "BPE" or "merges" not in model:
+            raise UnsupportedModelError(
+                f"the tokenizer of {checkpoint.path} is {model.get('type')}, only BPE is supported",
+                remedy=_REMEDY,
+            )
+        vocab_size = checkpoint.config.vocab_size
+        added = [token for token in described.get("added_tokens") or () if token["id"] < vocab_size]
+        special = {token["content"]: token["id"] for token in added}
+        ids = model["vocab"] | special
+        by_id = {token_id: token for token, token_id in ids.items()}
+        if len(by_id) != len(ids) or max(by_id, default=0) >= vocab_size:
+            raise ModelFileError(
+                f"the tokenizer of {checkpoint.path} has {len(ids)} tokens with ids up to "
+                f"{max(by_id, default=0)}, the model scores {vocab_size}",
+                remedy="Download the model again.",
+            )
+        kinds = np.full(vocab_size, TokenType.UNUSED, np.int32)
+        kinds[list(by_id)] = TokenType.NORMAL
+        for token in added:
+            kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        if model.get("byte_fallback"):
+            kinds[[ids[token] for token in ids if _BYTE.fullmatch(token)]] = TokenType.BYTE
+            if (unknown := model.get("unk_token")) in ids:
+                kinds[ids[unknown]] = TokenType.UNKNOWN
+        return cls(
+            tokens=[by_id.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)],
+            kinds=kinds,
+            special=special,
+            merges=[
+                tuple(merge.split(" ", 1) if isinstance(merge, str) else merge)
+                for merge in model["merges"]
+            ],
+            model=model,
+        )
+
+    def candidates(self) -> Iterator[tuple[str, Metadata]]:
+        """Every vocabulary in which llama.cpp might state this one, by name."""
+        common: Metadata = {
+            "tokenizer.ggml.tokens": self.tokens,
+            "tokenizer.ggml.token_type": self.kinds,
+        }
+        if self.model.get("byte_fallback"):
+            common["tokenizer.ggml.model"] = "llama"
+            common["tokenizer.ggml.pre"] = "default"
+            common["tokenizer.ggml.scores"] = self._scores()
+            if (unknown := self.model.get("unk_token")) in self.tokens:
+                common["tokenizer.ggml.unknown_token_id"] = self.tokens.index(unknown)
+            for name, prefix in (("with", True), ("without", False)):
+                key = "tokenizer.ggml.add_space_prefix"
+                yield f"SentencePiece {name} a space prefix", common | {key: prefix}
+            return
+        common["tokenizer.ggml.model"] = "gpt2"
+        common["tokenizer.ggml.merges"] = [" ".join(merge) for merge in self.merges]
+        tried = set()
+        # "default" comes last: it is what files without a name are read as, hardly ever rightly.
+        for pre, rules in sorted(PRE_TOKENIZERS.items(), key=lambda item: item[0] == "default"):
+            if rules not in tried:  # the first of the names that split alike stands for all
+                tried.add(rules)
+                yield pre, common | {"tokenizer.ggml.pre": pre}
+
+    def _scores(self) -> np.ndarray:
+        """float32 [tokens]: llama.cpp merges to the token of the highest score first."""
+        ranks: dict[str, int] = {}
+        for left, right in self.merges:
+            ranks.setdefault(left + right, len(ranks))
+        scores = [-float(ranks[token]) if token in ranks else NO_SCORE for token in self.tokens]
+        return np.array(scores, np.float32)
+
 
 _PREFIX = "tokenizer."
 

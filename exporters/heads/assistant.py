@@ -16,13 +16,18 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import AssistantHead, AssistantLayer, Centroids
 from edge_spec.core.model_parts import LayerKind
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.gemma4 import GEMMA4, metadata_kinds, stated_kinds
-from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.families.stated_metadata import StatedMetadata
-from edge_spec.exporters.gguf_metadata import ASSISTANT, Metadata
-from edge_spec.exporters.gguf_reader import GgufFile
-from edge_spec.exporters.heads.eagle_tensors import Shapes, require_exactly
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
+from edge_spec.exporters.families.gemma import GEMMA4, metadata_kinds, stated_kinds
+from edge_spec.exporters.families.stated import StatedConfig, StatedMetadata
+from edge_spec.exporters.gguf_reader import ASSISTANT, GgufFile, Metadata
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    Shapes,
+    StoredTensors,
+    count,
+    mapping,
+    no_known_head,
+    require_exactly,
+)
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")  # of config.json
@@ -231,10 +236,7 @@ def _named(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
         layer = _LAYER.fullmatch(name)
         own = _OF_LAYERS.get(layer[2], _OF_BLOCKS.get(layer[2])) if layer else _EVERY_NAME.get(name)
         if own is None and name not in _IGNORED:
-            raise UnsupportedModelError(
-                f"{path} has a tensor {name[:200]}, which no assistant has",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
+            raise no_known_head(f"{path} has a tensor {name[:200]}, which no assistant has")
         if own is not None:
             named[f"layers.{int(layer[1])}.{own}" if layer else own] = tensor
     return named

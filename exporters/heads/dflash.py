@@ -16,24 +16,31 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import Confidence, DFlashHead, FollowsBy, Transitions
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.heads.eagle import PADDING, head_config, head_window, rows_of, token_ids
-from edge_spec.exporters.heads.eagle_tensors import (
-    TURNS_HALVES,
-    VOCABULARY,
-    Shapes,
-    layer_shapes,
-    named_as_ours,
-    published_name,
-    require_exactly,
-    with_halves,
+from edge_spec.exporters.heads.eagle import (
+    head_config,
+    head_window,
+    require_target,
+    rows_of,
+    token_ids,
 )
 from edge_spec.exporters.heads.head_files import (
+    TURNS_HALVES,
+    VOCABULARY,
     HeadFiles,
+    Shapes,
     StoredTensors,
     count,
+    download_again,
+    known_token,
+    layer_shapes,
     mapping,
+    named_as_ours,
+    not_computed,
+    other_target,
+    published_name,
+    require_exactly,
     unusable,
+    with_halves,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -74,16 +81,12 @@ class _Stated:
         values = {**top, **mapping(top, "dflash_config")}
         projector = values.get("projector_type")
         if projector not in _PROJECTORS:
-            raise UnsupportedModelError(
-                f"{path} has a projector of the kind {str(projector)[:100]}, which is not computed",
-                remedy="Use another head.",
+            raise not_computed(
+                f"{path} has a projector of the kind {str(projector)[:100]}, which is not computed"
             )
         otherwise = next((each for each in _OTHERWISE if values.get(each)), None)
         if otherwise is not None:
-            raise UnsupportedModelError(
-                f"{path} states {otherwise}, which is not computed for DFlash heads",
-                remedy="Use another head.",
-            )
+            raise not_computed(f"{path} states {otherwise}, which is not computed for DFlash heads")
         return cls(path, values, {**top, **mapping(top, "transformer_layer_config")})
 
     def feature_layers(self, target: ModelConfig) -> tuple[int, ...]:
@@ -92,16 +95,15 @@ class _Stated:
         ids = self.values.get(_INPUT_IDS if is_input else _OUTPUT_IDS)
         layers = self.values.get("num_target_layers")
         if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
-            raise ModelFileError(f"{self.path} names no layers", remedy="Download the head again.")
+            raise download_again(f"{self.path} names no layers")
         found = [each if is_input else each + 1 for each in ids]
         told = isinstance(layers, int) and layers != target.num_layers
         # The output of the last layer is no input of any: features have it after the final norm.
         if told or ids != sorted(set(ids)) or not 0 <= found[0] <= found[-1] < target.num_layers:
             what = "inputs" if is_input else "outputs"
-            raise UsageError(
+            raise other_target(
                 f"{self.path} drafts from the {what} of the layers {ids} of {layers or 'some'} "
-                f"layers, which a target of {target.num_layers} layers has not",
-                remedy=_OWN_TARGET,
+                f"layers, which a target of {target.num_layers} layers has not"
             )
         return tuple(found)
 
@@ -110,13 +112,7 @@ class _Stated:
         token = self.values.get("mask_token_id")
         if not isinstance(token, int) or isinstance(token, bool):
             raise unusable(self.path, "usable mask_token_id")
-        if not 0 <= token < target.vocab_size:
-            raise UsageError(
-                f"{self.path}: its mask token {token} is beyond the target's vocabulary of "
-                f"{target.vocab_size}",
-                remedy=_OWN_TARGET,
-            )
-        return token
+        return known_token(self.path, token, target.vocab_size)
 
     def scores_next(self, has_transitions: bool) -> bool:
         """Says whether each row scores the token after its own, as DeepSpec's do."""
@@ -139,10 +135,7 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
         named["context_norm"] = tensors[_CONTEXT_NORM]
     config = head_config(path, stated.sizes, named, target, "dflash")
     if head_window(path, stated.sizes) is not None:
-        raise UnsupportedModelError(
-            f"{path} has a sliding window, which is not computed for DFlash heads",
-            remedy="Use another head.",
-        )
+        raise not_computed(f"{path} has a sliding window, which is not computed for DFlash heads")
     layers = stated.feature_layers(target)
     size = count(path, stated.values, "block_size")
     scores_next = stated.scores_next(AFTER in parts)
@@ -160,7 +153,7 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
         scores_next=scores_next,
         token_ids=token_ids(path, tensors.get(VOCABULARY[0]), files.values, target),
     )
-    _require_target(head, stated.sizes, target, named)
+    require_target(head, named, stated.sizes, target)
     shapes = _shapes(head, named)
     scored = target.vocab_size if head.token_ids is None else len(head.token_ids)
     shapes |= dspark.shapes(config.hidden_size, target.vocab_size, scored)
@@ -172,22 +165,6 @@ def dflash_head(files: HeadFiles) -> DFlashHead:
         named |= with_halves(config, named)
     embed_rows, head_rows = (rows_of(named.get(name)) for name in ("embed", "head"))
     return replace(head, tensors=StoredTensors(named), embed_rows=embed_rows, head_rows=head_rows)
-
-
-def _require_target(
-    head: DFlashHead,
-    values: Mapping[str, Any],
-    target: ModelConfig,
-    named: Mapping[str, StoredTensor],
-) -> None:
-    """Raises UsageError where the tables that it shares are another's."""
-    width, tokens, told = head.config.hidden_size, values.get("vocab_size"), None
-    if width != target.hidden_size and not {"embed", "head"} <= named.keys():
-        told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
-    elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
-        told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
-    if told is not None:
-        raise UsageError(f"{head.path} is a head for another target: {told}", remedy=_OWN_TARGET)
 
 
 def _published(name: str) -> str:
@@ -245,10 +222,9 @@ class DSparkParts:
         try:
             return FollowsBy(told)
         except ValueError:
-            raise UnsupportedModelError(
+            raise not_computed(
                 f"{self.path} has a Markov head of the kind {str(told)[:100]}, which is not "
-                f"computed; known are {', '.join(each.value for each in FollowsBy)}",
-                remedy="Use another head.",
+                f"computed; known are {', '.join(each.value for each in FollowsBy)}"
             ) from None
 
     def shapes(self, hidden_size: int, vocab_size: int, num_scored: int) -> Shapes:
@@ -260,10 +236,9 @@ class DSparkParts:
         if (AFTER in self.tensors or SCORED in self.tensors) or stated:
             if stated is not None and rank != stated:
                 found = f"of rank {rank}" if rank else "missing"
-                raise ModelFileError(
+                raise download_again(
                     f"{self.path}: its Markov head is {found}, config.json states the rank "
-                    f"{str(stated)[:20]}",
-                    remedy="Download the head again.",
+                    f"{str(stated)[:20]}"
                 )
             shapes = {AFTER: (vocab_size, rank), SCORED: (num_scored, rank)}
             joined = {

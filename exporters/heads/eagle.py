@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.config import ModelConfig
-from edge_spec.core.heads import EagleHead, MaskedRows
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
+from edge_spec.core.heads import DFlashHead, EagleHead, MaskedRows
+from edge_spec.errors import ModelFileError
 from edge_spec.exporters.families.stated import StatedConfig
-from edge_spec.exporters.heads.eagle_tensors import (
+from edge_spec.exporters.heads.head_files import (
     TURNS_HALVES,
     VOCABULARY,
-    named_as_ours,
-    require_shapes,
-    with_halves,
-)
-from edge_spec.exporters.heads.head_files import (
     HeadFiles,
     StoredTensors,
     count,
+    download_again,
+    known_token,
     mapping,
+    named_as_ours,
+    not_computed,
+    other_target,
+    require_shapes,
     scored_tokens,
     unusable,
+    with_halves,
 )
 from edge_spec.exporters.stored_tensor import StoredTensor
 
@@ -51,9 +53,8 @@ def masked_rows(
     if stored is None:
         kinds = (values.get("speculators_model_type"), stated.get("algorithm"))
         if values.get(_PARALLEL) or _KIND in kinds:
-            raise ModelFileError(
-                f"{head.path} drafts several tokens in one pass, but tensor {MASKED} is missing",
-                remedy="Download the head again.",
+            raise download_again(
+                f"{head.path} drafts several tokens in one pass, but tensor {MASKED} is missing"
             )
         return None
     size = len(head.feature_layers) * head.feature_size
@@ -71,14 +72,7 @@ def _token(head: EagleHead, values: Mapping[str, Any]) -> int:
     told = next((values[name] for name in _TOKENS if values.get(name) is not None), None)
     if isinstance(told, bool) or not str(told).isdecimal() or len(str(told)) > 9:
         raise unusable(head.path, f"usable {_TOKENS[0]}")
-    token = int(str(told))
-    if token >= head.config.vocab_size:
-        raise UsageError(
-            f"{head.path}: its mask token {token} is beyond the target's vocabulary of "
-            f"{head.config.vocab_size}",
-            remedy="Use the head with the model that it was trained for.",
-        )
-    return token
+    return known_token(head.path, int(str(told)), head.config.vocab_size)
 
 
 def _count(head: EagleHead, values: Mapping[str, Any], stated: Mapping[str, Any]) -> int:
@@ -147,12 +141,11 @@ def _feature_layers(path: Path, values: Mapping[str, Any], target: ModelConfig) 
         ids = [2, target.num_layers // 2, target.num_layers - 3]
     found = _listed(ids)
     if not found or not all(isinstance(each, int) for each in found):
-        raise ModelFileError(f"{path} names no layers", remedy="Download the head again.")
+        raise download_again(f"{path} names no layers")
     if found != sorted(set(found)) or not 0 <= found[0] <= found[-1] < target.num_layers:
-        raise UsageError(
+        raise other_target(
             f"{path} drafts from the inputs of the layers {found}, of which a target of "
-            f"{target.num_layers} layers has not all in this order",
-            remedy="Use the head with the model that it was trained for.",
+            f"{target.num_layers} layers has not all in this order"
         )
     return tuple(found)
 
@@ -174,9 +167,8 @@ def head_config(
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise unusable(path, f"valid value: {error}") from None
     if sizes.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(
-            f"{path} has an activation other than silu, which is not computed for trained heads",
-            remedy="Use another head.",
+        raise not_computed(
+            f"{path} has an activation other than silu, which is not computed for trained heads"
         )
     config = ModelConfig(
         architecture=architecture,
@@ -216,9 +208,8 @@ def head_window(path: Path, sizes: Mapping[str, Any]) -> int | None:
         return None
     sliding = [kind == "sliding_attention" for kind in kinds] if isinstance(kinds, list) else [True]
     if any(sliding) and not all(sliding):
-        raise UnsupportedModelError(
-            f"{path} has a sliding window in some of its layers, which is not computed for heads",
-            remedy="Use another head.",
+        raise not_computed(
+            f"{path} has a sliding window in some of its layers, which is not computed for heads"
         )
     return count(path, sizes, "sliding_window") if any(sliding) else None
 
@@ -230,16 +221,15 @@ def token_ids(
     scored = values.get("draft_vocab_size")
     if offsets is None or scored == target.vocab_size:  # then the published code maps nothing
         if scored is not None and scored != target.vocab_size:
-            raise ModelFileError(
-                f"{path} scores {scored} tokens, but does not say which: tensor d2t is missing",
-                remedy="Download the head again.",
+            raise download_again(
+                f"{path} scores {scored} tokens, but does not say which: tensor d2t is missing"
             )
         return None
     return scored_tokens(path, offsets, target.vocab_size)
 
 
 def require_target(
-    head: EagleHead,
+    head: EagleHead | DFlashHead,
     named: Mapping[str, StoredTensor],
     sizes: Mapping[str, Any],
     target: ModelConfig,
@@ -247,21 +237,17 @@ def require_target(
     """Raises UsageError for the head of a target of another width or vocabulary."""
     joined = named["fc.weight"].shape[-1] if "fc.weight" in named else 0
     width, tokens = head.config.hidden_size, sizes.get("vocab_size")
-    parts = 2 if head.joins_embedding else len(head.feature_layers)
+    joins_embedding = isinstance(head, EagleHead) and head.joins_embedding
+    given = target.hidden_size * (2 if joins_embedding else len(head.feature_layers))
     told = None
-    if joined not in (0, parts * target.hidden_size):
-        told = (
-            f"it reads {joined} numbers of a token, this target gives {parts * target.hidden_size}"
-        )
+    if isinstance(head, EagleHead) and joined not in (0, given):
+        told = f"it reads {joined} numbers of a token, this target gives {given}"
     elif isinstance(tokens, int) and abs(tokens - target.vocab_size) > PADDING:
         told = f"its vocabulary has {tokens} tokens, this target's {target.vocab_size}"
     elif width != target.hidden_size and not {"embed", "head"} <= named.keys():
         told = f"it shares tables of {width} numbers a row, this target's have {target.hidden_size}"
     if told is not None:
-        raise UsageError(
-            f"{head.path} is a head for another target: {told}",
-            remedy="Use the head with the model that it was trained for.",
-        )
+        raise other_target(f"{head.path} is a head for another target: {told}")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -4,7 +4,6 @@ state by the keys of config.json, and their tensors by the names that such heads
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,23 +13,14 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import DFlashHead, EagleHead
-from edge_spec.errors import ModelFileError, UnsupportedModelError
-from edge_spec.exporters.gguf_metadata import DFLASH, EAGLE3, Metadata
-from edge_spec.exporters.gguf_reader import GgufFile
+from edge_spec.errors import ModelFileError
+from edge_spec.exporters.gguf_reader import DFLASH, EAGLE3, GgufFile, Metadata
 from edge_spec.exporters.heads.dflash import dflash_head
 from edge_spec.exporters.heads.eagle import eagle_head
-from edge_spec.exporters.heads.eagle_tensors import VOCABULARY
-from edge_spec.exporters.heads.head_files import HeadFiles
+from edge_spec.exporters.heads.head_files import GGUF_SIZES, VOCABULARY, HeadFiles, stated_in_gguf
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Of config.json, by the keys of GGUF after the architecture's name, with their types.
-_REQUIRED: Mapping[str, tuple[str, type]] = {
-    "hidden_size": ("embedding_length", int),
-    "intermediate_size": ("feed_forward_length", int),
-    "num_attention_heads": ("attention.head_count", int),
-    "num_key_value_heads": ("attention.head_count_kv", int),
-    "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
-}
 _OPTIONAL: Mapping[str, tuple[str, type]] = {
     "head_dim": ("attention.key_length", int),
     "rope_theta": ("rope.freq_base", float),
@@ -81,29 +71,12 @@ def trained_gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> Eag
 
 
 def _stated(metadata: Metadata, architecture: str) -> dict[str, Any]:
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
-    if scaling not in (None, "none"):
-        raise UnsupportedModelError(
-            f"{metadata.path} scales its rotary embedding by {reprlib.repr(scaling)}, which is not "
-            "computed for heads in GGUF files",
-            remedy="Use the head as its authors publish it, in safetensors.",
-        )
-    values = {
-        name: metadata.require(f"{architecture}.{key}", kind)
-        for name, (key, kind) in _REQUIRED.items()
-    }
-    for name, (key, kind) in _OPTIONAL.items():
-        found = metadata.get(f"{architecture}.{key}", kind)
-        if found is not None:
-            values[name] = found
+    remedy = "Use the head as its authors publish it, in safetensors."
+    values = stated_in_gguf(metadata, GGUF_SIZES, _OPTIONAL, "heads in GGUF files", remedy)
     stored = np.asarray(metadata.values.get(f"{architecture}.{_INPUTS}", ()))
     if stored.dtype.kind not in "iu" or stored.ndim != 1:
         raise ModelFileError(f"{metadata.path} names no layers", remedy="Convert the head again.")
     inputs = stored.tolist()
-    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
-    if rotated and values.get("head_dim"):
-        # Of which config.json states a share, that is rounded down.
-        values["partial_rotary_factor"] = (rotated + 0.5) / values["head_dim"]
     if architecture == EAGLE3:
         # Rows of q and k stand as neighbouring pairs, as those of all models like Llama.
         return values | {"eagle_aux_hidden_state_layer_ids": inputs, "rope_is_neox_style": False}

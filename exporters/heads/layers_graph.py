@@ -15,7 +15,7 @@ that can be resumed, has no use here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
@@ -30,14 +30,12 @@ from edge_spec.core.heads import (
 )
 from edge_spec.exporters.block_quantize import BlockQuantized, quantize
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, tensor
-from edge_spec.exporters.onnx.nodes import CONTRIB, NodeList
+from edge_spec.exporters.onnx.nodes import CONTRIB, INLINE_BYTES, NodeList, aligned, refer_outside
 
 _ACCURACY_INT8 = 4  # the node quantizes its input to int8 on the fly
 LIKELIEST = 4  # tokens of a row that are told: as many as a row of a tree has after it at most
 _RESCORED = 16  # likeliest tokens of a row in 4 bits, among which the likeliest one in 8 bits is
 _LARGEST_INT8 = 127
-_INLINE_BYTES = 1024
-_ALIGNMENT = 4096  # a memory page, so that a tensor can be mapped where it lies
 
 
 class HeadGraph(NodeList):
@@ -58,7 +56,7 @@ class HeadGraph(NodeList):
         """Returns the name of what is stored; a second one of a name has to be the same."""
         if all(each.name != name for each in self._weights):
             values = np.ascontiguousarray(stored)
-            if values.nbytes <= _INLINE_BYTES:
+            if values.nbytes <= INLINE_BYTES:
                 self._weights.append(numpy_helper.from_array(values, name))
             else:
                 self.write(name, [values])
@@ -154,9 +152,7 @@ class HeadGraph(NodeList):
 
     def write(self, name: str, parts: Iterable[np.ndarray]) -> None:
         """parts: the rows of a tensor, the first ones first, at least one."""
-        offset = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
-        self._file.write(b"\0" * (offset - self._file.tell()))
-        rows = 0
+        offset, rows = aligned(self._file), 0
         for part in parts:
             self._file.write(np.ascontiguousarray(part).data)
             rows += len(part)
@@ -164,11 +160,8 @@ class HeadGraph(NodeList):
             name=name,
             dims=(rows, *part.shape[1:]),
             data_type=helper.np_dtype_to_tensor_dtype(part.dtype),
-            data_location=TensorProto.EXTERNAL,
         )
-        length = self._file.tell() - offset
-        for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
-            proto.external_data.add(key=key, value=str(value))
+        refer_outside(proto, WEIGHTS_FILE, offset, self._file.tell() - offset)
         self._weights.append(proto)
 
     def silu(self, x: str, output: str) -> str:
@@ -278,7 +271,10 @@ def _in_turns(matrix: HeadMatrix) -> np.ndarray:
     return turns
 
 
-class LayersGraph:
+_Head = TypeVar("_Head", EagleHead, DFlashHead)
+
+
+class LayersGraph(Generic[_Head]):
     """Writes what graphs of layers of heads have in common: the formulas of Llama and Qwen3.
 
     matrices: all of the head's; bits: of layers, as `HeadGraph.multiply` has them, and of output
@@ -287,11 +283,12 @@ class LayersGraph:
 
     def __init__(
         self,
-        head: EagleHead | DFlashHead,
+        head: _Head,
         matrices: Mapping[str, HeadMatrix],
         bits: int,
         weights: BinaryIO,
     ) -> None:
+        self._head: _Head = head
         self._config, self._tensors = head.config, head.tensors
         self._experts = head.experts if isinstance(head, EagleHead) else None
         self._matrices, self._bits = matrices, bits

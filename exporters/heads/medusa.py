@@ -9,8 +9,14 @@ from itertools import chain
 from pathlib import Path
 
 from edge_spec.core.heads import HeadMatrix, MedusaHead
-from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.heads.head_files import HeadFiles, scored_tokens
+from edge_spec.errors import UnsupportedModelError
+from edge_spec.exporters.heads.head_files import (
+    HeadFiles,
+    download_again,
+    no_known_head,
+    other_target,
+    scored_tokens,
+)
 from edge_spec.exporters.stored_tensor import StoredTensor
 
 # Head, then residual block, or the output matrix after the last one.
@@ -29,15 +35,12 @@ def medusa_head(files: HeadFiles) -> MedusaHead:
     for name in tensors:
         is_output = name in (_SHARED, _TOKENS) if is_sharing else _OUTPUT.fullmatch(name)
         if not (_BLOCK.fullmatch(name) or is_output):
-            raise UnsupportedModelError(
-                f"{path} has a tensor {name[:200]}, which no Medusa head has",
-                remedy="Use a head of a kind that docs/drafters.md lists.",
-            )
+            raise no_known_head(f"{path} has a tensor {name[:200]}, which no Medusa head has")
     counted = _BLOCK if is_sharing else _OUTPUT
     found = [match for match in map(counted.fullmatch, tensors) if match]
     if not found or (is_sharing and _TOKENS not in tensors):
         missing = _TOKENS if found else "0.0.linear.weight" if is_sharing else "0.1.weight"
-        raise ModelFileError(f"{path}: tensor {missing} is missing", remedy=_AGAIN)
+        raise download_again(f"{path}: tensor {missing} is missing")
     num_heads = 1 + max(int(match[1]) for match in found)
     num_blocks = max(int(match[2]) for match in found) + is_sharing
     hidden, vocab, token_ids = target.hidden_size, target.vocab_size, None
@@ -79,10 +82,9 @@ def _require_shapes(
                 f"{path} has a tensor {name}, but its heads end before it", remedy=_AGAIN
             )
         if name not in tensors:
-            raise ModelFileError(f"{path}: tensor {name} is missing", remedy=_AGAIN)
+            raise download_again(f"{path}: tensor {name} is missing")
         if tensors[name].shape != shapes[name]:
-            raise UsageError(
+            raise other_target(
                 f"{path} is a head for another target: tensor {name} has the shape "
-                f"{list(tensors[name].shape)}, this target needs {list(shapes[name])}",
-                remedy="Use the head with the model that it was trained for.",
+                f"{list(tensors[name].shape)}, this target needs {list(shapes[name])}"
             )

@@ -13,7 +13,6 @@ Layers with DeepSeek's experts or its latent attention are refused by the names 
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,17 +24,22 @@ import numpy as np
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, HeadExperts
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.families.tensors import raised
-from edge_spec.exporters.gguf_metadata import Metadata
-from edge_spec.exporters.gguf_reader import GgufFile, first_architecture
+from edge_spec.exporters.families.family import raised
+from edge_spec.exporters.gguf_reader import GgufFile, Metadata, first_architecture
 from edge_spec.exporters.heads.eagle import head_config, require_target, with_weights
-from edge_spec.exporters.heads.eagle_tensors import (
+from edge_spec.exporters.heads.head_files import (
+    GGUF_SIZES,
+    HeadFiles,
+    StoredTensors,
+    count,
     each_expert,
+    mapping,
     our_name,
     published_name,
+    require_shape,
     require_shapes,
+    stated_in_gguf,
 )
-from edge_spec.exporters.heads.head_files import HeadFiles, StoredTensors, count, mapping
 from edge_spec.exporters.mtp_layers import (
     MIMO_PREFIX,
     MTP_PREFIX,
@@ -152,12 +156,8 @@ _GGUF_NAMES = {
 }
 # Of config.json, by the keys of GGUF, with their types.
 _KEYS: Mapping[str, tuple[str, type]] = {
-    "hidden_size": ("embedding_length", int),
-    "intermediate_size": ("feed_forward_length", int),
-    "num_attention_heads": ("attention.head_count", int),
-    "num_key_value_heads": ("attention.head_count_kv", int),
+    **GGUF_SIZES,
     "head_dim": ("attention.key_length", int),
-    "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
     "rope_theta": ("rope.freq_base", float),
 }
 _WITH_EXPERTS = ("qwen35moe",)
@@ -267,12 +267,8 @@ def _with_gates(
     """Yields queries and their gates apart. Raises ModelFileError for a matrix of another shape."""
     config, stored = head.config, named.get(_QUERIES)
     expected = (2 * config.query_size, config.hidden_size)
-    if stored is None or stored.shape != expected:
-        found = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
-        raise ModelFileError(
-            f"{head.path}: tensor {form.theirs(_QUERIES)} {found}, expected {list(expected)}",
-            remedy="Download the head again, or use it with its own target.",
-        )
+    require_shape(head.path, form.theirs(_QUERIES), stored, expected)
+    assert stored is not None
     rows = np.arange(expected[0]).reshape(config.num_heads, 2, config.head_dim)
     for name, order in ((_QUERIES, rows[:, 0].ravel()), (_GATE, rows[:, 1].ravel())):
         read = partial(_rows_in_order, stored, order)
@@ -333,23 +329,9 @@ def gguf_head(path: Path, target: ModelConfig, has_weights: bool) -> EagleHead:
             f"{path} has no layer for multi-token prediction",
             remedy="Convert the model again, without --no-mtp, or use it without --draft.",
         )
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", str)
-    if scaling not in (None, "none"):
-        raise UnsupportedModelError(
-            f"{path} scales its rotary embedding by {reprlib.repr(scaling)}, which is not computed "
-            "for its layer for multi-token prediction",
-            remedy="Use the model without --draft.",
-        )
     stated = {**_KEYS, **(_KEYS_OF_EXPERTS if architecture in _WITH_EXPERTS else {})}
-    values = {
-        name: metadata.require(f"{architecture}.{key}", kind)
-        for name, (key, kind) in stated.items()
-    }
-    values["num_hidden_layers"] = first
-    rotated = metadata.get(f"{architecture}.rope.dimension_count", int)
-    if rotated and values["head_dim"]:
-        # Of which config.json states a share, that is rounded down.
-        values[_ROTATED] = (rotated + 0.5) / values["head_dim"]
+    whose, remedy = "its layer for multi-token prediction", "Use the model without --draft."
+    values = stated_in_gguf(metadata, stated, {}, whose, remedy) | {"num_hidden_layers": first}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         values["vocab_size"] = embedding.shape[0]

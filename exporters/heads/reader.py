@@ -9,13 +9,13 @@ from typing import Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import TrainedHead
 from edge_spec.errors import ModelFileError, UnsupportedModelError, UsageError
-from edge_spec.exporters.gguf_metadata import (
+from edge_spec.exporters.gguf_reader import (
     ASSISTANT,
     DFLASH,
     EAGLE3,
     HEAD_ARCHITECTURES,
+    first_architecture,
 )
-from edge_spec.exporters.gguf_reader import first_architecture
 from edge_spec.exporters.heads.assistant import (
     MODEL_TYPES,
     directory_assistant,
@@ -34,11 +34,9 @@ from edge_spec.exporters.heads.mtp import (
     is_gguf_head,
     mtp_head,
 )
-from edge_spec.exporters.hf_files import read_json
-from edge_spec.exporters.hf_source import INDEX, SINGLE, shards
+from edge_spec.exporters.hf_source import INDEX, SINGLE, read_json, shards
 from edge_spec.exporters.mtp_layers import STATED, mtp_prefix
-from edge_spec.exporters.safetensors_reader import INTEGERS, read_safetensors
-from edge_spec.exporters.stored_tensor import StoredTensor
+from edge_spec.exporters.stored_tensor import INTEGERS, StoredTensor, read_safetensors
 
 # Of config.json, any of which only heads have.
 _MARKS = (

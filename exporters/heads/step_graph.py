@@ -41,7 +41,7 @@ Inputs and outputs (known: tokens of the text that are read with the block, and 
     states              [scored, hidden]        that were scored, where the head reads more of them
 
 Each row sees the whole block, so attention is none of a causal operator. As in
-exporters/onnx/stacked.py, query heads that share keys are rows of one matrix. The cache is read
+exporters/onnx/attention.py, query heads that share keys are rows of one matrix. The cache is read
 where it lies, with whatever is beyond its entries, which the bias hides; keys and values that the
 pass makes stand apart, and only scores are put side by side.
 
@@ -79,13 +79,7 @@ from edge_spec.exporters.onnx.graph import tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 
 
-class EagleGraph(LayersGraph):
-    def __init__(
-        self, head: EagleHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-    ) -> None:
-        super().__init__(head, matrices, bits, weights)
-        self._head = head
-
+class EagleGraph(LayersGraph[EagleHead]):
     def built(self) -> bytes:
         """Returns a serialized ModelProto, whose weights are written."""
         stream, read = self._enter()
@@ -186,13 +180,7 @@ class EagleGraph(LayersGraph):
         ]
 
 
-class DFlashGraph(LayersGraph):
-    def __init__(
-        self, head: DFlashHead, matrices: Mapping[str, HeadMatrix], bits: int, weights: BinaryIO
-    ) -> None:
-        super().__init__(head, matrices, bits, weights)
-        self._head = head
-
+class DFlashGraph(LayersGraph[DFlashHead]):
     def built(self) -> bytes:
         """Returns a serialized ModelProto, whose weights are written."""
         graph = self._graph

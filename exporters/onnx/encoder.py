@@ -9,8 +9,13 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from edge_spec.exporters.onnx.attention import attention_biases, output_bias
-from edge_spec.exporters.onnx.cross import attention_scale, head_bias, source_values
+from edge_spec.exporters.onnx.attention import (
+    attention_biases,
+    attention_scale,
+    head_bias,
+    output_bias,
+    source_values,
+)
 from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET, GraphBuilder, tensor
 from edge_spec.exporters.onnx.nodes import CONTRIB
 

@@ -26,14 +26,16 @@ from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, activation, times
 from edge_spec.exporters.onnx.weights import OnnxWeights
 
 
-class ComposedMixture:
-    """Adds the experts of one layer after another."""
-
+class _OfExperts:
     def __init__(self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint) -> None:
         assert checkpoint.config.experts is not None
         self._nodes, self._weights, self._checkpoint = nodes, weights, checkpoint
         self._config = checkpoint.config
         self._experts: Experts = checkpoint.config.experts
+
+
+class ComposedMixture(_OfExperts):
+    """Adds the experts of one layer after another."""
 
     def add(self, x: str, routed: str, prefix: str) -> str:
         """x: [1, rows, hidden], what experts read -> the same; routed: what the router reads;
@@ -153,14 +155,8 @@ MAX_SINGLE_ROWS = 16  # up to which each row is computed by itself
 _NEVER, _LEAST = -1e30, 1e-37  # a score that is not chosen, and a weight that has a logarithm
 
 
-class Mixture:
+class Mixture(_OfExperts):
     """Adds router and experts of one layer after another."""
-
-    def __init__(self, nodes: Nodes, weights: OnnxWeights, checkpoint: StoredCheckpoint) -> None:
-        assert checkpoint.config.experts is not None
-        self._nodes, self._weights, self._checkpoint = nodes, weights, checkpoint
-        self._config = checkpoint.config
-        self._experts: Experts = checkpoint.config.experts
 
     def add(self, x: str, prefix: str) -> str:
         """x: [1, rows, hidden] -> the same; prefix: of the names of the layer's tensors."""

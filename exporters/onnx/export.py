@@ -9,15 +9,8 @@ import numpy as np
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exporters.alternatives import (
-    head_problem,
-    is_composed,
-    other_runtime,
-    uncomposed,
-)
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.description import describe
-from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx.attention import pays_to_stack
 from edge_spec.exporters.onnx.encoder import ENCODER_FILE, EncoderBuilder
 from edge_spec.exporters.onnx.graph import GraphBuilder
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
@@ -39,8 +32,13 @@ from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
+    describe,
+    head_problem,
+    is_composed,
+    other_runtime,
     require_replaceable,
     require_unchanged,
+    uncomposed,
 )
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
@@ -95,7 +93,7 @@ class OnnxExporter:
                 format=self.format,
                 quantization=name if quantization.bits > 8 else f"{name} block {block_size}",
                 check=compared if options.check else None,
-                kv_cache="whole" if stacked.pays(checkpoint.config) else "shared",
+                kv_cache="whole" if pays_to_stack(checkpoint.config) else "shared",
             )
         bundle = open_bundle(out)
         return ExportReport(out, bundle.num_bytes, bundle.manifest.parity)

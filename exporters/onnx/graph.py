@@ -16,9 +16,9 @@ total: cached tokens + attended):
     logits                 [scored, vocab]
     hidden                 [scored, hidden]     after the final norm
 
-Models whose keys are large have a second form of attention, with two more inputs (stacked.py), the
-decoder of an encoder-decoder has those of cross.py, and layers with a convolution in the place of
-attention those of convolution.py.
+Models whose keys are large have a second form of attention, with two more inputs, and so has the
+decoder of an encoder-decoder (attention.py); layers with a convolution in the place of attention
+have those of convolution.py.
 
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
@@ -47,14 +47,24 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model_parts import Rotation
-from edge_spec.exporters.alternatives import is_composed
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.onnx import convolution, stacked
-from edge_spec.exporters.onnx.attention import Attention, norm, norm_vectors, vector
-from edge_spec.exporters.onnx.cross import cross_attention, relative_bias, source_values
+from edge_spec.exporters.onnx import convolution
+from edge_spec.exporters.onnx.attention import (
+    STACKED_OPSET,
+    Attention,
+    cross_attention,
+    norm,
+    norm_vectors,
+    pays_to_stack,
+    relative_bias,
+    source_values,
+    stacked_inputs,
+    vector,
+)
 from edge_spec.exporters.onnx.experts import ComposedMixture, Mixture
 from edge_spec.exporters.onnx.nodes import CONTRIB, Nodes, activation, softcap, times, window_bias
 from edge_spec.exporters.onnx.weights import EMBEDDING, OnnxWeights
+from edge_spec.exporters.requests import is_composed
 
 
 class Mlp:
@@ -187,7 +197,7 @@ class GraphBuilder:
         self.weights = weights
         self.checkpoint = checkpoint
         self._mlp = Mlp(nodes, weights, checkpoint)
-        self.is_stacked = stacked.pays(self.config)
+        self.is_stacked = pays_to_stack(self.config)
         self.sublayers: list[Sublayer] = []  # in the order they run in, filled by `build`
 
     def build(self, on_layer: Callable[[int], None]) -> ModelProto:
@@ -356,7 +366,7 @@ class GraphBuilder:
             tensor("logit_rows", TensorProto.INT64, ["scored"]),
         ]
         if self.is_stacked:
-            inputs += stacked.inputs()
+            inputs += stacked_inputs()
         if config.encoder is not None:
             inputs += source_values(config)
         if config.convolving:
@@ -368,7 +378,7 @@ class GraphBuilder:
             scored + self._cache("present"),
             self.nodes.weights.protos,
         )
-        opset = stacked.OPSET if self.is_stacked else OPSET
+        opset = STACKED_OPSET if self.is_stacked else OPSET
         opset = convolution.OPSET if config.convolving else opset
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(

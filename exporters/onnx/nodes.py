@@ -91,14 +91,24 @@ class Initializers:
         return self._external(proto, packed)
 
     def _external(self, proto: TensorProto, stored: np.ndarray) -> TensorProto:
-        end = self._data.tell()
-        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        self._data.write(b"\0" * (offset - end))
+        offset = aligned(self._data)
         self._data.write(stored.data)
-        proto.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", DATA_FILE), ("offset", offset), ("length", stored.nbytes)):
-            proto.external_data.add(key=key, value=str(value))
+        refer_outside(proto, DATA_FILE, offset, stored.nbytes)
         return proto
+
+
+def aligned(data: BinaryIO) -> int:
+    """Pads a file of weights to where a tensor can be mapped, and returns where that is."""
+    end = data.tell()
+    offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+    data.write(b"\0" * (offset - end))
+    return offset
+
+
+def refer_outside(proto: TensorProto, location: str, offset: int, length: int) -> None:
+    proto.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        proto.external_data.add(key=key, value=str(value))
 
 
 def times(nodes: Nodes, x: str, scale: float, output: str) -> str:

@@ -1,4 +1,19 @@
-"""Checkpoint to a bundle of ONNX graphs whose shapes are fixed, for NPUs.
+"""Writes the static layout (exporters/static_layout.py) as ONNX graphs, a graph a function.
+
+Only standard operators, with every shape fixed. A graph does not write the cache, which no ONNX
+operator does in place: it takes the states, attends to them and to its own rows side by side, and
+returns what its rows add; the runtime writes that at write_slot. Inputs and outputs:
+
+    input_ids          [1, rows] int32
+    position_ids       [rows] int32
+    past_mask          [1, 1, rows, slots] float32    what a row adds to its scores of each slot
+    own_mask           [1, 1, rows, rows] float32     and of the rows of this pass
+    past.N.key|value   [1, kv_heads, slots, head_dim]
+    new.N.key|value    [1, kv_heads, rows, head_dim]
+    logits             [rows, vocab] float32          of functions that score
+    hidden             [rows, hidden_size] float32    of these, where it was asked for
+
+Checkpoint to a bundle of ONNX graphs whose shapes are fixed, for NPUs.
 
 Rounds what matrices of a static graph are multiplied with to 16 bits, as NPUs compute.
 
@@ -10,21 +25,22 @@ Network Quantization). With 8 bits, a few large values of some columns leave the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.model import Progress
-from edge_spec.exporters.alternatives import other_export
 from edge_spec.exporters.checkpoint import StoredCheckpoint, first_layers
-from edge_spec.exporters.description import describe
-from edge_spec.exporters.importance import input_importance, input_ranges
+from edge_spec.exporters.fitted_layers import input_importance, input_ranges
+from edge_spec.exporters.onnx.graph import IR_VERSION, OPSET
 from edge_spec.exporters.onnx.nodes import DATA_FILE, Initializers, Nodes
-from edge_spec.exporters.onnx.static_graph import StaticGraphs
 from edge_spec.exporters.onnx.weights import (
+    EMBEDDING,
     StaticFloats,
     StaticIntegers,
     StaticWeights,
@@ -33,12 +49,15 @@ from edge_spec.exporters.parity import Converted, Parity, check, scored_by
 from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_quantization,
+    describe,
+    other_export,
     require_plain,
     require_replaceable,
     require_unchanged,
 )
 from edge_spec.exporters.static_layout import (
     BLOCK_SIZE,
+    StaticFunction,
     StaticShape,
     chosen_context,
     functions,
@@ -47,6 +66,252 @@ from edge_spec.exporters.static_layout import (
 )
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.storage.atomic import atomic_directory
+
+PARTS = ("key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class StaticGraphs:
+    """Builds the functions of one model over the same weights."""
+
+    checkpoint: StoredCheckpoint
+    weights: Initializers
+    matrices: StaticWeights
+    shape: StaticShape
+    state: int  # the type of keys and values, float16 or float32
+    hidden: bool
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    def build(self, function: StaticFunction, on_layer: Callable[[int], None]) -> ModelProto:
+        return _Pass(self, function, on_layer).model()
+
+
+class _Pass:
+    """One function while it is built."""
+
+    def __init__(
+        self, graphs: StaticGraphs, function: StaticFunction, on_layer: Callable[[int], None]
+    ) -> None:
+        self._graphs = graphs
+        self._on_layer = on_layer
+        self._function = function
+        self._rows = function.rows
+        self._config: ModelConfig = graphs.config
+        self._nodes = Nodes(graphs.weights)
+        self._groups = self._config.num_heads // self._config.num_kv_heads
+
+    def model(self) -> ModelProto:
+        outputs = self._pass()
+        used = {name for node in self._nodes.protos for name in node.input}
+        graph = helper.make_graph(
+            self._nodes.protos,
+            f"edge-spec {self._function.name}",
+            self._inputs(),
+            outputs + self._states("new", self._rows),
+            [proto for proto in self._graphs.weights.protos if proto.name in used],
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge-spec"
+        )
+
+    def _pass(self) -> list[ValueInfoProto]:
+        """Adds the nodes; returns the outputs beside the new keys and values."""
+        config, nodes = self._config, self._nodes
+        self._cos, self._sin = (self._rotation(i, name) for i, name in enumerate(("cos", "sin")))
+        self._masks = [self._for_groups(name) for name in ("past_mask", "own_mask")]
+        x = self._graphs.matrices.embed(nodes, "input_ids")
+        for layer in range(config.num_layers):
+            prefix = f"model.layers.{layer}."
+            normed = self._norm(x, prefix + "input_layernorm")
+            keys, values = self._keys_and_values(normed, layer, prefix + "self_attn.")
+            if layer + 1 == config.num_layers and not self._function.scores:
+                return []  # of this layer, nobody reads more
+            mixed = self._attention(normed, layer, keys, values)
+            x = nodes.add("Add", [x, mixed], prefix + "attended")
+            normed = self._norm(x, prefix + "post_attention_layernorm")
+            x = nodes.add("Add", [x, self._mlp(normed, prefix + "mlp.")], prefix + "output")
+            self._on_layer(layer)
+        return self._scores(self._norm(x, "model.norm"))
+
+    def _scores(self, x: str) -> list[ValueInfoProto]:
+        config, rows = self._config, self._rows
+        name = EMBEDDING if config.tied_embeddings else "lm_head.weight"
+        hidden = self._reshape(x, (rows, config.hidden_size), "hidden")
+        self._graphs.matrices.head(self._nodes, hidden, name, "logits")
+        found = [_value("logits", TensorProto.FLOAT, (rows, config.vocab_size))]
+        if self._graphs.hidden:
+            found.append(_value("hidden", TensorProto.FLOAT, (rows, config.hidden_size)))
+        return found
+
+    def _rotation(self, which: int, name: str) -> str:
+        """cos or sin of the rows' positions, [rows, head_dim / 2]."""
+        tables = self._config.rotations[0].tables(self._graphs.shape.context_length)
+        stored = self._nodes.weights.add(f"rope_{name}", tables[which])
+        return self._nodes.add("Gather", [stored, "position_ids"], f"rotation_{name}")
+
+    def _for_groups(self, mask: str) -> str:
+        """The mask's rows once for each query of a group."""
+        repeats = self._nodes.weights.add("groups", np.array([1, 1, self._groups, 1]))
+        return self._nodes.add("Tile", [mask, repeats], mask + ".groups")
+
+    def _keys_and_values(self, x: str, layer: int, prefix: str) -> list[str]:
+        """Returns what attention reads of the rows' own; [1, kv_heads, rows, head_dim]."""
+        count, nodes = self._config.num_kv_heads, self._nodes
+        own = [self._heads(x, prefix, part, count) for part in "kv"]
+        names = [f"new.{layer}.{part}" for part in PARTS]
+        if self._graphs.state == TensorProto.FLOAT:
+            return [
+                nodes.add("Identity", [each], name) for each, name in zip(own, names, strict=True)
+            ]
+        # Rounded here, too: else a row's scores would depend on which pass its ancestors were in.
+        for each, name in zip(own, names, strict=True):
+            nodes.add("Cast", [each], name, to=self._graphs.state)
+        return [self._widened(name) for name in names]
+
+    def _widened(self, state: str) -> str:
+        if self._graphs.state == TensorProto.FLOAT:
+            return state
+        return self._nodes.add("Cast", [state], state + ".float32", to=TensorProto.FLOAT)
+
+    def _heads(self, x: str, prefix: str, part: str, count: int) -> str:
+        """Queries, keys or values, [1, count, rows, head_dim], normed and rotated."""
+        config, name = self._config, f"{prefix}{part}_proj"
+        split = self._reshape(
+            self._linear(x, name, config.qkv_bias),
+            (1, self._rows, count, config.head_dim),
+            name + ".split",
+        )
+        heads = self._nodes.add("Transpose", [split], name + ".heads", perm=[0, 2, 1, 3])
+        if config.qk_norm and part in "qk":
+            heads = self._norm(heads, f"{prefix}{part}_norm")
+        return heads if part == "v" else self._rotate(heads, name)
+
+    def _linear(self, x: str, name: str, has_bias: bool) -> str:
+        product = self._graphs.matrices.linear(self._nodes, x, name + ".weight")
+        if not has_bias:
+            return product
+        bias = self._vector(name + ".bias")
+        return self._nodes.add("Add", [product, bias], name + ".biased")
+
+    def _rotate(self, x: str, name: str) -> str:
+        """x: [1, heads, rows, head_dim], halves paired (Su et al. 2021)."""
+        nodes = self._nodes
+        first, second = name + ".first", name + ".second"
+        nodes.add("Split", [x], [first, second], axis=-1, num_outputs=2)
+
+        def product(half: str, table: str) -> str:
+            return nodes.add("Mul", [half, table], f"{half}.{table}")
+
+        cos, sin = self._cos, self._sin
+        low = nodes.add("Sub", [product(first, cos), product(second, sin)], name + ".low")
+        high = nodes.add("Add", [product(second, cos), product(first, sin)], name + ".high")
+        return nodes.add("Concat", [low, high], name + ".rotated", axis=-1)
+
+    def _attention(self, x: str, layer: int, keys: str, values: str) -> str:
+        config, nodes = self._config, self._nodes
+        prefix = f"model.layers.{layer}.self_attn."
+        # Query heads that share keys stand as further rows of one head: nothing is repeated.
+        queries = self._reshape(
+            self._scaled(self._heads(x, prefix, "q", config.num_heads), prefix),
+            (1, config.num_kv_heads, self._groups * self._rows, config.head_dim),
+            prefix + "queries",
+        )
+        past_keys, past_values = (self._widened(f"past.{layer}.{part}") for part in PARTS)
+        scores = [
+            self._masked_scores(queries, each, mask)
+            for each, mask in zip((past_keys, keys), self._masks, strict=True)
+        ]
+        joined = nodes.add("Concat", scores, prefix + "scores", axis=-1)
+        shares = nodes.add("Softmax", [joined], prefix + "shares", axis=-1)
+        sizes = nodes.weights.add(
+            f"attended_{self._rows}", np.array([self._graphs.shape.slots, self._rows])
+        )
+        past, own = prefix + "past_shares", prefix + "own_shares"
+        nodes.add("Split", [shares, sizes], [past, own], axis=-1)
+        parts = [
+            nodes.add("MatMul", [past, past_values], prefix + "past_mixed"),
+            nodes.add("MatMul", [own, values], prefix + "own_mixed"),
+        ]
+        mixed = nodes.add("Add", parts, prefix + "mixed")
+        return self._linear(self._joined(mixed, prefix), prefix + "o_proj", config.output_bias)
+
+    def _scaled(self, queries: str, prefix: str) -> str:
+        """First: products then stay within float16."""
+        scale = np.float32(self._config.head_dim**-0.5)
+        stored = self._nodes.weights.add("attention_scale", np.array(scale))
+        return self._nodes.add("Mul", [queries, stored], prefix + "scaled")
+
+    def _masked_scores(self, queries: str, keys: str, mask: str) -> str:
+        nodes = self._nodes
+        turned = nodes.add("Transpose", [keys], keys + ".turned", perm=[0, 1, 3, 2])
+        products = nodes.add("MatMul", [queries, turned], keys + ".products")
+        return nodes.add("Add", [products, mask], keys + ".scores")
+
+    def _joined(self, mixed: str, prefix: str) -> str:
+        config, rows = self._config, self._rows
+        each = self._reshape(mixed, (1, config.num_heads, rows, config.head_dim), prefix + "each")
+        turned = self._nodes.add("Transpose", [each], prefix + "turned", perm=[0, 2, 1, 3])
+        return self._reshape(turned, (1, rows, config.query_size), prefix + "joined")
+
+    def _mlp(self, x: str, prefix: str) -> str:
+        nodes = self._nodes
+        gate = self._linear(x, prefix + "gate_proj", False)
+        share = nodes.add("Sigmoid", [gate], prefix + "share")
+        activated = nodes.add("Mul", [gate, share], prefix + "activated")
+        up = self._linear(x, prefix + "up_proj", False)
+        product = nodes.add("Mul", [activated, up], prefix + "product")
+        return self._linear(product, prefix + "down_proj", False)
+
+    def _norm(self, x: str, name: str) -> str:
+        """The nodes that compilers fuse to a root mean square norm (Zhang and Sennrich 2019)."""
+        nodes, add = self._nodes, self._nodes.weights.add
+        two = add("two", np.array(2, np.float32))
+        last = add("last_axis", np.array([-1]))
+        epsilon = add("norm_epsilon", np.array(self._config.norm_epsilon, np.float32))
+        squares = nodes.add("Pow", [x, two], name + ".squares")
+        mean = nodes.add("ReduceMean", [squares, last], name + ".mean", keepdims=1)
+        moved = nodes.add("Add", [mean, epsilon], name + ".moved")
+        root = nodes.add("Sqrt", [moved], name + ".root")
+        normed = nodes.add("Div", [x, root], name + ".normed")
+        return nodes.add("Mul", [normed, self._vector(name + ".weight")], name + ".output")
+
+    def _reshape(self, x: str, shape: tuple[int, ...], output: str) -> str:
+        name = "shape_" + "_".join(map(str, shape))
+        return self._nodes.add(
+            "Reshape", [x, self._nodes.weights.add(name, np.array(shape))], output
+        )
+
+    def _vector(self, name: str) -> str:
+        add = self._nodes.weights.add_made
+        return add(name, lambda: self._graphs.checkpoint.float32(name))
+
+    def _inputs(self) -> list[ValueInfoProto]:
+        rows, slots = self._rows, self._graphs.shape.slots
+        return [
+            _value("input_ids", TensorProto.INT32, (1, rows)),
+            _value("position_ids", TensorProto.INT32, (rows,)),
+            _value("past_mask", TensorProto.FLOAT, (1, 1, rows, slots)),
+            _value("own_mask", TensorProto.FLOAT, (1, 1, rows, rows)),
+            *self._states("past", slots),
+        ]
+
+    def _states(self, when: str, length: int) -> list[ValueInfoProto]:
+        config = self._config
+        shape = (1, config.num_kv_heads, length, config.head_dim)
+        return [
+            _value(f"{when}.{layer}.{part}", self._graphs.state, shape)
+            for layer in range(config.num_layers)
+            for part in PARTS
+        ]
+
+
+def _value(name: str, kind: int, shape: tuple[int, ...]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
 
 _HEADROOM = 1.0  # of a range, on either side: other texts have larger values, and 16 bits have room
 _MOST = np.iinfo(np.uint16).max
@@ -167,7 +432,8 @@ def _graphs(
         matrices = StaticIntegers(checkpoint, weights, bits, importance)
         if quantization == _ROUNDS_INPUTS:
             matrices = RoundedInputs(matrices, input_ranges(checkpoint, progress))
-    return StaticGraphs(checkpoint, weights, matrices, shape, state, hidden)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(state))
+    return StaticGraphs(checkpoint, weights, matrices, shape, kind, hidden)
 
 
 def _write(graphs: StaticGraphs, work: Path, progress: Progress) -> None:

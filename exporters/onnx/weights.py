@@ -32,32 +32,6 @@ EMBEDDING_BLOCK = 32
 _ACCURACY_INT8 = 4  # MatMulNBits quantizes its input to int8 on the fly
 
 
-class OnnxWeights(Protocol):
-    """Reads matrices from a checkpoint and adds them to a graph."""
-
-    def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
-        """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
-
-    def rounded(self, x: str, names: Sequence[str]) -> str:
-        """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
-
-    def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
-        """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
-
-    def head(self, hidden: str, name: str, output: str) -> None:
-        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
-
-    @property
-    def blocks(self) -> tuple[int, int] | None:
-        """Bits and sizes of the blocks that layers are stored in; None for floats."""
-
-    def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        """Stores the matrices of all experts as `name` and returns what it consists of.
-
-        names: of each expert, those whose rows follow each other in turns.
-        """
-
-
 class IntegerWeights:
     """MatMulNBits with int8 activations. Embedding and head keep 8 bits at every setting:
 
@@ -74,9 +48,11 @@ class IntegerWeights:
         self._tables: dict[str, list[str]] = {}  # what was stored of each
 
     def linear(self, x: str, names: Sequence[str], biases: Sequence[str]) -> str:
+        """x times the transposed matrices, side by side; x: [..., in] -> [..., sum of outs]."""
         return self._product(x, names, self._layers.take(names), biases)
 
     def rounded(self, x: str, names: Sequence[str]) -> str:
+        """The same, of matrices that are not fitted to their inputs, x: [rows, in]."""
         stored = [self._checkpoint.tensors[name] for name in names]
         weight = quantize_stored(stored, self._bits, self._block_size)
         return self._product(x, names, weight, [])
@@ -94,6 +70,7 @@ class IntegerWeights:
         return self._matmul(inputs, shape, blocks, names[0].removesuffix(".weight") + ".output")
 
     def embed(self, ids: str, output: str, name: str = EMBEDDING) -> None:
+        """ids: [1, rows] -> `output` [1, rows, columns], those rows of a table."""
         if name == EMBEDDING:  # which a head may have the same blocks of, in another shape
             inputs = [*self._store_table(name)]
             size = self._checkpoint.config.vocab_size
@@ -113,6 +90,7 @@ class IntegerWeights:
         )
 
     def head(self, hidden: str, name: str, output: str) -> None:
+        """hidden: [rows, hidden] -> `output`, the logits [rows, vocab]."""
         config = self._checkpoint.config
         self._matmul(
             [hidden, *self._store_table(name)],
@@ -123,10 +101,13 @@ class IntegerWeights:
 
     @property
     def blocks(self) -> tuple[int, int]:
+        """Bits and sizes of the blocks that layers are stored in; None for floats."""
         return self._bits, self._block_size
 
     def stacked(self, name: str, names: Sequence[Sequence[str]]) -> list[str]:
-        """Packed values [experts, rows, bytes], scales and zero points."""
+        """Stores the matrices of all experts as `name` and returns what it consists of: packed
+        values [experts, rows, bytes], scales and zero points. names: of each expert, those whose
+        rows follow each other in turns."""
         tensors = self._checkpoint.tensors
         made: list[BlockQuantized] = []
 
@@ -253,6 +234,7 @@ class FloatWeights:
         return self._nodes.add("Cast", [name], widened, to=TensorProto.FLOAT)
 
 
+OnnxWeights = IntegerWeights | FloatWeights
 _LARGEST = 127  # of symmetric 8-bit levels
 
 
@@ -342,15 +324,7 @@ class StaticIntegers:
         nodes.add("Gemm", [hidden, widened], output, transB=1)
 
     def _channels(self, nodes: Nodes, name: str) -> str:
-        made: list[tuple[np.ndarray, np.ndarray]] = []
-
-        def part(which: int) -> np.ndarray:
-            if not made:  # once, and not at all where it is kept
-                made.append(channels(self._checkpoint.float32(name)))
-            return made[0][which].T
-
-        add = self._weights.add_made
-        inputs = [add(name, lambda: part(0)), add(name + ".scales", lambda: part(1))]
+        inputs = [*self._table(name, is_turned=True)]
         return nodes.add("DequantizeLinear", inputs, name + ".float32", axis=1)
 
     def _blocks(self, nodes: Nodes, name: str) -> str:
@@ -377,14 +351,15 @@ class StaticIntegers:
             block_size=BLOCK_SIZE,
         )
 
-    def _table(self, name: str) -> tuple[str, str]:
-        """Levels [vocab, hidden] and scales [vocab] of embedding or head, which may be one."""
+    def _table(self, name: str, is_turned: bool = False) -> tuple[str, str]:
+        """Levels [out, in], or [in, out], and scales [out]: of embedding and head, which may be
+        one, those of the vocabulary."""
         made: list[tuple[np.ndarray, np.ndarray]] = []
 
         def part(which: int) -> np.ndarray:
-            if not made:
+            if not made:  # once, and not at all where it is kept
                 made.append(channels(self._checkpoint.float32(name)))
-            return made[0][which]
+            return made[0][which].T if is_turned else made[0][which]
 
         add = self._weights.add_made
         return add(name, lambda: part(0)), add(name + ".scales", lambda: part(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,8 +17,6 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions, ExportReport
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Progress
-from edge_spec.core.model_info import SpecialTokens
-from edge_spec.core.recommended_sampling import RecommendedSampling
 from edge_spec.errors import (
     EdgeSpecError,
     ExportError,
@@ -26,10 +24,16 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
     UsageError,
-    readable,
 )
-from edge_spec.exporters.hf_files import read_json
-from edge_spec.exporters.hf_source import INDEX, SINGLE, shards, text_fields
+from edge_spec.exporters.checkpoint import ModelText
+from edge_spec.exporters.hf_source import (
+    INDEX,
+    SINGLE,
+    damaged_file,
+    read_json,
+    shards,
+    text_fields,
+)
 from edge_spec.exporters.optimum import tools
 from edge_spec.exporters.parity import (
     Converted,
@@ -41,6 +45,7 @@ from edge_spec.exporters.requests import (
     BlockQuantization,
     chosen_block_size,
     chosen_quantization,
+    manifest_fields,
     require_replaceable,
 )
 from edge_spec.models.bundle import TOKENIZER, open_bundle, write_manifest
@@ -60,20 +65,11 @@ QUANTIZATIONS = {
 
 
 @dataclass(frozen=True)
-class OptimumSource:
+class OptimumSource(ModelText):
     """A directory that holds nothing which has to be executed to be read."""
 
     path: Path
     model_type: str
-    chat_template: str | None
-    eos_ids: tuple[int, ...]
-    end_sources: Mapping[int, str]
-    bos_id: int | None
-    adds_bos: bool  # whether every prompt begins with it
-    read_tokenizer: Callable[[], str]
-    sampling: RecommendedSampling
-    named_templates: Mapping[str, str]
-    special_tokens: SpecialTokens
 
 
 class OptimumExporter:
@@ -199,17 +195,9 @@ class _Making:
         write_manifest(
             directory,
             format=OptimumExporter.format,
-            name=readable(source.path.name),
+            **manifest_fields(source, source.path),
             architecture=ModelConfig.from_dict(self.config).to_dict(),
-            chat_template=source.chat_template,
-            eos_ids=source.eos_ids,
-            bos_id=source.bos_id,
-            adds_bos=source.adds_bos,
-            sampling=source.sampling.stated,
-            named_templates=source.named_templates,
-            special_tokens=source.special_tokens,
             quantization=self._quantization,
-            source_sha256=None,
             parity=self._parity,
             kv_cache="growing",
             notes=self._notes,
@@ -252,10 +240,7 @@ def open_source(path: Path) -> OptimumSource:
             )
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
-        raise ModelFileError(
-            f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}",
-            remedy="Download the file again.",
-        )
+        raise damaged_file(f"{path / 'config.json'}: model_type is {reprlib.repr(model_type)}")
     if values.get("is_encoder_decoder"):
         raise UnsupportedModelError(
             f"{path / 'config.json'} is of a model with an encoder and a decoder",

@@ -4,7 +4,7 @@ A bundle holds one graph (exporters/onnx/graph.py), as the CPU runs it. Others a
 memory, over the same file of weights:
 
 - attention and mixtures of experts in one form, where the graph has two for the sake of the CPU
-  (exporters/onnx/stacked.py, experts.py): other devices know the operators;
+  (exporters/onnx/attention.py, experts.py): other devices know the operators;
 - a single row attended once (`is_attended_once`): no `attention_rows` and `kept_rows`;
 - for chains alone (`takes_trees` False): without `attention_bias`, with which CUDA takes neither
   flash attention nor a captured graph. The operator counts the rows of a window itself;

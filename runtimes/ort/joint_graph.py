@@ -11,7 +11,7 @@ its scores are the same bit for bit where those of rows in passes of different w
                                           each row
     ...@P                                 the other inputs of attention, as in a pass of its own
 
-A graph with two forms of attention (exporters/onnx/stacked.py) has an `If` for it, in which a
+A graph with two forms of attention (exporters/onnx/attention.py) has an `If` for it, in which a
 place's rows are alone, with two more inputs:
 
     own_rows@P         [own] int64        which rows of the pass are those of place P

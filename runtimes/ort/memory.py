@@ -148,7 +148,7 @@ def layer_weights(config: ModelConfig) -> int:
 
 def _stacked(config: ModelConfig, capacity: int) -> int:
     """Forecasts the scores of all heads and tokens, as a round of many rows has them (exporters/
-    onnx/stacked.py)."""
+    onnx/attention.py)."""
     return _FLOAT * _SCORE_BUFFERS * _ROUND_ROWS * config.num_heads * capacity
 
 

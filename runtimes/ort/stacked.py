@@ -1,4 +1,4 @@
-"""Makes the mask of a stacked pass (exporters/onnx/stacked.py), over the whole cache."""
+"""Makes the mask of a stacked pass (exporters/onnx/attention.py), over the whole cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Static ONNX graphs as a Program, whatever runs them.
 
-The graphs take the states and return what their rows add (exporters/onnx/static_graph.py): the
+The graphs take the states and return what their rows add (exporters/onnx/static.py): the
 states are arrays of the session, written here.
 """
 
@@ -113,7 +113,7 @@ class OnnxProgram:
 
 def layout_signature(function: str, graph: GraphSignature) -> Signature:
     """Returns what a graph is to a session. Raises ValueError for one that is not as
-    exporters/onnx/static_graph.py writes it."""
+    exporters/onnx/static.py writes it."""
     inputs = {name: each.shape for name, each in graph.inputs.items()}
     states = {name: shape for name, shape in inputs.items() if name.startswith(PAST)}
     outputs = {name: each.shape for name, each in graph.outputs.items()}

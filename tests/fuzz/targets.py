@@ -24,7 +24,7 @@ from edge_spec.engine.snapshot_file import read_snapshot
 from edge_spec.errors import EdgeSpecError
 from edge_spec.exporters.gguf_model_info import open_model_info
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.exporters.safetensors_reader import read_safetensors
+from edge_spec.exporters.stored_tensor import read_safetensors
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.hub.client import HubReference
 from edge_spec.models.pair_bundle import find_member

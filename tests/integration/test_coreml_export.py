@@ -18,7 +18,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.exporters.coreml import CoreMlExporter, recipes
 from edge_spec.exporters.coreml.graph import ProgramBuilder
-from edge_spec.exporters.coreml.package import read_function
+from edge_spec.exporters.coreml.interpreter import read_function
 from edge_spec.exporters.coreml.recipes import AneRecipe, GpuRecipe
 from edge_spec.exporters.coreml.weights import CoreMlWeights, dense
 from edge_spec.exporters.static_layout import StaticShape

@@ -15,7 +15,7 @@ pytest.importorskip("coremltools")
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import DeviceError, EdgeSpecError, SessionError
-from edge_spec.exporters.coreml.package import read_function
+from edge_spec.exporters.coreml.interpreter import read_function
 from edge_spec.models.bundle import Bundle
 from edge_spec.runtimes.coreml import CoreMlRuntime
 from edge_spec.runtimes.coreml import native as native_module

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import EdgeSpecError, ModelFileError
-from edge_spec.exporters import safetensors_reader
+from edge_spec.exporters import stored_tensor
 
 Refusal = Callable[..., EdgeSpecError]
 pytestmark = pytest.mark.usefixtures("bounded_memory")
@@ -128,7 +128,7 @@ def test_dimensions_of_thousands_of_digits_are_not_multiplied(
     directory: Path, tiny: ModuleType, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which would take a minute."""
-    monkeypatch.setattr(safetensors_reader, "math", SimpleNamespace())
+    monkeypatch.setattr(stored_tensor, "math", SimpleNamespace())
     for shape in ([10**4290] * 1000, [10**4290] * 8):
         data = tiny.safetensors_file({"t": entry(shape)}, bytes(16))
         (directory / "model.safetensors").write_bytes(data)

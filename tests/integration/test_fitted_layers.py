@@ -15,8 +15,12 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.errors import ModelFileError
 from edge_spec.exporters.block_quantize import quantize
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.fitted_layers import FittedLayers, calibration_sequences, input_correction
-from edge_spec.exporters.importance import importance
+from edge_spec.exporters.fitted_layers import (
+    FittedLayers,
+    calibration_sequences,
+    importance,
+    input_correction,
+)
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.runtimes.reference import ReferenceRuntime

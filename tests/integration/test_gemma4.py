@@ -18,7 +18,7 @@ from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.model_parts import Experts, LayerEmbeddings, LayerKind
 from edge_spec.core.rope import Rope
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.tokenizer_json import TEXTS
+from edge_spec.exporters.gguf.vocabulary import TEXTS
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import tokenizer_from_gguf
 from edge_spec.models import runtimes

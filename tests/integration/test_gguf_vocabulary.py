@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.checkpoint import StoredCheckpoint
-from edge_spec.exporters.gguf.tokenizer_json import TEXTS, vocabulary_of
+from edge_spec.exporters.gguf.vocabulary import TEXTS, vocabulary_of
 from edge_spec.exporters.gguf_reader import GgufFile
 from edge_spec.exporters.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
 from edge_spec.exporters.reader import open_checkpoint

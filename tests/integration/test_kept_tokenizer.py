@@ -48,7 +48,7 @@ def num_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         return make(metadata, path)
 
     monkeypatch.setattr(
-        "edge_spec.exporters.gguf_source._tokenizer_json",
+        "edge_spec.exporters.gguf_model_info._tokenizer_json",
         lambda file: str(counted(file.metadata, file.path).to_str()),
     )
     return lambda: len(made)

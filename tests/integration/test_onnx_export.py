@@ -15,10 +15,9 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.core.tree import TokenTree
-from edge_spec.exporters.checkpoint import StoredCheckpoint
+from edge_spec.exporters.checkpoint import StoredCheckpoint, expected_shapes
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.exporters.tensor_shapes import expected_shapes
 from edge_spec.models.bundle import Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel

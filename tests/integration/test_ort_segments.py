@@ -18,7 +18,7 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, SessionError
-from edge_spec.exporters.onnx import OnnxExporter, segments, stacked
+from edge_spec.exporters.onnx import OnnxExporter, attention, segments
 from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, list_files, open_bundle
 from edge_spec.runtimes.ort import OrtModel, OrtRuntime
@@ -49,7 +49,7 @@ def export(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Export
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(segments, "SEGMENT_BYTES", 1)
             if variant == TWO_FORMS:
-                patched.setattr(stacked, "_MIN_KV_SIZE", 1)
+                patched.setattr(attention, "_MIN_KV_SIZE", 1)
             patched.setattr(segments, "MAX_SEGMENTS", count)
             OnnxExporter().export(source, directory / "out", options, lambda what, part: None)
         bundle = open_bundle(directory / "out")

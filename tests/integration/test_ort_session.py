@@ -19,7 +19,7 @@ RandomTree = Callable[..., TokenTree]
 
 @pytest.fixture(scope="module", params=["ort", "ort-stacked", "ort-normed"])
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    """Of each form of attention that exporters/onnx/stacked.py writes."""
+    """Of each form of attention that exporters/onnx/attention.py writes."""
     return open_case(request.param, tmp_path_factory.mktemp("ort"))
 
 

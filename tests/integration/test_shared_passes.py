@@ -17,7 +17,7 @@ from edge_spec.core.tree import TokenTree
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError
-from edge_spec.exporters.onnx import stacked
+from edge_spec.exporters.onnx import attention
 from edge_spec.exporters.onnx.export import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
@@ -49,7 +49,7 @@ def test_heads_that_are_stacked_as_rows_share_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in models with large keys."""
-    monkeypatch.setattr(stacked, "_MIN_KV_SIZE", 1)
+    monkeypatch.setattr(attention, "_MIN_KV_SIZE", 1)
     OnnxExporter().export(
         checkpoint(variant), tmp_path / "out", ExportOptions("fp32"), lambda what, fraction: None
     )

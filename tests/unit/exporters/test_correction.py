@@ -7,8 +7,7 @@ import pytest
 
 from edge_spec.exporters import fitted_layers
 from edge_spec.exporters.block_quantize import quantize
-from edge_spec.exporters.fitted_layers import input_correction
-from edge_spec.exporters.importance import importance
+from edge_spec.exporters.fitted_layers import importance, input_correction
 
 ROWS, COLUMNS, TOKENS = 48, 64, 400
 
