@@ -2,7 +2,7 @@
 
     pair.json               what this module reads and writes
     tokenizer.json          the target's
-    target/onnx/            an ordinary bundle (edge_spec/bundle.py)
+    target/onnx/            an ordinary bundle (edge_spec/models/bundle.py)
     target/gguf/model.gguf
     draft/...               the same
     profiles/               what passes take on a device; added later, listed nowhere

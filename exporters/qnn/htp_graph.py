@@ -103,7 +103,7 @@ def _multiply(inputs: list[str], output: str, sizes: Mapping[str, Any]) -> NodeP
 
 
 def _matrix(node: NodeProto, stored: Mapping[str, TensorProto]) -> _Matrix:
-    """Reads what a DequantizeLinear of static_weights.py widens: 4-bit blocks [in, out], or 8-bit
+    """Reads what a DequantizeLinear of weights.py widens: 4-bit blocks [in, out], or 8-bit
     channels of either order."""
     levels, scales = (stored[name] for name in node.input[:2])
     scale = numpy_helper.to_array(scales)

@@ -291,7 +291,7 @@ class DeviceSession:
     """Commits and rollbacks of chains change its length alone; the rows of a tree's path are moved
     together on the device.
 
-    It has no parts (partial.py): their graph would be there with weights of its own.
+    It has no parts: their graph would be there with weights of its own.
     """
 
     def __init__(self, passes: DevicePasses) -> None:

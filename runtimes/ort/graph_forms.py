@@ -10,7 +10,7 @@ memory, over the same file of weights:
   flash attention nor a captured graph. The operator counts the rows of a window itself;
 - rotated before attention (`is_rotated_apart`): WebGPU's attention ignores `position_ids`, which
   its RotaryEmbedding does not;
-- float16 (`is_half`, half_graph.py): CUDA's GroupQueryAttention takes no float32;
+- float16 (`is_half`): CUDA's GroupQueryAttention takes no float32;
 - activations as they are (`keeps_activations`, and all of float16): the CPU rounds to int8 what a
   quantized matrix is multiplied with, which moves scores by a tenth of their deviation and more.
 
@@ -291,7 +291,7 @@ _WINDOW = "window."  # begins the names of nodes that make its bias
 @dataclass(frozen=True)
 class GraphForm:
     """See the module. has_wide_stream: whether float16 stays out of the residual stream and its
-    norms (half_graph.py)."""
+    norms."""
 
     is_half: bool = False
     takes_trees: bool = True
