@@ -1,22 +1,20 @@
-"""Measures what an error in a weight costs: the mean square of its inputs.
+"""Makes the matrices of a model's layers into blocks of integers, a layer at a time.
 
-The squared error of a layer's output, summed over texts, is that of its weights with these as
-factors, where inputs are uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact;
-Kim et al. 2024, SqueezeLLM, weigh by the gradient instead).
-
-The matrices of a model's layers in blocks of integers, made a layer at a time.
+What an error in a weight costs is the mean square of its inputs: the squared error of a layer's
+output, summed over texts, is that of its weights with these as factors, where inputs are
+uncorrelated (Lin et al. 2024, AWQ, keep the same inputs' weights exact; Kim et al. 2024,
+SqueezeLLM, weigh by the gradient instead).
 
 What a file has in this form is carried over, and 8 bits are near enough to the source (0.003 nats a
 token on the demo model) to be rounded as they are. Other matrices are fitted to what each is
 multiplied with once all before it are in blocks: two streams of our own prompts pass the layers,
 one with the model's weights and one with what is made of them.
 
-Weights that make up for what the matrices before them have done to their inputs.
-
-In a quantized model a matrix gets other inputs than in its source: X instead of E. Of all weights
-those nearest to the source's outputs E W^T are W E^T X (X^T X)^-1 (least squares; Frantar et al.
-2022, GPTQ, and Li et al. 2025, GPTAQ, correct in the same direction as they round). A part of the
-way is best where X is a sample of few texts.
+Weights also make up for what the matrices before them have done to their inputs. In a quantized
+model a matrix gets other inputs than in its source: X instead of E. Of all weights those nearest to
+the source's outputs E W^T are W E^T X (X^T X)^-1 (least squares; Frantar et al. 2022, GPTQ, and Li
+et al. 2025, GPTAQ, correct in the same direction as they round). A part of the way is best where X
+is a sample of few texts.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The format is described in ggml's docs/gguf.md. `gguf.GGUFReader` builds a numpy
 array element (5 s for a 49k vocabulary) and trusts the counts in the file; this one reads the
 header in one pass, checks each count and offset against the file's size before it allocates, and
 leaves dequantization to `gguf.quants`.
-
-Reads what a GGUF file states of its model, by keys.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@ Speculative Decoding, section 3.1), by dynamic programming over measured accepta
 how many rows of any proposal are worth their time, by t(k) and the chance of each.
 
 The more conversations decode at once on one target, the less each drafts. Rows that are spare in a
-pass of one conversation are not spare when others need the same machine:
-speculation wins less as a batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving
-Large Language Models Using Goodput). Row costs that are corrected by every round show that by
-themselves; an upper bound on the rows of all holds before anything was measured. Another one is
-what fits a pass that they share: who does not fit it would have to wait for the next one. Rows
-that the pass itself deals out to all, by what they are worth, need no equal parts
-(pass_requests.py).
+pass of one conversation are not spare when others need the same machine: speculation wins less as a
+batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models
+Using Goodput). Row costs that are corrected by every round show that by themselves; an upper bound
+on the rows of all holds before anything was measured. Another one is what fits a pass that they
+share: who does not fit it would have to wait for the next one. Rows that the pass itself deals out
+to all, by what they are worth, need no equal parts (pass_requests.py).
 """
 
 from __future__ import annotations

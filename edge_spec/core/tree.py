@@ -1,10 +1,7 @@
 """Drafted tokens as a tree, the one form in which every drafter proposes, and its verdict.
 
-Finds which rows stand before the rows of a pass in their paths: what a short convolution
-takes in.
-
-Rows of a tree stand side by side in the cache, so that the one before a row in its path is not the
-one before it in the cache.
+Rows of a tree stand side by side in the cache, so the row before another on its path, which a short
+convolution takes in, is not the one before it in the cache.
 """
 
 from __future__ import annotations

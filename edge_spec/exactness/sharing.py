@@ -1,13 +1,12 @@
 """Measures whether a text can depend on who else is being served, and makes shared passes ready
 beside those that run.
 
-The promise that a text equals plain decoding's, and how it is kept.
-
-A kernel may score a row otherwise in a pass of another width, and near ties then flip. Where none
-does, by how they compute, passes may have any rows. Elsewhere three ways lead around it: passes
-keep to widths whose rows agree bit for bit, plain steps included (the plain width is the narrowest
-of them, and its further rows hold no token or a draft token, which costs nothing more); a near tie
-of a wider pass is left to a plain step; or near ties are allowed.
+This is how a text stays equal to that of plain decoding. A kernel may score a row otherwise in a
+pass of another width, and near ties then flip. Where none does, by how they compute, passes may
+have any rows. Elsewhere three ways lead around it: passes keep to widths whose rows agree bit for
+bit, plain steps included (the plain width is the narrowest of them, and its further rows hold no
+token or a draft token, which costs nothing more); a near tie of a wider pass is left to a plain
+step; or near ties are allowed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Writes the static layout (exporters/static_layout.py) as functions of a Core ML program.
 
-The operations that this exporter writes, in numpy.
-
-Names, arguments and defaults are those of MIL, coremltools' intermediate language, up to iOS 18.
-Numbers come and go as float32, int32 or bool arrays; the interpreter rounds where a program says
-float16, so an operation is computed as accelerators with float32 accumulators do.
+The operations that it writes are computed in numpy here, too, to check a package. Names, arguments
+and defaults are those of MIL, coremltools' intermediate language, up to iOS 18. Numbers come and go
+as float32, int32 or bool arrays; the interpreter rounds where a program says float16, so an
+operation is computed as accelerators with float32 accumulators do.
 """
 
 from __future__ import annotations

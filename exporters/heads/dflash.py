@@ -1,4 +1,4 @@
-"""DFlash heads as z-lab publishes them, and DSpark heads, which have more (exporters/heads/dspark).
+"""DFlash heads as z-lab publishes them, and DSpark heads, which have more.
 
 They state the same in three ways: z-lab, SpecForge and Liquid AI in `dflash_config`, DeepSpec
 beside the sizes of layers, speculators with the sizes of layers apart. Layer ids name layers whose

@@ -1,11 +1,7 @@
 """What graphs of layers of heads have in common: the formulas of Llama and Qwen3.
 
-The experts of a head in onnxruntime's operator for them, which reads those alone that rows take.
-
-In these graphs no row's last bit matters, so that rows are not kept apart as those of models are
-(exporters/onnx/experts.py).
-
-A graph of a head as it grows: its nodes, and the weights that they read.
+Experts are onnxruntime's operator, which reads those alone that rows take: no row's last bit
+matters in a head, so rows are not kept apart as those of models are (exporters/onnx/experts.py).
 
 Matrices are written as they are made: a message of protobuf ends at 2 GB, and a runtime maps a file
 where it would hold copies of a message. What is bound to the size of a model beyond that, steps

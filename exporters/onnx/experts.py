@@ -4,11 +4,10 @@ These read the rows that share an expert together, whose last bits then depend o
 of as many rows as decoding verifies computes each row by itself, in a `Scan`: with random routing
 few rows of a small pass share an expert, so that it costs what the operator alone does.
 
-A mixture of experts of nodes, where onnxruntime's own operator does not know its activation.
-
-The rows of a pass are sorted by the experts that they take, and each expert computes its own, none
-where no row takes it. In a pass of as many rows as decoding verifies, each row is given to its
-experts twice: a matrix of one row takes another kernel than one of several, whose last bits differ.
+Where that operator does not know the activation, the mixture is made of nodes. The rows of a pass
+are sorted by the experts that they take, and each expert computes its own, none where no row takes
+it. In a pass of as many rows as decoding verifies, each row is given to its experts twice: a matrix
+of one row takes another kernel than one of several, whose last bits differ.
 """
 
 from __future__ import annotations

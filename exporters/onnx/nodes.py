@@ -1,6 +1,4 @@
-"""The growing list of a graph's nodes.
-
-Weights of an ONNX model, written beside it as they are made.
+"""The growing list of a graph's nodes, and the weights beside them, written as they are made.
 
 External data keeps the graph file small and lets onnxruntime map the weights; writing each
 tensor at once keeps an export's memory at that of its largest tensor.

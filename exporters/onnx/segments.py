@@ -10,9 +10,8 @@ an earlier one is an output there and an input here, of the same name:
 
 What is made of other inputs than tokens, such as the bias of a window, each segment makes itself.
 
-The same model with every sublayer optional: for drafts that are a part of their target.
-
-A second graph over the same weights in the same data file. Each attention and each MLP is the
+A draft that is a part of its target has a second graph over the same data file, in which every
+sublayer is optional. Each attention and each MLP is the
 branch of an `If`; norms and residual sums stay outside, so that a pass that leaves nothing out
 computes what the whole graph does, bit for bit. Leaving out all sublayers of the last layers is
 an early exit. More inputs and outputs than the whole graph has, with one K for each sublayer,

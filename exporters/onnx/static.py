@@ -13,14 +13,11 @@ returns what its rows add; the runtime writes that at write_slot. Inputs and out
     logits             [rows, vocab] float32          of functions that score
     hidden             [rows, hidden_size] float32    of these, where it was asked for
 
-Checkpoint to a bundle of ONNX graphs whose shapes are fixed, for NPUs.
-
-Rounds what matrices of a static graph are multiplied with to 16 bits, as NPUs compute.
-
-Every input of a matrix has one scale and one zero point for all of it, fixed beforehand by the
-texts that weights are measured on. QuantizeLinear and DequantizeLinear stand before the product,
-of which a compiler may make one operation of integers (Nagel et al. 2021, A White Paper on Neural
-Network Quantization). With 8 bits, a few large values of some columns leave the others no levels.
+What matrices are multiplied with is rounded to 16 bits, as NPUs compute. Every input of a matrix
+has one scale and one zero point for all of it, fixed beforehand by the texts that weights are
+measured on. QuantizeLinear and DequantizeLinear stand before the product, of which a compiler may
+make one operation of integers (Nagel et al. 2021, A White Paper on Neural Network Quantization).
+With 8 bits, a few large values of some columns leave the others no levels.
 """
 
 from __future__ import annotations

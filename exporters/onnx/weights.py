@@ -3,11 +3,10 @@
 Both kinds write the nodes of a linear layer and of the embedding, so that the graph itself does
 not know about quantization.
 
-Stores the matrices of a static graph, in standard operators alone.
-
-NPU compilers read integers as DequantizeLinear: with a scale a block of 4-bit weights, and a scale
-an output channel of 8-bit ones (ONNX opset 21). Every function of a bundle adds the same tensors;
-those of one name lie once in the weights file.
+A static graph has them in standard operators alone. NPU compilers read integers as
+DequantizeLinear: with a scale a block of 4-bit weights, and a scale an output channel of 8-bit ones
+(ONNX opset 21). Every function of a bundle adds the same tensors; those of one name lie once in the
+weights file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Forecasts the memory of a GGUF file in llama.cpp, from its metadata.
+"""Forecasts the memory of a GGUF file in llama.cpp, from its metadata, and chooses how many layers
+leave the CPU.
 
 Measured with llama-cpp-python 0.3.36 on x86-64 with AVX-512: the whole file is mapped and touched
 while loading, and matrices of REPACKED types are copied beside it. Kernels of our own have all
 matrices in another order and let go of the file. The cache is there at once, in the size that a
 session opens or grows it to.
-
-Chooses how many layers leave the CPU, and counts what they take of each device's memory.
 
 llama.cpp counts the head as the layer after the last one and offloads from there down; several
 devices share what is offloaded by their free memory (llama-model.cpp, load_tensors).

@@ -1,12 +1,8 @@
 """Takes sequences out of a context, and puts them into another one.
 
-A library trusts what it reads: `holds` looks at it before.
-
-Looks at sequences in the library's own form before the library gets them, which trusts what it
-reads.
-
-In such a sequence caches stand one after the other: that of the layers that see all of the text,
-then that of the layers that see a window of it; or the state of recurrent layers.
+The library trusts what it reads, so `holds` looks at a sequence in its form before. In such a
+sequence caches stand one after the other: that of the layers that see all of the text, then that of
+the layers that see a window of it; or the state of recurrent layers.
 """
 
 from __future__ import annotations

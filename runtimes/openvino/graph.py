@@ -4,15 +4,13 @@
   that lies where the file is mapped: graphs given as bytes may not name files elsewhere.
 - Where attention or experts stand in two forms for the sake of onnxruntime's CPU, the general one
   is kept.
-- GroupQueryAttention becomes standard operators (attention.py), which do not write the cache.
+- GroupQueryAttention becomes standard operators, which do not write the cache.
 - The embedding's rows are taken before they are widened.
 
-Attention of standard operators over a cache that the graph reads and does not write.
-
-Each row attends to the slots of the cache and to the rows of its own pass, whose keys and values
-the graph returns: `present.N.key|value` [1, kv_heads, rows, head_dim]. Scores of the two are put
-side by side before the softmax, so that no key is moved: the operator that OpenVINO has for it
-returns past and rows together, a copy of the whole cache in every pass.
+In that attention each row attends to the slots of the cache and to the rows of its own pass, whose
+keys and values the graph returns: `present.N.key|value` [1, kv_heads, rows, head_dim]. Scores of
+the two are put side by side before the softmax, so that no key is moved: the operator that OpenVINO
+has for it returns past and rows together, a copy of the whole cache in every pass.
 
 `attention_bias` is [1, 1, rows, slots + rows]: 0 where a row sees a slot or a row, else -inf. The
 query heads that share keys are stacked as rows of one matrix, [group * rows, head_dim].

@@ -1,9 +1,8 @@
 """Tries which devices of onnxruntime really work, as `edge-spec devices` shows them.
 
-A small graph of what a model needs of a device, and what it has to give.
-
-One MatMulNBits makes queries, keys and values, with which a GroupQueryAttention attends to a few
-cached tokens and their own, rotated by their positions, as in a bundle's layers.
+A small graph asks of a device what a model needs. One MatMulNBits makes queries, keys and values,
+with which a GroupQueryAttention attends to a few cached tokens and their own, rotated by their
+positions, as in a bundle's layers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The session of a whole model: it owns a KV cache that parts of the model may share.
 
-Sessions that are a part of their target and share its KV cache: self-speculation.
-
-Early exit: Elhoushi et al. 2024 (LayerSkip). Layer skipping: Zhang et al. 2023 (Draft & Verify),
-Xia et al. 2024 (SWIFT). A part writes after what its target has committed, and the target's next
-pass overwrites that in every layer; so it cannot change what the target scores.
+Parts are for self-speculation. Early exit: Elhoushi et al. 2024 (LayerSkip). Layer skipping: Zhang
+et al. 2023 (Draft & Verify), Xia et al. 2024 (SWIFT). A part writes after what its target has
+committed, and the target's next pass overwrites that in every layer; so it cannot change what the
+target scores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Static bundles in onnxruntime: a graph a function, all on one file of weights.
 
-Bundles that were compiled for one NPU of Qualcomm's, opened where that is.
-
-Written from the documentation of onnxruntime's QNN provider; not measured on an NPU.
+Bundles that were compiled for one NPU of Qualcomm's are opened where that is. That is written from
+the documentation of onnxruntime's QNN provider; not measured on an NPU.
 """
 
 from __future__ import annotations

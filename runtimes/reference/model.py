@@ -1,9 +1,7 @@
 """The reference transformer: numpy in float32, what every runtime and export is compared with.
 
-Sequences on their way through the reference transformer, a layer at a time.
-
-A model that is opened keeps all of its weights in float32; here none is kept. All sequences pass a
-layer together, so that each matrix is read once.
+A model that is opened keeps all of its weights in float32. `ReferenceLayerStream` keeps none: all
+sequences pass a layer together, so that each matrix is read once.
 """
 
 from __future__ import annotations

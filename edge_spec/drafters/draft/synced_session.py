@@ -1,12 +1,11 @@
 """A session of a draft that is kept in step with a text which others write.
 
-Keeps what a draft has read ahead of a text, so that it goes on while the target verifies.
-
-Drafting and verifying at the same time, on devices of their own, for the outcomes that are likely
-(Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv 2510.13161; Liu et al. 2024, PEARL,
-arXiv 2408.11850). An outcome is a path of tokens: draft tokens that are accepted and one more
-token, or none and another token. What the draft says after a path depends on the path alone, so it
-may be asked before the outcome is known and is as good a draft token afterwards.
+The draft may also read ahead, so that it goes on while the target verifies. Drafting and verifying
+at the same time, on devices of their own, for the outcomes that are likely (Bhendawade et al. 2025,
+Mirror Speculative Decoding, arXiv 2510.13161; Liu et al. 2024, PEARL, arXiv 2408.11850). An outcome
+is a path of tokens: draft tokens that are accepted and one more token, or none and another token.
+What the draft says after a path depends on the path alone, so it may be asked before the outcome is
+known and is as good a draft token afterwards.
 
 Samples, too. After each path the draft samples at most once, with a number that nothing else
 uses, and whether a sample is ever proposed is decided by the text up to it: by the outcome, whose

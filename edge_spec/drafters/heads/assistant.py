@@ -1,8 +1,6 @@
 """Drafts with an assistant, which reads its target's own keys and values (Google 2026, Gemma 4).
 
 Trees, samples and how sure the assistant must be are those of `DraftModelDrafter`.
-
-An assistant's weights, and what computes with them (Google 2026, Gemma 4).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Trees, samples and how sure the head must be are those of `DraftModelDrafter`.
 
-Drafts with a P-EAGLE head (Hui et al. 2026): an EAGLE head that scores several tokens in one
-pass. The rows after the pending token's read a mask token beside features that were learnt for it,
-so no draft token waits for the one before, and none depends on it.
+A P-EAGLE head (Hui et al. 2026) scores several tokens in one pass. The rows after the pending
+token's read a mask token beside features that were learnt for it, so no draft token waits for the
+one before, and none depends on it.
 """
 
 from __future__ import annotations
