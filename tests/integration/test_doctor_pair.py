@@ -238,9 +238,9 @@ def test_nothing_is_fetched(
         raise AssertionError("something was fetched")
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache / "hub"))
-    monkeypatch.setattr("edge_spec.models.source.open_model", fetch)
-    monkeypatch.setattr("edge_spec.models.source.demo_model.fetch_demo_model", fetch)
-    monkeypatch.setattr("edge_spec.models.source.demo_model.find_demo_model", lambda: None)
+    monkeypatch.setattr("edge_spec.models.source.pull", fetch)
+    monkeypatch.setattr("edge_spec.models.source.fetch_demo_model", fetch)
+    monkeypatch.setattr("edge_spec.models.source.find_demo_model", lambda: None)
     report = examined("smollm2")
     assert (report.verdict, found(report, "target", "model").level) == ("ok", Severity.NOTE)
     report = examined(bundle("target"), "smollm2")
