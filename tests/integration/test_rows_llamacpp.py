@@ -155,7 +155,7 @@ def broken(ggml: Any, tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     registry.restype = ctypes.c_void_p
     address = registry()
     files = library.ggml_libraries(ggml)
-    with Path("/proc/self/maps").open() as maps:
+    with Path("/proc/self/maps").open(errors="surrogateescape") as maps:  # of any names
         mapped = [line.split() for line in maps if "libggml-cpu" in line]
     offset = None
     for span, _, start, *_ in mapped:
