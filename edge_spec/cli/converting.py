@@ -294,7 +294,7 @@ def _export_pair(
     as_json: bool,
 ) -> None:
     """drafting: a model and how many of its layers. Raises UsageError."""
-    from edge_spec.models.pair_export import PairMember, PairRequest, export_pair
+    from edge_spec.models.pair_export import PairPart, PairRequest, export_pair
     from edge_spec.models.source import Source
 
     if asked.compute is not None:
@@ -304,10 +304,10 @@ def _export_pair(
         )
     draft, draft_layers = drafting
     with ProgressBar() as progress:
-        target = PairMember(Source(model, progress), asked.num_layers)
+        target = PairPart(Source(model, progress), asked.num_layers)
         draft_tokens = None
         if draft not in (None, "none") or draft_layers is not None:
-            draft_tokens = PairMember(
+            draft_tokens = PairPart(
                 Source(model if draft is None else draft, progress), draft_layers
             )
         manifest = export_pair(PairRequest(target, draft_tokens, choices, asked), out, progress)

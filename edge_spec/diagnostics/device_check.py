@@ -36,7 +36,7 @@ from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
-from edge_spec.exactness.sharing import Promise
+from edge_spec.exactness.lossless import Promise
 from edge_spec.fitting.devices import format_bytes, resident_bytes
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions

@@ -33,7 +33,6 @@ from edge_spec.core.features import collects_alone
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
-from edge_spec.engine.draft_overlap import Returns, SharingTimes, SliceTimes
 from edge_spec.engine.pass_requests import (
     OwnPasses,
     PromptRequest,
@@ -42,7 +41,8 @@ from edge_spec.engine.pass_requests import (
     TreeRequest,
     deal_pass,
 )
-from edge_spec.exactness.sharing import SLICE_TOKENS, Losslessness, SharingSetup, wider
+from edge_spec.engine.sharing_times import Returns, SharingTimes, SliceTimes
+from edge_spec.exactness.lossless import SLICE_TOKENS, Losslessness, SharingSetup, wider
 
 _log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from edge_spec.drafters.protocol import (
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.sharing import ExactPolicy, Losslessness
+from edge_spec.exactness.lossless import ExactPolicy, Losslessness
 from edge_spec.models.asked_options import DraftOverlap
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from edge_spec.core.sampling_params import is_number, is_whole
 from edge_spec.drafters.jacobi import JacobiInit
 from edge_spec.errors import UsageError
-from edge_spec.exactness.sharing import LosslessMode
+from edge_spec.exactness.lossless import LosslessMode
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress

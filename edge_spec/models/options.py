@@ -15,7 +15,7 @@ from edge_spec.drafters.factory import missing_draft, missing_head
 from edge_spec.drafters.jacobi import JacobiInit, WindowSize
 from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
-from edge_spec.exactness.sharing import LosslessMode
+from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.models.asked_options import (
     AskedOptions,
     DraftOverlap,

@@ -194,7 +194,7 @@ def with_quantizations(choices: ExportChoices, asked: str | None) -> ExportChoic
 
 
 @dataclass(frozen=True)
-class PairMember:
+class PairPart:
     """A model, or its first layers alone."""
 
     source: Source
@@ -206,8 +206,8 @@ class PairRequest:
     """Lists what a pair bundle is made of. An option of one format, such as a block size, goes to
     that format; quantization, layers and compute unit are not taken from `options`."""
 
-    target: PairMember
-    draft: PairMember | None
+    target: PairPart
+    draft: PairPart | None
     choices: ExportChoices
     options: ExportOptions = field(default_factory=ExportOptions)
 
@@ -313,7 +313,7 @@ def _open(request: PairRequest) -> Iterator[_Opened]:
     yield _opened(ROLES[1], draft, own)
 
 
-def _opened(role: str, part: PairMember, checkpoint: Checkpoint) -> _Opened:
+def _opened(role: str, part: PairPart, checkpoint: Checkpoint) -> _Opened:
     num_layers = checkpoint.config.num_layers
     if part.num_layers is not None and not 1 <= part.num_layers <= num_layers:
         raise UsageError(

@@ -20,7 +20,7 @@ from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import HYSTERESIS
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.sharing import Losslessness
+from edge_spec.exactness.lossless import Losslessness
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.placement.measure import LEAST_S
 from edge_spec.placement.plan import Placement

@@ -25,7 +25,7 @@ from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reas
 from edge_spec.core.model import Progress
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
-from edge_spec.exactness.sharing import LosslessMode
+from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.devices import PLANNED_TOKENS, Device, Sizing, free_bytes, resident_bytes
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, forecast
 from edge_spec.models.options import LoadOptions

@@ -14,7 +14,7 @@ from itertools import product
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
-from edge_spec.exactness.sharing import LosslessMode
+from edge_spec.exactness.lossless import LosslessMode
 from edge_spec.fitting.devices import Device, format_bytes
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions, share_chip

@@ -40,8 +40,8 @@ from edge_spec.exactness.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.exactness.sharing import MOST_PADDING, LosslessMode, Losslessness, keep_promise
-from edge_spec.exactness.sharing import wider as widened
+from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
+from edge_spec.exactness.lossless import wider as widened
 from edge_spec.models import runtimes
 from edge_spec.placement.machine import cpu_features, cpu_name
 from edge_spec.placement.measure import median_seconds, quick_passes, relative_cost, uncertainty

@@ -31,7 +31,7 @@ from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import ModelFileError, SessionError
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.sharing import LosslessMode, Losslessness
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

@@ -11,7 +11,7 @@ import pytest
 
 from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.engine.engine import Engine
-from edge_spec.exactness.sharing import ExactPolicy
+from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from fixtures.tiny_models import build, write_gguf

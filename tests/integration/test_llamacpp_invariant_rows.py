@@ -18,7 +18,7 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
-from edge_spec.exactness.sharing import SLICE_TOKENS, slices_alike
+from edge_spec.exactness.lossless import SLICE_TOKENS, slices_alike
 from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions

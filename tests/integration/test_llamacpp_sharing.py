@@ -14,7 +14,7 @@ import pytest
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
-from edge_spec.exactness.sharing import shares_alike
+from edge_spec.exactness.lossless import shares_alike
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
 from edge_spec.testing import check_sharing
 

@@ -23,7 +23,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.pair_bundle import PairManifest, read_pair
 from edge_spec.models.pair_export import (
     ExportChoices,
-    PairMember,
+    PairPart,
     PairRequest,
     choices_for,
     export_pair,
@@ -37,8 +37,8 @@ BOTH = named_formats(["onnx", "gguf"])
 UNCHECKED = ExportOptions(check=False)
 
 
-def part(path: Path, num_layers: int | None = None) -> PairMember:
-    return PairMember(Source(str(path), quiet), num_layers)
+def part(path: Path, num_layers: int | None = None) -> PairPart:
+    return PairPart(Source(str(path), quiet), num_layers)
 
 
 def contents(directory: Path) -> dict[str, str]:

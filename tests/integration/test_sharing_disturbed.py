@@ -18,7 +18,7 @@ from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine import draft_overlap, pass_requests, speculation
+from edge_spec.engine import pass_requests, sharing_times, speculation
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.pass_requests import Wish
 from edge_spec.engine.shared_passes import SharedPasses
@@ -146,7 +146,7 @@ def test_a_device_that_fails_within_a_shared_pass_is_nobodys_failure(
         return found
 
     monkeypatch.setattr(model, "forward_together", failing)
-    monkeypatch.setattr(draft_overlap.SharingTimes, "rest", lambda times: None)
+    monkeypatch.setattr(sharing_times.SharingTimes, "rest", lambda times: None)
     assert texts(engines) == alone
     assert failed
     for each in engines[1:]:

@@ -30,7 +30,7 @@ from edge_spec.exactness.batch_invariance import (
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.exactness.sharing import Losslessness, Promise
+from edge_spec.exactness.lossless import Losslessness, Promise
 from edge_spec.placement.machine import describe_machine
 from edge_spec.text.prompt_files import Prompt
 

@@ -15,7 +15,7 @@ from edge_spec.control.policy import FixedPolicy, RoundPlan, cut
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.tree import Siblings, TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.exactness.sharing import ExactPolicy
+from edge_spec.exactness.lossless import ExactPolicy
 
 BUDGET = Budget(num_draft_tokens=10, num_rows=20)
 

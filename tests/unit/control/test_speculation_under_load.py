@@ -19,9 +19,9 @@ from edge_spec.control.policy import Concurrency, RoundPlan, SharedPolicy
 from edge_spec.core.metrics import PlainReason, RoundStats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
-from edge_spec.engine.draft_overlap import SharingTimes
 from edge_spec.engine.pass_requests import Wish, deal_rows
-from edge_spec.exactness.sharing import ExactPolicy
+from edge_spec.engine.sharing_times import SharingTimes
+from edge_spec.exactness.lossless import ExactPolicy
 
 ROUNDS, WARM_UP = 300, 60
 BUDGET = Budget(15, 16)

@@ -13,7 +13,7 @@ from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError, UsageError
-from edge_spec.exactness.sharing import ExactPolicy, Losslessness
+from edge_spec.exactness.lossless import ExactPolicy, Losslessness
 from edge_spec.testing import ScriptedModel, random_logits
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer

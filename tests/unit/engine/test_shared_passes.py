@@ -17,7 +17,7 @@ from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import SessionError
-from edge_spec.exactness.sharing import LosslessMode, Losslessness
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB = 50

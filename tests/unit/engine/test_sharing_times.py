@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_spec.engine.draft_overlap import SharingTimes
+from edge_spec.engine.sharing_times import SharingTimes
 
 
 @pytest.mark.parametrize("shared_s, rests", [(8e-3, False), (13e-3, True)])

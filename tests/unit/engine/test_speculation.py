@@ -14,7 +14,7 @@ from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
 from edge_spec.exactness.batch_invariance import BY_CONSTRUCTION, BatchInvariance
-from edge_spec.exactness.sharing import ExactPolicy, LosslessMode, keep_promise
+from edge_spec.exactness.lossless import ExactPolicy, LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
 from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.models.options import LoadOptions

@@ -22,7 +22,7 @@ from edge_spec.exactness.batch_invariance import (
     BatchInvariance,
     measure_batch_invariance,
 )
-from edge_spec.exactness.sharing import LosslessMode, keep_promise
+from edge_spec.exactness.lossless import LosslessMode, keep_promise
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS, NOISE = 30, 200, 0.2

@@ -23,7 +23,7 @@ from edge_spec.exactness.batch_invariance import (
     measure_batch_invariance,
     widths_for,
 )
-from edge_spec.exactness.sharing import LosslessMode, Promise, keep_promise
+from edge_spec.exactness.lossless import LosslessMode, Promise, keep_promise
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, TOKENS = 40, 600

@@ -13,7 +13,7 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, widths_for
-from edge_spec.exactness.sharing import LosslessMode, Promise
+from edge_spec.exactness.lossless import LosslessMode, Promise
 from edge_spec.placement.row_findings import (
     RowsKey,
     find_rows,

@@ -25,7 +25,7 @@ from edge_spec.diagnostics.lossless_check.prove import Difference, Proof, checks
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
-from edge_spec.exactness.sharing import LosslessMode, Losslessness
+from edge_spec.exactness.lossless import LosslessMode, Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
