@@ -53,6 +53,7 @@ def make_backend(path: Path) -> None:
             "GGML_BACKEND_DL": "ON",
             "GGML_VULKAN": "ON",
             "GGML_CPU": "OFF",
+            "GGML_NATIVE": "OFF",  # it is kept, and may be read on another processor
             "GGML_CCACHE": "OFF",
             **{f"LLAMA_BUILD_{part}": "OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES")},
         }

@@ -32,6 +32,7 @@ CASES = {
 # In which format and with which weights those get the first of the 30 layers.
 SHORT = {
     "ort": ("onnx", "fp32"),
+    "openvino": ("onnx", "int4"),
     "reference": ("gguf", "F32"),
     "llamacpp": ("gguf", "F32"),
     "llamacpp-flash": ("gguf", "F32"),

@@ -72,12 +72,6 @@ def test_drafting_changes_no_token_where_the_file_runs_as_it_is(demo_gguf):
 
 
 @pytest.mark.slow
-def test_fp32_text_is_equal(demo_gguf):
-    found = answers(48, quantization="fp32")
-    assert found["suffix"] == found["none"]
-
-
-@pytest.mark.slow
 def test_where_ties_are_allowed_texts_part_at_near_ties_only(demo_gguf):
     found = answers(64, lossless="ties")
     with edge_spec.load(runtime="ort", drafter="none", lossless="ties") as engine:

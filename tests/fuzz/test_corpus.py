@@ -18,7 +18,7 @@ import pytest
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.name for path in (FOLDER / "corpus").iterdir() if path.is_dir())
 MAX_CORPUS_BYTES = 400_000
-MUTATIONS = 200
+MUTATIONS = 100
 
 
 @cache

@@ -288,8 +288,8 @@ def test_samples_have_the_distribution_of_the_target(
     sampler = Sampler(SamplingParams(temperature=3.0, seed=5), prompt, sampled_drafts=True)
     shape = (-1, 0, 0, 1) if branches and kind.startswith("eagle") else ()
     budget = Budget(3, 4, branches=branches, shape=shape)
-    found = text.sampled_texts(drafter, session, prompt, sampler, budget, 2000)
-    assert found.num_accepted > 500  # otherwise nothing was tried
+    found = text.sampled_texts(drafter, session, prompt, sampler, budget, 800)
+    assert found.num_accepted > 200  # otherwise nothing was tried
     expected = text.joint(text.logits_of(scorer), prompt, params)
     assert text.p_value(found.counts, expected) > text.SMALLEST_P
 
