@@ -121,7 +121,7 @@ def parts_of(bundle: Path) -> Operation:
 
 
 def in_cache(cache: Path) -> dict[str, Operation]:
-    plan, answers, history = cache / "plan.json", cache / "n.json", cache / "pair.json"
+    plan, answers, pair = cache / "plan.json", cache / "n.json", ("tiny", "abc", "small", "xyz")
 
     def write_plan(version: int) -> None:
         placements = (Placement(PLACE, None, "none", float(version)),) * 20
@@ -155,13 +155,12 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         return len(json.loads(answers.read_text())["answers"]) if kept.indexes else None
 
     def write_history(version: int) -> None:
-        kept = PairHistory(history)
+        kept = PairHistory(pair)
         kept.observe(DraftRounds(rounds=1, right=1))
         kept.save()
 
     def read_history() -> int | None:
-        PairHistory(history)  # warns of what is damaged
-        return round(json.loads(history.read_text())["rounds"]) if history.exists() else None
+        return PairHistory(pair).first_draft_tokens[0] or None  # warns of what is damaged
 
     return {
         "plan": Operation(write_plan, read_plan),

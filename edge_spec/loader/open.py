@@ -44,7 +44,7 @@ from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, history_path
+from edge_spec.models.pair_history import PairHistory, pair_key
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
@@ -227,7 +227,7 @@ def open_models(
     if placed.drafts:
         how = options.draft_runtime_options
         findings = load_pair(key, profile_key(placed.draft_sources[0], placed.drafts[0], how))
-        history = PairHistory(history_path(placed.source, placed.draft_sources[0]))
+        history = PairHistory(pair_key(placed.source, placed.draft_sources[0]))
     drafts = []
     for draft in _open_drafts(placed, findings, history):
         opened.callback(draft.close)

@@ -25,7 +25,7 @@ from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
-from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_learnt, save_profile
+from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
@@ -54,21 +54,12 @@ def plan(folder: Path, version: int) -> None:
     save_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
 
 
-def profile(folder: Path, version: int) -> None:
-    costs = (ContextCosts(32, {rows: float(version) for rows in range(1, 200)}),)
-    save_profile(KEY, Profile(costs, 1.0, 0.0, 0.0, rounds=3, spread=0.0))
-
-
-def learnt(folder: Path, version: int) -> None:
-    save_learnt(KEY, {"suffix": [float(version)] * 500})
-
-
 def snapshot(folder: Path, version: int) -> None:
     tokens = np.full(20_000, version, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
 
 
-WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, profile, learnt, snapshot)}
+WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, snapshot)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -151,6 +142,21 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
         assert answers.save()
         assert contents(tmp_path) != before
     assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
+
+
+def test_a_measurement_is_not_kept_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    save_learnt(KEY, {"suffix": [1.0]})
+    before = contents(tmp_path)
+    with limited():
+        save_learnt(KEY, {"suffix": [2.0] * 5000})
+        save_learnt(KEY, {"suffix": [3.0] * 5000})
+    assert contents(tmp_path) == before and load_learnt(KEY) == {"suffix": [1.0]}
+    assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
+    save_learnt(KEY, {"suffix": [2.0] * 5000})
+    assert load_learnt(KEY) == {"suffix": [2.0] * 5000}
 
 
 def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.engine.snapshot_file import read_snapshot
+from edge_spec.models.pair_history import PairHistory
 from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.corpora import documents_of
@@ -49,7 +49,7 @@ described = Description(model="tiny", fingerprint="", computing="", drafts=(), e
                         noise=0.0, plain_s=(), learnt={}, note=None)
 drafted = DraftRounds(rounds=4, right=3)
 answers = KeptAnswers(folder / "answers.json", vocabulary)
-history = PairHistory(folder / "pair.json")
+history = PairHistory(("tiny", "abc", "small", "xyz"))
 told = []
 
 print("ready", flush=True)
@@ -111,8 +111,8 @@ def test_nothing_is_lost_or_damaged(written: tuple[Path, list[tuple[str, str]]])
     [kept] = KeptAnswers(cache / "answers.json", vocabulary).indexes
     expected = [[299, number, time] for number in range(2) for time in range(TIMES)]
     assert sorted(documents_of(kept)) == expected
-    counts = json.loads((cache / "pair.json").read_text())
-    assert (counts["rounds"], counts["right"]) == (8.0 * TIMES, 6.0 * TIMES)
+    counts = PairHistory(("tiny", "abc", "small", "xyz")).first_draft_tokens
+    assert counts == (8 * TIMES, 6 * TIMES)
     key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
     assert load_profile(key) is not None
     assert len(load_learnt(key)) == 2 * TIMES
