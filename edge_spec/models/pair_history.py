@@ -45,7 +45,9 @@ class _Counts:
         return _Counts(share * rounds, share * right)
 
 
-_HISTORY = Quantity("history", _PairKey, TypeAdapter(_Counts))
+_HISTORY: Quantity[_PairKey, _Counts] = Quantity(
+    "history", tuple[str, str, str, str], TypeAdapter(_Counts)
+)
 
 
 def pair_key(target: Source, draft: Source) -> _PairKey:

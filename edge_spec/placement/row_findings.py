@@ -58,20 +58,13 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class RowsKey:
-    """All that findings depend on."""
+    """All that findings depend on. how: the model is run, whichever it is."""
 
-    runtime: str
-    library: str  # its version
-    build: str  # changes with its files
-    device: str
-    threads: int | None
-    options: tuple[str, ...]
-    weights: str
-    cpu: str
+    how: ProfileKey
+    build: str  # changes with the files of the runtime's library
     features: tuple[str, ...]  # of the processor, that kernels are chosen by
     shapes: tuple[int, ...]
     way: str = ""  # of computing, where there are several
-    kernels: str = ""  # in the place of the library's own
 
 
 @dataclass(frozen=True)
@@ -103,22 +96,11 @@ SECONDS = Quantity(
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
     """Returns what findings about a model depend on that is opened in this way."""
-    return RowsKey(
-        runtime=key.runtime,
-        library=key.library,
-        build=runtimes.library_build(key.runtime),
-        device=key.device,
-        threads=key.threads,
-        options=key.options,
-        weights=key.weights,
-        cpu=key.cpu,
-        features=cpu_features(),
-        shapes=shapes_of(config),
-        kernels=key.kernels,
-    )
+    how = replace(key, model="", identity="")
+    return RowsKey(how, runtimes.library_build(key.runtime), cpu_features(), shapes_of(config))
 
 
-def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
+def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
     """Says whether what was measured was so with this library and processor, and as asked for."""
     return (
         key.cpu == cpu_name()

@@ -147,8 +147,8 @@ def _known_seconds(
     if (options.quantization, options.block_size) != (None, None):
         return {}
     profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
-    costs = [(each.key, each.value) for each in SECONDS.find() if holds(each.key, asked)]
-    measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
+    costs = [(each.key, each.value) for each in SECONDS.find() if holds(each.key.how, asked)]
+    measured = {key.runtime for key, _ in profiles} | {key.how.runtime for key, _ in costs}
     if len(measured & set(names)) < 2:
         return {}  # not worth the time that it takes to read a header
     config = _config(source)
@@ -183,8 +183,8 @@ def _of_shapes(
     """Gives what models of these shapes take; before a conversion for the runtime, of weights in
     whatever form it ran."""
     for key, seconds in costs:
-        is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
-        if is_same and weights in (None, key.weights):
+        is_same = (key.how.runtime, key.shapes) == (runtime, shapes_of(config))
+        if is_same and weights in (None, key.how.weights):
             yield _token_s(costs_of(config, seconds))
 
 

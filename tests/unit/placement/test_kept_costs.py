@@ -11,10 +11,12 @@ import pytest
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.measure import QUICK_WIDTHS
+from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.row_findings import RowsKey, row_costs
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
-KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 
 

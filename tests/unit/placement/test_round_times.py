@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import RoundStats
+from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.row_findings import SECONDS as KEPT
 from edge_spec.placement.row_findings import RoundTimes, RowsKey
 
-KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8}
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 

@@ -14,13 +14,13 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, widths_for
 from edge_spec.exactness.lossless import LosslessMode, Promise
+from edge_spec.placement.profile import ProfileKey
 from edge_spec.placement.row_findings import ROWS, RowsKey, find_rows, settle_rows
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 30
-KEY = RowsKey(
-    "llamacpp", "0.3", "abc", "", 2, (), "Q4_0", "a processor", ("X86_V3",), (1, 2, 3), ""
-)
+HOW = ProfileKey("", "", "Q4_0", "llamacpp", "0.3", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 
 
 class Ways(ScriptedModel):
@@ -85,12 +85,12 @@ def test_what_was_found_is_not_measured_again() -> None:
     [
         {"build": "another"},
         {"features": ()},
-        {"threads": 1},
-        {"weights": "Q4_1"},
+        {"how": replace(HOW, threads=1)},
+        {"how": replace(HOW, weights="Q4_1")},
         {"shapes": (1, 2, 4)},
-        {"options": ("kv_type=f16",)},
+        {"how": replace(HOW, options=("kv_type=f16",))},
         {"way": "another"},
-        {"kernels": "ours"},
+        {"how": replace(HOW, kernels="ours")},
     ],
 )
 def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
