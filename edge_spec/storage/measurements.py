@@ -1,9 +1,9 @@
 """Keeps measurements in one SQLite file of the cache, each by all that its value depends on.
 
 A value that is missing, damaged, out of its bounds or of another version of the table is not known.
-One that cannot be written costs only time. Nothing here raises: a log line says what is wrong with
-the file, and the next write makes it again. A value that comes to mean something else needs another
-name.
+One that cannot be written costs only time. So reading and writing never raise: one log line says
+what is wrong with the file, and the next write makes it again. A value that comes to mean something
+else needs another name.
 
 Each call opens the file anew, which takes a fraction of a millisecond: so threads, forked processes
 and a cache that is deleted meanwhile need no care.
@@ -43,9 +43,8 @@ _TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
 _FIND = "SELECT key, value, n, disturbance, at FROM measurement WHERE what = ?"
 _READ = f"{_FIND} AND key = ?"
 _WRITE = (
-    "INSERT INTO measurement (what, key, value, n, disturbance, at) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT DO UPDATE SET value = excluded.value, n = excluded.n, "
-    "disturbance = excluded.disturbance, at = excluded.at"
+    "INSERT OR REPLACE INTO measurement (what, key, value, n, disturbance, at) "
+    "VALUES (?, ?, ?, ?, ?, ?)"
 )
 _PRUNE = (
     "DELETE FROM measurement WHERE (key, what) IN "
@@ -108,7 +107,6 @@ class Quantity(Generic[_Key, _Value]):
     ) -> _Value | None:
         """Write what `change` makes of the value for this key, and return it; None where it cannot
         be written. Nobody else writes meanwhile."""
-
         path = store_path()
 
         def write() -> _Value:
@@ -138,7 +136,7 @@ class Quantity(Generic[_Key, _Value]):
     def _parse(self, rows: list[tuple[Any, ...]]) -> Iterator[Measurement[_Key, _Value]]:
         """Yield what can be read of the rows."""
         for key, value, n, disturbance, at in rows:
-            with suppress(ValueError, TypeError):
+            with suppress(ValueError, TypeError, OverflowError):
                 yield Measurement(
                     self._keys.validate_json(key),
                     self.values.validate_json(value),

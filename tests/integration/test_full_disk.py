@@ -25,7 +25,6 @@ from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
-from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
@@ -34,7 +33,6 @@ resource = pytest.importorskip("resource")
 Write = Callable[[Path, int], object]
 
 LIMIT_BYTES = 600  # of a file: fewer than any of these has
-KEY = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
 PLACE = Place("ort", "cpu", 1, "F32", "1")
 DESCRIBED = Description(
     model="tiny",
@@ -142,21 +140,6 @@ def test_what_is_learnt_is_not_saved_and_one_line_says_so(
         assert answers.save()
         assert contents(tmp_path) != before
     assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
-
-
-def test_a_measurement_is_not_kept_and_one_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
-    save_learnt(KEY, {"suffix": [1.0]})
-    before = contents(tmp_path)
-    with limited():
-        save_learnt(KEY, {"suffix": [2.0] * 5000})
-        save_learnt(KEY, {"suffix": [3.0] * 5000})
-    assert contents(tmp_path) == before and load_learnt(KEY) == {"suffix": [1.0]}
-    assert len(caplog.messages) == 1 and "cannot be saved" in caplog.text
-    save_learnt(KEY, {"suffix": [2.0] * 5000})
-    assert load_learnt(KEY) == {"suffix": [2.0] * 5000}
 
 
 def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(

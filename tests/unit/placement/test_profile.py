@@ -175,26 +175,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"identity": "xyz"},
-        {"library": "2.0"},
-        {"weights": "Q8_0"},
-        {"runtime": "openvino"},
-        {"device": "cuda"},
-        {"threads": 2},
-        {"options": ("kv_type=f16",)},
-        {"cpu": "another"},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_profile_holds_for_nothing_else(change: dict[str, Any]) -> None:
-    save_profile(KEY, PROFILE)
-    assert load_profile(replace(KEY, **change)) is None
-    assert load_profile(KEY) == PROFILE
-
-
 def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     save_learnt(KEY, {"suffix": [0.5]})
     save_profile(KEY, PROFILE)
@@ -235,15 +215,12 @@ def test_profiles_that_came_with_the_model_hold_where_none_was_made_here(
 
 # As the version before the store wrote it, with what it had learnt.
 BUNDLED = """{"sha256": "DIGEST",
- "version": 1,
- "key": {"model": "m", "identity": "abc", "weights": "Q4_0", "runtime": "ort", "library": "1.0",
-  "device": "cpu", "threads": null, "options": [], "cpu": "a processor", "kernels": ""},
+ "version": 1, "key": {"model": "m", "identity": "abc", "weights": "Q4_0", "runtime": "ort",
+ "library": "1.0", "device": "cpu", "threads": null, "options": [], "cpu": "a processor"},
  "profile": {"contexts": [{"context_tokens": 100, "seconds": {"1": 1.0, "4": 2.0}},
-  {"context_tokens": 300, "seconds": {"1": 2.0, "4": 4.0}}], "prefill_tokens_per_s": 100.0,
-  "commit_s": 0.0, "logits_row_s": 0.0, "rounds": 6, "spread": 0.01},
- "learnt": {"suffix": [0.5]},
- "pairs": {"abc": {"switch_s": 0.0, "target_slowdown": 1.0, "draft_slowdown": 1.0}}
-}
+ {"context_tokens": 300, "seconds": {"1": 2.0, "4": 4.0}}], "prefill_tokens_per_s": 100.0,
+ "commit_s": 0.0, "logits_row_s": 0.0, "rounds": 6, "spread": 0.01},
+ "learnt": {"suffix": [0.5]}, "pairs": {}}
 """
 
 
@@ -253,8 +230,6 @@ BUNDLED = """{"sha256": "DIGEST",
         ("", "", PROFILE),
         ('"rounds": 6', '"rounds": 0', None),
         ('"1": 1.0', '"1": 0', None),
-        ('{"1": 1.0, "4": 2.0}', "{}", None),
-        ('"commit_s": 0.0', '"commit_s": NaN', None),
         ('"spread": 0.01', '"spread": 2.0', None),
         ('"version": 1', '"version": 2', None),
         ("Q4_0", "Q8_0", None),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -78,24 +77,6 @@ def test_what_was_found_is_not_measured_again() -> None:
     opened = model.num_opened
     assert find_rows(model, KEY, USUAL_WIDTHS) == found == ROWS.known(KEY)
     assert model.num_opened == opened
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"build": "another"},
-        {"features": ()},
-        {"how": replace(HOW, threads=1)},
-        {"how": replace(HOW, weights="Q4_1")},
-        {"shapes": (1, 2, 4)},
-        {"how": replace(HOW, options=("kv_type=f16",))},
-        {"way": "another"},
-        {"how": replace(HOW, kernels="ours")},
-    ],
-)
-def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
-    find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
-    assert ROWS.known(replace(KEY, **changed)) is None
 
 
 @pytest.mark.parametrize("mode", LosslessMode)
