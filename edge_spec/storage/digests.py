@@ -22,36 +22,36 @@ _SETTLED_NS = 2_000_000_000  # the coarsest clock of a file system (FAT's) has t
 
 
 class _State(NamedTuple):
-    """Holds what changes with a file."""
+    """Changes with a file."""
 
+    device: int
+    inode: int
     num_bytes: int
     changed_ns: int
     modified_ns: int
 
 
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-# The key is a device and an inode, so that a file that changes has one digest, its last.
-_DIGEST = Quantity("sha256", tuple[int, int], TypeAdapter(tuple[_State, _Sha256]))
+_DIGEST: Quantity[_State, str] = Quantity("sha256", _State, TypeAdapter(_Sha256))
 
 
 def known_sha256(path: Path) -> str:
-    """Return the file's sha256, as it is known where the file has not changed since. Raises
+    """Return the file's sha256, without hashing it where it has not changed since. Raises
     OSError."""
-    found = path.stat()
-    key, before = (found.st_dev, found.st_ino), _state(path)
+    before = _state(path)
     if before.num_bytes < LARGE_BYTES:
         return sha256_file(path)
-    known = _DIGEST.known(key)
-    if known is not None and known[0] == before:
-        return known[1]
+    known = _DIGEST.known(before)
+    if known is not None:
+        return known
     hashed_ns = time.time_ns()
     digest = sha256_file(path)
     is_settled = max(before.changed_ns, before.modified_ns) + _SETTLED_NS < hashed_ns
     if is_settled and _state(path) == before:
-        _DIGEST.keep(key, (before, digest))
+        _DIGEST.keep(before, digest)
     return digest
 
 
 def _state(path: Path) -> _State:
     found = path.stat()
-    return _State(found.st_size, found.st_ctime_ns, found.st_mtime_ns)
+    return _State(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns)
