@@ -50,6 +50,7 @@ class ProfileKey:
     options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
     cpu: str
     kernels: str = ""  # in the place of the library's own
+    export: int = EXPORT_VERSION  # of conversions
 
     @property
     def file_name(self) -> str:
@@ -61,7 +62,7 @@ class ProfileKey:
     @property
     def digest(self) -> str:
         """Changes with the model and with how it is run."""
-        parts = {**asdict(self), "export": EXPORT_VERSION}
+        parts = asdict(self)
         if not self.kernels:  # as it was named before there were kernels of ours
             del parts["kernels"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -39,6 +39,7 @@ from edge_spec.exactness.batch_invariance import (
 from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.exactness.lossless import wider as widened
 from edge_spec.models import runtimes
+from edge_spec.models.source import EXPORT_VERSION
 from edge_spec.placement.machine import cpu_features, cpu_name
 from edge_spec.placement.measure import median_seconds, quick_passes, relative_cost, uncertainty
 from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, options_apart
@@ -108,6 +109,7 @@ def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
         and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
         and key.options == options_apart(asked)
         and key.kernels == runtimes.own_kernels(key.runtime)
+        and key.export == EXPORT_VERSION
     )
 
 

@@ -31,7 +31,8 @@ from edge_spec.storage.json_store import DamagedError, tell_unkept
 DIRECTORY, FILE = "measurements", "measurements.sqlite"
 MAX_BYTES = 4_000_000  # of a value
 MAX_KEPT = 2000  # values; the oldest are removed
-WAIT_S = 5.0  # for another process that is writing
+# Seconds to wait for another process that is writing: a start reads several values.
+WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
 
 # Without rows' numbers there is no index apart, which in a half-written file leads to other rows.
 _TABLE = (
@@ -127,7 +128,7 @@ class Quantity(Generic[_Key, _Value]):
             try:
                 return write()
             except DamagedError:
-                with locked(path, WAIT_S):
+                with locked(path, WRITE_WAIT_S):
                     return _write_again(path, write)
         except (OSError, sqlite3.Error, DamagedError) as error:
             tell_unkept(path, error)
@@ -190,9 +191,10 @@ def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
 def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
     """Open the file, and close it without what was not committed. makes: the table, where there is
     none. Raises DamagedError for what is no database with this very table, sqlite3.Error."""
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if makes else 'rw'}"
+    mode, wait_s = ("rwc", WRITE_WAIT_S) if makes else ("rw", READ_WAIT_S)
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
     try:
-        with closing(sqlite3.connect(uri, WAIT_S, isolation_level=None, uri=True)) as store:
+        with closing(sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)) as store:
             store.text_factory = bytes  # other programs may have written what is no UTF-8
             store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
             if makes and not store.execute(_TABLES).fetchall():

@@ -175,6 +175,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
+@pytest.mark.parametrize("change", [{"library": "2.0"}, {"export": 1}])
+def test_a_profile_of_another_library_or_conversion_is_not_known(change: dict[str, Any]) -> None:
+    save_profile(KEY, PROFILE)
+    assert load_profile(replace(KEY, **change)) is None
+    assert load_profile(KEY) == PROFILE
+
+
 def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     save_learnt(KEY, {"suffix": [0.5]})
     save_profile(KEY, PROFILE)

@@ -267,7 +267,8 @@ def test_a_file_that_another_process_holds_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     SECONDS.keep(KEY, VALUE)
-    monkeypatch.setattr(measurements, "WAIT_S", 0.01)
+    monkeypatch.setattr(measurements, "WRITE_WAIT_S", 0.01)
+    monkeypatch.setattr(measurements, "READ_WAIT_S", 0.01)
     with database(path) as opened:
         opened.execute("BEGIN IMMEDIATE")  # is writing
         SECONDS.keep(KEY, {1: 2.0})
