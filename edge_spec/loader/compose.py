@@ -23,6 +23,7 @@ from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import add_rounds
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.placement.profile import load_learnt, save_learnt
@@ -74,8 +75,8 @@ def compose_engine(
         drafter=placed.options.drafter,
         min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
-        history=models.history,
         keep_learnt=partial(save_learnt, key),
+        keep_rounds=None if models.pair is None else partial(add_rounds, models.pair),
         identity=placed.source.identity,
         computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(

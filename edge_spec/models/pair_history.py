@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter
@@ -25,7 +24,7 @@ _MIN_ROUNDS = 100  # before anything is said
 _HOLDS_S = 24 * 3600.0
 
 _Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_PairKey = tuple[str, str, str, str]
+PairKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -45,51 +44,34 @@ class _Counts:
         return _Counts(share * rounds, share * right)
 
 
-_HISTORY: Quantity[_PairKey, _Counts] = Quantity(
+_HISTORY: Quantity[PairKey, _Counts] = Quantity(
     "history", tuple[str, str, str, str], TypeAdapter(_Counts)
 )
 
 
-def pair_key(target: Source, draft: Source) -> _PairKey:
+def pair_key(target: Source, draft: Source) -> PairKey:
     return target.name, target.identity, draft.name, draft.identity
 
 
-class PairHistory:
-    """Counts rounds whose first draft token was accepted, which depends least on how many were
-    made. Any thread may use it, and each of several processes adds its counts.
-    """
+def add_rounds(key: PairKey, drafted: DraftRounds) -> None:
+    """Count rounds in which the draft's tokens were verified."""
+    new = _Counts(*map(float, drafted))
+    if new.rounds:
+        _HISTORY.update(key, lambda old: (old or _Counts()).joined(new))
 
-    def __init__(self, key: _PairKey, clock: Callable[[], float] = time.time) -> None:
-        """clock: seconds since 1970."""
-        self._key = key
-        self._clock = clock
-        self._lock = Lock()
-        self._unsaved = _Counts()
 
-    def observe(self, drafted: DraftRounds) -> None:
-        """Adds the rounds of a finished generation in which the draft's tokens were verified."""
-        with self._lock:
-            self._unsaved = self._unsaved.joined(_Counts(*map(float, drafted)))
+def counted_rounds(key: PairKey) -> tuple[int, int]:
+    """Return the rounds that count, and those whose first draft token was accepted."""
+    found = _HISTORY.known(key) or _Counts()
+    return round(found.rounds), round(found.right)
 
-    @property
-    def first_draft_tokens(self) -> tuple[int, int]:
-        """The rounds that were saved and count, and those whose first draft token was accepted."""
-        saved = _HISTORY.known(self._key) or _Counts()
-        return round(saved.rounds), round(saved.right)
 
-    def first_acceptance(self) -> float | None:
-        """Returns the share of rounds whose first draft token was accepted; None before enough were
-        saved, and where the last of them is more than a day old or of a clock that was set back."""
-        saved = _HISTORY.read(self._key)
-        if saved is None or saved.value.rounds < _MIN_ROUNDS:
-            return None
-        is_old = not 0 <= self._clock() - saved.at <= _HOLDS_S
-        return None if is_old else saved.value.right / saved.value.rounds
-
-    def save(self) -> None:
-        with self._lock:
-            new = self._unsaved
-            if new.rounds and _HISTORY.update(
-                self._key, lambda old: (old or _Counts()).joined(new)
-            ):
-                self._unsaved = _Counts()
+def first_acceptance(key: PairKey, clock: Callable[[], float] = time.time) -> float | None:
+    """Return the share of rounds whose first draft token was accepted, which depends least on how
+    many were made. None before enough were counted, and where the last of them is more than a day
+    old or of a clock that was set back. clock: seconds since 1970."""
+    found = _HISTORY.read(key)
+    if found is None or found.value.rounds < _MIN_ROUNDS:
+        return None
+    is_old = not 0 <= clock() - found.at <= _HOLDS_S
+    return None if is_old else found.value.right / found.value.rounds

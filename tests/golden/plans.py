@@ -29,7 +29,7 @@ from edge_spec.fitting.devices import CPU, Device, Memory
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, pair_key
+from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
@@ -379,10 +379,9 @@ def _examined(
         key = profile_key(opening.source, opening.prepared, opening.options)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
     if other is not None and right:
-        history = PairHistory(pair_key(target, other))
         for share in right:
-            history.observe(DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS)))
-        history.save()
+            rounds = DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS))
+            add_rounds(pair_key(target, other), rounds)
     if plan:
         place = _here("ort")
         placements = [

@@ -25,7 +25,7 @@ from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.pair_history import PairHistory, pair_key
+from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
@@ -418,7 +418,7 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
         )
     rounds, right = 0, 0
     if chosen.asked is not None:
-        rounds, right = PairHistory(pair_key(chosen.source, chosen.asked)).first_draft_tokens
+        rounds, right = counted_rounds(pair_key(chosen.source, chosen.asked))
     if rounds >= _MIN_ROUNDS:
         acceptance = right / rounds
         expected["acceptance"] = acceptance

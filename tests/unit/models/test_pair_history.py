@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import DraftRounds
-from edge_spec.models.pair_history import PairHistory
+from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, counted_rounds, first_acceptance
 
 KEY = ("target", "abc", "draft", "xyz")
 DAY_S = 24 * 3600.0
@@ -24,15 +24,12 @@ def answer(right: int, wrong: int) -> DraftRounds:
 
 
 def test_enough_rounds_are_known_in_the_next_process() -> None:
-    history = PairHistory(KEY)
-    history.observe(answer(30, 30))
-    history.save()
-    assert PairHistory(KEY).first_acceptance() is None  # too few
-    history.observe(answer(30, 30))
-    history.save()
-    assert PairHistory(KEY).first_acceptance() == 0.5
-    assert PairHistory(KEY).first_draft_tokens == (120, 60)
-    assert PairHistory((*KEY[:3], "another")).first_acceptance() is None
+    add_rounds(KEY, answer(30, 30))
+    assert first_acceptance(KEY) is None  # too few
+    add_rounds(KEY, answer(30, 30))
+    assert first_acceptance(KEY) == 0.5
+    assert counted_rounds(KEY) == (120, 60)
+    assert first_acceptance((*KEY[:3], "another")) is None
 
 
 @pytest.mark.parametrize(
@@ -41,16 +38,14 @@ def test_enough_rounds_are_known_in_the_next_process() -> None:
 def test_a_day_later_and_where_the_clock_was_set_back_it_says_nothing(
     later_s: float, acceptance: float | None
 ) -> None:
-    history = PairHistory(KEY)
-    history.observe(answer(100, 100))
-    history.save()
-    assert PairHistory(KEY, lambda: time.time() + later_s).first_acceptance() == acceptance
+    add_rounds(KEY, answer(100, 100))
+    add_rounds(KEY, answer(0, 0))  # of a session without the draft
+    assert first_acceptance(KEY, lambda: time.time() + later_s) == acceptance
 
 
-def test_what_two_processes_count_is_kept() -> None:
-    first, second = PairHistory(KEY), PairHistory(KEY)
-    for history in (first, second, second):
-        history.observe(answer(200, 50))
-        history.save()
-        history.save()  # once
-    assert second.first_draft_tokens == (750, 600)
+def test_older_rounds_count_less() -> None:
+    for _ in range(20):
+        add_rounds(KEY, answer(0, 200))
+    assert counted_rounds(KEY) == (MAX_ROUNDS, 0)
+    add_rounds(KEY, answer(800, 0))
+    assert counted_rounds(KEY) == (MAX_ROUNDS, 400)
