@@ -34,22 +34,19 @@ MAX_KEPT = 2000  # values; the oldest are removed
 # Seconds to wait for another process that is writing: a start reads several values.
 WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
 
-# Without rows' numbers there is no index apart, which in a half-written file leads to other rows.
+# WITHOUT ROWID, as a separate index would lead to wrong rows in a half-written file.
 _TABLE = (
-    "measurement (key TEXT NOT NULL, what TEXT NOT NULL, value TEXT NOT NULL, "
-    "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, PRIMARY KEY (key, what)) "
+    "measurement (what TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
+    "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, PRIMARY KEY (what, key)) "
     "WITHOUT ROWID"
 )
 _TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
 _FIND = "SELECT key, value, n, disturbance, at FROM measurement WHERE what = ?"
 _READ = f"{_FIND} AND key = ?"
-_WRITE = (
-    "INSERT OR REPLACE INTO measurement (what, key, value, n, disturbance, at) "
-    "VALUES (?, ?, ?, ?, ?, ?)"
-)
+_WRITE = "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?)"
 _PRUNE = (
-    "DELETE FROM measurement WHERE (key, what) IN "
-    "(SELECT key, what FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
+    "DELETE FROM measurement WHERE (what, key) IN "
+    "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
 )
 _NO_DATABASE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
