@@ -186,9 +186,9 @@ def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
 
 
 def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
-    """Yields those of this model that are known here."""
+    """Yields the certain ones of this model that are known here."""
     for found in _PROFILE.find():
-        if found.key.identity == source.identity:
+        if found.value.is_certain and found.key.identity == source.identity:
             yield found.key, found.value
 
 
@@ -204,18 +204,17 @@ def stored_weights(prepared: ResolvedModel) -> str:
 
 
 def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
-    """Returns the profile that holds for this key; None where there is none.
+    """Returns the certain profile that holds for this key; None where there is none.
 
     bundled: a directory of profiles that came with the model. Looked into where none is known:
     what was measured on this very device says more than what was on one like it.
     """
     found = _PROFILE.known(key)
-    if found is None and bundled is not None:
+    if (found is None or not found.is_certain) and bundled is not None:
         with suppress(OSError, DamagedError):
             file = read_sealed(bundled / key.file_name, _FILE)
-            if file.key == key and file.profile is not None and file.profile.is_certain:
-                return file.profile
-    return found
+            found = file.profile if file.key == key else None
+    return found if found is not None and found.is_certain else None
 
 
 def write_profiles(source: Source, directory: Path) -> None:
@@ -225,10 +224,10 @@ def write_profiles(source: Source, directory: Path) -> None:
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
-    """Keeps a profile unless the machine was too busy. Pairs were measured beside the one of
-    before, so they are not known any more."""
+    """Keeps a profile in place of another one, unless it is uncertain and the other one is not.
+    Pairs were measured beside the one of before, so they are not known any more."""
     _PAIRS.keep(key, {})
-    if profile.is_certain:
+    if profile.is_certain or load_profile(key) is None:
         _PROFILE.keep(key, profile, profile.rounds, profile.spread)
 
 

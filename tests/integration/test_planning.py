@@ -148,13 +148,13 @@ def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path
     process = measure_when_idle(source, options, "ort", lambda: True, quiet_s=0.0)
     assert process is not None
     process.pause()  # the first answer
-    assert not list(kept_profiles(source))
+    assert not list(profile_module._PROFILE.find())
     process.resume()
     assert process.join(300)
     process.close()
     prepared = resolve_model(source, "ort", options, quiet)
     expected = profile_key(source, prepared, options.runtime_options)
-    assert [key for key, _ in kept_profiles(source)] == [expected]
+    assert [each.key for each in profile_module._PROFILE.find()] == [expected]
 
 
 @pytest.mark.slow  # the command of a busy machine runs by default
