@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from edge_spec.core.export import ExportOptions
-from edge_spec.core.metrics import DraftRounds
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.engine.snapshot_file import Description, Snapshot, read_snapshot, write_snapshot
 from edge_spec.exporters.gguf import GgufExporter
@@ -21,19 +20,10 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models.bundle import may_replace, open_bundle
 from edge_spec.models.hub.client import HubReference
 from edge_spec.models.hub.download import find_cached, pull
-from edge_spec.models.pair_history import PairHistory
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
 from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, save_plan
-from edge_spec.placement.profile import (
-    ContextCosts,
-    Profile,
-    ProfileKey,
-    load_learnt,
-    load_profile,
-    save_learnt,
-    save_profile,
-)
+from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -121,7 +111,7 @@ def parts_of(bundle: Path) -> Operation:
 
 
 def in_cache(cache: Path) -> dict[str, Operation]:
-    plan, answers, history = cache / "plan.json", cache / "n.json", cache / "pair.json"
+    plan, answers = cache / "plan.json", cache / "n.json"
 
     def write_plan(version: int) -> None:
         placements = (Placement(PLACE, None, "none", float(version)),) * 20
@@ -130,18 +120,6 @@ def in_cache(cache: Path) -> dict[str, Operation]:
     def read_plan() -> int | None:
         found = cached_plan(plan)
         return found and same(each.tokens_per_s for each in found.placements)
-
-    def write_profile(version: int) -> None:
-        costs = (ContextCosts(32, {rows: float(version) for rows in range(1, 65)}),)
-        save_profile(KEY, Profile(costs, 1.0, 0.0, 0.0, rounds=3, spread=0.0))
-
-    def read_profile() -> int | None:
-        found = load_profile(KEY)
-        return found and same(found.contexts[0].seconds.values())
-
-    def read_learnt() -> int | None:
-        learnt = load_learnt(KEY)
-        return same(learnt["suffix"]) if learnt else None
 
     def write_answers(version: int) -> None:
         kept = KeptAnswers(answers, VOCABULARY)
@@ -154,21 +132,17 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         kept = KeptAnswers(answers, VOCABULARY)  # warns of what is damaged
         return len(json.loads(answers.read_text())["answers"]) if kept.indexes else None
 
-    def write_history(version: int) -> None:
-        kept = PairHistory(history)
-        kept.observe(DraftRounds(rounds=1, right=1))
-        kept.save()
+    def write_measurement(version: int) -> None:
+        save_learnt(KEY, {"suffix": [float(version)] * 5000})
 
-    def read_history() -> int | None:
-        PairHistory(history)  # warns of what is damaged
-        return round(json.loads(history.read_text())["rounds"]) if history.exists() else None
+    def read_measurement() -> int | None:
+        learnt = load_learnt(KEY)  # warns of what is damaged
+        return same(learnt["suffix"]) if learnt else None
 
     return {
         "plan": Operation(write_plan, read_plan),
-        "profile": Operation(write_profile, read_profile),
-        "learnt": Operation(lambda v: save_learnt(KEY, {"suffix": [float(v)] * 50}), read_learnt),
         "answers": Operation(write_answers, read_answers),
-        "history": Operation(write_history, read_history),
+        "measurement": Operation(write_measurement, read_measurement),
     }
 
 

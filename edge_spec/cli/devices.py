@@ -99,6 +99,9 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="Write the plan there, too; --plan takes it.")
     ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Write what was measured there, for a pair's profiles/.")
+    ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Measure again what was measured before.")
     ] = False,
@@ -115,6 +118,7 @@ def plan(
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
     from edge_spec.placement.planner import Planner
+    from edge_spec.placement.profile import write_profiles
     from edge_spec.placement.runtime_order import missing_reader
 
     with ProgressBar() as progress:
@@ -141,6 +145,9 @@ def plan(
         notes.append("this plan is not kept for later runs")
     if out is not None:
         save_plan(made, out)
+    if profiles is not None:
+        for source in filter(None, [target, pair]):
+            write_profiles(source, profiles)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if json:

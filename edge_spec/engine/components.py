@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edge_spec.core.metrics import RoundStats
+from edge_spec.core.metrics import DraftRounds, RoundStats
 from edge_spec.core.model import Forward, Model
 from edge_spec.core.tree import Verdict
 from edge_spec.drafters.draft.draft_model import Draft
@@ -20,7 +20,6 @@ from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.models.pair_history import PairHistory
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -126,10 +125,10 @@ class DraftingComponents:
 class Upkeep:
     """The work between answers, and what is kept for the next session."""
 
-    history: PairHistory | None = None  # of the first draft
     idle_work: IdleWork | None = None
     learner: TakesAnswers | None = None  # from answers, where that was asked for
     keep_learnt: Callable[[Mapping[str, list[float]]], None] | None = None
+    keep_rounds: Callable[[DraftRounds], None] | None = None  # of the first draft
     round_times: RoundTimes | None = None
 
 

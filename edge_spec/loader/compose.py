@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,11 +23,11 @@ from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
+from edge_spec.models.pair_history import add_rounds
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
-from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
+from edge_spec.placement.profile import load_learnt, save_learnt
 from edge_spec.placement.row_findings import RoundTimes, rows_key, settle_rows, usual_shares
-from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.grammar import GrammarCompiler
 
 
@@ -75,8 +75,8 @@ def compose_engine(
         drafter=placed.options.drafter,
         min_rows=factory.lossless.plain_width,
         drafts=models.drafts,
-        history=models.history,
-        keep_learnt=partial(_keep_learnt, key),
+        keep_learnt=partial(save_learnt, key),
+        keep_rounds=None if models.pair is None else partial(add_rounds, models.pair),
         identity=placed.source.identity,
         computing=key.digest if way is None else f"{key.digest} {way}",
         round_times=RoundTimes(
@@ -132,10 +132,3 @@ def _prompt_files(placed: PlacedModels, parts: EngineComponents) -> PromptFiles 
     made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
     described = json.dumps(made_by, sort_keys=True)
     return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())
-
-
-def _keep_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
-    try:
-        save_learnt(key, learnt)
-    except OSError as error:
-        tell_unkept(key.path, error)

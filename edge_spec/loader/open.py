@@ -44,7 +44,7 @@ from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, history_path
+from edge_spec.models.pair_history import PairKey, first_acceptance, pair_key
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
@@ -212,7 +212,7 @@ class OpenModels:
     costs: Callable[[], RowCosts]  # of the target
     key: ProfileKey  # of the target
     begins_overlapped: bool = True  # whether the first draft goes on while the target verifies
-    history: PairHistory | None = None  # of the target and its first draft
+    pair: PairKey | None = None  # the target and its first draft
 
 
 def open_models(
@@ -223,13 +223,13 @@ def open_models(
     options, target = placed.options, placed.target
     key = profile_key(placed.source, target, options.runtime_options)
     profile = load_profile(key, target.profiles)
-    findings, history = None, None
+    findings, pair = None, None
     if placed.drafts:
         how = options.draft_runtime_options
         findings = load_pair(key, profile_key(placed.draft_sources[0], placed.drafts[0], how))
-        history = PairHistory(history_path(placed.source, placed.draft_sources[0]))
+        pair = pair_key(placed.source, placed.draft_sources[0])
     drafts = []
-    for draft in _open_drafts(placed, findings, history):
+    for draft in _open_drafts(placed, findings, pair):
         opened.callback(draft.close)
         drafts.append(draft)
 
@@ -257,16 +257,16 @@ def open_models(
             drafts[0].step_s / costs().at(1),
         )
     begins = findings is None or can_overlap(findings, costs(), drafts[0].step_s)
-    return OpenModels(loaded, drafts, drafters, context, costs, key, begins, history)
+    return OpenModels(loaded, drafts, drafters, context, costs, key, begins, pair)
 
 
 def _open_drafts(
-    placed: PlacedModels, findings: PairFindings | None, history: PairHistory | None
+    placed: PlacedModels, findings: PairFindings | None, pair: PairKey | None
 ) -> Iterator[Draft]:
-    """findings, history: of the first one beside its target."""
+    """findings: of the first one beside its target. pair: of both."""
     options = placed.options
     above = placed.target
-    known = None if history is None else history.first_acceptance()
+    known = None if pair is None else first_acceptance(pair)
     for source, draft in zip(placed.draft_sources, placed.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size

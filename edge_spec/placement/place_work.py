@@ -43,8 +43,7 @@ from edge_spec.placement.profile import (
     save_profile,
 )
 from edge_spec.placement.replay import Recording, record
-from edge_spec.placement.row_findings import RowFindings, known_rows, rows_key, settle_rows
-from edge_spec.storage.json_store import tell_unkept
+from edge_spec.placement.row_findings import ROWS, RowFindings, rows_key, settle_rows
 from edge_spec.text.prompt_files import Prompt
 
 OnStep = Callable[[float], None]
@@ -108,10 +107,7 @@ def measure_place(place: Candidate, max_s: float, on_step: OnStep) -> Any:
     grown = None if before is None or after is None else max(0, after - before)
     branches = trees and rows.batch_invariance.branch_invariant
     profile = replace(profile, resident_bytes=grown, branches=branches, own_loop_cost=own_loop)
-    try:
-        save_profile(place.key, profile)
-    except OSError as error:
-        tell_unkept(place.key.path, error)
+    save_profile(place.key, profile)
     return PROFILE.dump_python(profile, mode="json")
 
 
@@ -352,7 +348,7 @@ class Surveyor:
             MeasuredPlace(
                 place,
                 known.get(place.key),
-                known_rows(rows_key(place.key, place.prepared.config)),
+                ROWS.known(rows_key(place.key, place.prepared.config)),
                 self.faults.of(place),
             )
             for place in places

@@ -46,7 +46,6 @@ from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.profile import PairFindings, load_pair, profile_key, save_pair
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.trial import TRIAL_S, Trial, Trials
-from edge_spec.storage.json_store import tell_unkept
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary
 
@@ -188,10 +187,7 @@ class Pairing:
             )
         )
         self.progress(what, 1.0)
-        try:
-            save_pair(target.key, draft.key, found)
-        except OSError as error:
-            tell_unkept(target.key.path, error)
+        save_pair(target.key, draft.key, found)
         return found
 
 

@@ -1,35 +1,31 @@
 """Profiles: the time of one model's passes on one runtime and device, and what use has taught of
-it. Both are kept in the cache, one JSON file for each model, runtime, device and set of options."""
+it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.errors import ModelFileError
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.resolve import ResolvedModel, joined_types
 from edge_spec.models.source import EXPORT_VERSION, Source
 from edge_spec.placement.machine import cpu_name
-from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed
+from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
+from edge_spec.storage.measurements import Quantity
 
 TYPICAL_TOKENS = 256  # of context: of the costs that policies know
 
 MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
-
-_log = logging.getLogger(__name__)
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -42,8 +38,7 @@ def was_busy(spread: float) -> bool:
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """All that a profile depends on. The file's name follows from all of it but the library's
-    version, so that a profile of another version is found, and replaced."""
+    """All that a profile depends on."""
 
     model: str
     identity: str  # of the model's files
@@ -55,16 +50,21 @@ class ProfileKey:
     options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
     cpu: str
     kernels: str = ""  # in the place of the library's own
+    export: int = EXPORT_VERSION  # of conversions
 
     @property
-    def path(self) -> Path:
+    def file_name(self) -> str:
+        """Name the file of a profile that travels with its model. All versions of the runtime's
+        library have one name, so that a newer profile replaces an older one."""
         digest = replace(self, library="").digest[:16]
-        return cache_directory() / "profiles" / f"{self.model}-{self.runtime}-{digest}.json"
+        return f"{self.model}-{self.runtime}-{digest}.json"
 
     @property
     def digest(self) -> str:
         """Changes with the model and with how it is run."""
-        parts = {**key_parts(self), "export": EXPORT_VERSION}
+        parts = asdict(self)
+        if not self.kernels:  # as it was named before there were kernels of ours
+            del parts["kernels"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -137,13 +137,19 @@ class PairFindings:
         return None if self.call_s is None or self.row_s is None else self.call_s + self.row_s
 
 
+_PROFILE = Quantity("profile", ProfileKey, TypeAdapter(Profile))
+# By the digest of the draft's key.
+_PAIRS = Quantity("pairs", ProfileKey, TypeAdapter(dict[str, PairFindings]))
+_LEARNT = Quantity("learnt", ProfileKey, TypeAdapter(dict[str, list[_Finite]]))
+
+
 @dataclass(frozen=True)
 class _File:
+    """A profile that travels with its model."""
+
     version: Literal[1]  # raise it when a profile means something else
     key: ProfileKey
     profile: Profile | None = None
-    learnt: dict[str, list[_Finite]] = field(default_factory=dict)
-    pairs: dict[str, PairFindings] = field(default_factory=dict)  # by the digest of a draft's key
 
 
 _FILE = TypeAdapter(_File)
@@ -166,15 +172,6 @@ def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions
     )
 
 
-def key_parts(key: Any) -> dict[str, Any]:
-    """Returns the fields of a key, by which its file is named. Kernels are left out where there are
-    none but the library's, so that what was measured of these before is found."""
-    parts = asdict(key)
-    if not parts["kernels"]:
-        del parts["kernels"]
-    return parts
-
-
 def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
     """Returns those that were set and that a key has no field for."""
     apart = (
@@ -189,13 +186,10 @@ def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
 
 
 def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
-    """Yields the certain ones of this model in the cache; a damaged file is passed over."""
-    for path in sorted((cache_directory() / "profiles").glob("*.json")):
-        with suppress(OSError, DamagedError):
-            file = read_sealed(path, _FILE)
-            found = file.profile
-            if found is not None and found.is_certain and file.key.identity == source.identity:
-                yield file.key, found
+    """Yields the certain ones of this model that are known here."""
+    for found in _PROFILE.find():
+        if found.value.is_certain and found.key.identity == source.identity:
+            yield found.key, found.value
 
 
 def stored_weights(prepared: ResolvedModel) -> str:
@@ -210,86 +204,49 @@ def stored_weights(prepared: ResolvedModel) -> str:
 
 
 def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
-    """Returns the certain profile that holds for this key; None where there is none; one line says
-    why, where there is one for something else.
+    """Returns the certain profile that holds for this key; None where there is none.
 
-    bundled: a directory of profiles that came with the model. Looked into where the cache has none:
+    bundled: a directory of profiles that came with the model. Looked into where none is known:
     what was measured on this very device says more than what was on one like it.
     """
-    file = _kept(key).read()
-    if file is None or file.profile is None or not file.profile.is_certain:
-        return None if bundled is None else _bundled(key, bundled / key.path.name)
-    if file.key != key:
-        _log.warning(
-            "the profile of %s on %s is of version %s of its library, not %s: it is made again",
-            key.model,
-            key.runtime,
-            file.key.library,
-            key.library,
-        )
-        return None
-    return file.profile
+    found = _PROFILE.known(key)
+    if (found is None or not found.is_certain) and bundled is not None:
+        with suppress(OSError, DamagedError):
+            file = read_sealed(bundled / key.file_name, _FILE)
+            found = file.profile if file.key == key else None
+    return found if found is not None and found.is_certain else None
 
 
-def _bundled(key: ProfileKey, path: Path) -> Profile | None:
-    """A file that came with a model is never removed: `edge-spec doctor` names a damaged one."""
-    try:
-        file = read_sealed(path, _FILE)
-    except (OSError, DamagedError):
-        return None
-    holds = file.key == key and file.profile is not None and file.profile.is_certain
-    return file.profile if holds else None
-
-
-def read_key(path: Path) -> ProfileKey:
-    """Returns what the profile in a file holds for. Raises ModelFileError, OSError."""
-    try:
-        return read_sealed(path, _FILE).key
-    except DamagedError as error:
-        raise ModelFileError(
-            f"{path} is no profile of this version: {error}",
-            remedy="Delete it, or copy the profile again.",
-        ) from None
+def write_profiles(source: Source, directory: Path) -> None:
+    """Writes what is known of this model, to travel with it. Raises OSError."""
+    for key, profile in kept_profiles(source):
+        write_sealed(directory / key.file_name, _FILE, _File(1, key, profile))
 
 
 def save_profile(key: ProfileKey, profile: Profile) -> None:
-    """Takes the place of another one; what was learnt stays. Raises OSError."""
-    _kept(key).update(lambda old: _File(1, key, profile, old.learnt if old else {}))
+    """Keeps a profile in place of another one, unless it is uncertain and the other one is not.
+    Pairs were measured beside the one of before, so they are not known any more."""
+    _PAIRS.keep(key, {})
+    if profile.is_certain or load_profile(key) is None:
+        _PROFILE.keep(key, profile, profile.rounds, profile.spread)
 
 
 def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
-    """Returns how the two run beside each other; None where they were not measured together, with
-    these versions of their libraries."""
-    file = _kept(target).read()
-    return file.pairs.get(draft.digest) if file is not None and file.key == target else None
+    """Returns how the two run beside each other; None where they were not measured together."""
+    return (_PAIRS.known(target) or {}).get(draft.digest)
 
 
 def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> None:
-    """Kept with the target's profile, until that is made again. Raises OSError."""
-
-    def added(old: _File | None) -> _File:
-        old = old or _File(1, target)
-        return replace(old, pairs={**old.pairs, draft.digest: found})
-
-    _kept(target).update(added)
+    """Kept until the target's profile is made again."""
+    _PAIRS.update(target, lambda old: {**(old or {}), draft.digest: found})
 
 
 def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
     """Returns what live use has learnt, by name; empty where there is nothing. It outlives a change
     of the runtime's library."""
-    file = _kept(key).read()
-    return {} if file is None else file.learnt
+    return _LEARNT.known(replace(key, library="")) or {}
 
 
 def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
-    """Adds to what is there; of one name, the last writer's stays. Raises OSError."""
-
-    def added(old: _File | None) -> _File:
-        old = old or _File(1, key)
-        return replace(old, learnt={**old.learnt, **learnt})
-
-    _kept(key).update(added)
-
-
-def _kept(key: ProfileKey) -> KeptFile[_File]:
-    return KeptFile(key.path, _FILE)
+    """Adds to what is there; of one name, the last writer's stays."""
+    _LEARNT.update(replace(key, library=""), lambda old: {**(old or {}), **learnt})

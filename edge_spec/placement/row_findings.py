@@ -12,18 +12,14 @@ is another one now: then what they take is kept instead.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
-from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, TypeAdapter
@@ -43,11 +39,11 @@ from edge_spec.exactness.batch_invariance import (
 from edge_spec.exactness.lossless import MOST_PADDING, LosslessMode, Losslessness, keep_promise
 from edge_spec.exactness.lossless import wider as widened
 from edge_spec.models import runtimes
+from edge_spec.models.source import EXPORT_VERSION
 from edge_spec.placement.machine import cpu_features, cpu_name
 from edge_spec.placement.measure import median_seconds, quick_passes, relative_cost, uncertainty
-from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, key_parts, options_apart
-from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import DamagedError, KeptFile, read_sealed, require_sealed
+from edge_spec.placement.profile import MOST_SPREAD, ProfileKey, options_apart
+from edge_spec.storage.measurements import Quantity
 
 _ATTEMPTS = 3
 _WIDE = 4  # rows of a pass, from which on no other way is looked for
@@ -63,26 +59,13 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class RowsKey:
-    """All that findings depend on."""
+    """All that findings depend on. how: the model is run, whichever it is."""
 
-    runtime: str
-    library: str  # its version
-    build: str  # changes with its files
-    device: str
-    threads: int | None
-    options: tuple[str, ...]
-    weights: str
-    cpu: str
+    how: ProfileKey
+    build: str  # changes with the files of the runtime's library
     features: tuple[str, ...]  # of the processor, that kernels are chosen by
     shapes: tuple[int, ...]
     way: str = ""  # of computing, where there are several
-    kernels: str = ""  # in the place of the library's own
-
-    @property
-    def path(self) -> Path:
-        parts = json.dumps(key_parts(self), sort_keys=True)
-        digest = hashlib.sha256(parts.encode()).hexdigest()[:16]
-        return cache_directory() / "rows" / f"{self.runtime}-{digest}.json"
 
 
 @dataclass(frozen=True)
@@ -103,37 +86,22 @@ class RowFindings:
 _BY_CONSTRUCTION = RowFindings((), BY_CONSTRUCTION, plain_cost=1.0)
 
 
-@dataclass(frozen=True)
-class _File:
-    """findings, seconds: t(k); None for what is not known. Files of before have no seconds."""
-
-    version: Literal[1]  # raise it when a finding means something else
-    key: RowsKey
-    findings: RowFindings | None = None
-    seconds: dict[Annotated[int, Field(ge=1)], _Seconds] | None = None
-
-
-_FILE = TypeAdapter(_File)
+ROWS = Quantity("rows", RowsKey, TypeAdapter(RowFindings))
+# t(k), with one row or more.
+SECONDS = Quantity(
+    "row seconds",
+    RowsKey,
+    TypeAdapter(Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]),
+)
 
 
 def rows_key(key: ProfileKey, config: ModelConfig) -> RowsKey:
     """Returns what findings about a model depend on that is opened in this way."""
-    return RowsKey(
-        runtime=key.runtime,
-        library=key.library,
-        build=runtimes.library_build(key.runtime),
-        device=key.device,
-        threads=key.threads,
-        options=key.options,
-        weights=key.weights,
-        cpu=key.cpu,
-        features=cpu_features(),
-        shapes=shapes_of(config),
-        kernels=key.kernels,
-    )
+    how = replace(key, model="", identity="")
+    return RowsKey(how, runtimes.library_build(key.runtime), cpu_features(), shapes_of(config))
 
 
-def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
+def holds(key: ProfileKey, asked: RuntimeOptions) -> bool:
     """Says whether what was measured was so with this library and processor, and as asked for."""
     return (
         key.cpu == cpu_name()
@@ -141,41 +109,24 @@ def holds(key: ProfileKey | RowsKey, asked: RuntimeOptions) -> bool:
         and (key.device, key.threads) == (",".join(asked.providers), asked.threads)
         and key.options == options_apart(asked)
         and key.kernels == runtimes.own_kernels(key.runtime)
+        and key.export == EXPORT_VERSION
     )
-
-
-def known_rows(key: RowsKey) -> RowFindings | None:
-    """Returns what the cache knows; nothing is measured."""
-    return _kept(key).findings
-
-
-def _kept(key: RowsKey) -> _File:
-    return _known(key, KeptFile(key.path, _FILE).read())
-
-
-def _known(key: RowsKey, file: _File | None) -> _File:
-    return file if file is not None and file.key == key else _File(1, key)
-
-
-def read_rows(path: Path) -> RowsKey:
-    """Returns what the findings in a file hold for. Raises ModelFileError, OSError."""
-    return require_sealed(path, _FILE, "findings").key
 
 
 def find_rows(model: Model, key: RowsKey, widths: Sequence[int]) -> RowFindings:
     """Returns what the cache knows of these widths; else measures it now, and keeps it. Nothing is
     measured of kernels that compute a row alike by construction."""
-    known = known_rows(key)
+    known = ROWS.known(key)
     if model.capabilities.invariant_rows:
         if known != _BY_CONSTRUCTION:
-            _keep(key, _BY_CONSTRUCTION)
+            ROWS.keep(key, _BY_CONSTRUCTION)
         return _BY_CONSTRUCTION
     wanted = measured_widths(model, widths)
     if known is not None and set(wanted) <= set(known.widths):
         return known
     found = measure_batch_invariance(model, wanted)
     findings = RowFindings(tuple(wanted), found, _plain_cost(model, found))
-    _keep(key, findings)
+    ROWS.keep(key, findings)
     return findings
 
 
@@ -189,7 +140,7 @@ def settle_rows(
     if mode is LosslessMode.TIES:
         model.choose_way(model.ways[0])
         return find_rows(model, replace(key, way=model.way), widths)
-    known = known_rows(key)
+    known = ROWS.known(key)
     if known is not None and known.way in model.ways:
         model.choose_way(known.way)
     else:
@@ -197,7 +148,7 @@ def settle_rows(
     found = find_rows(model, replace(key, way=model.way), widths)
     found = replace(found, way=model.way)
     if found != known:
-        _keep(key, found)
+        ROWS.keep(key, found)
     return found
 
 
@@ -232,10 +183,6 @@ def _choose_first_alike(model: Model, key: RowsKey, widths: Sequence[int]) -> No
     model.choose_way(max(agreeing, key=agreeing.__getitem__))
 
 
-def _keep(key: RowsKey, findings: RowFindings) -> None:
-    KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), findings=findings))
-
-
 def shapes_of(config: ModelConfig) -> tuple[int, ...]:
     """Returns what models of one shape have in common."""
     return (
@@ -256,20 +203,21 @@ def row_costs(
     model: Model, key: RowsKey, clock: Callable[[], float] = time.perf_counter
 ) -> RowCosts:
     """Returns what the cache knows of such a model; else measures it now, and keeps it."""
-    seconds = _kept(key).seconds
-    if not seconds:
+    seconds: Mapping[int, float] | None = SECONDS.known(key)
+    if seconds is None:
         passes = quick_passes(model, clock=clock)
         seconds = median_seconds(passes)
-        if max(map(uncertainty, passes.values())) <= MOST_SPREAD:
-            keep_seconds(key, seconds)
+        spread = max(map(uncertainty, passes.values()))
+        if spread <= MOST_SPREAD:
+            SECONDS.keep(key, dict(seconds), min(map(len, passes.values())), spread)
     return costs_of(model.config, seconds)
 
 
 def begun_costs(model: Model, key: RowsKey) -> RowCosts:
     """Returns what the cache knows of such a model; else proportions that are usual, which its
     first passes make seconds of. No pass is made for it."""
-    seconds = _kept(key).seconds
-    if seconds:
+    seconds = SECONDS.known(key)
+    if seconds is not None:
         return costs_of(model.config, seconds)
     return costs_of(model.config, usual_shares(model), Scale(is_known=False))
 
@@ -277,27 +225,6 @@ def begun_costs(model: Model, key: RowsKey) -> RowCosts:
 def usual_shares(model: Model) -> Mapping[int, float]:
     """Returns what passes of some rows usually take over one of a single row."""
     return _OWN_SHARES if model.capabilities.invariant_rows else _SHARES
-
-
-def known_seconds(key: RowsKey) -> Mapping[int, float]:
-    """Returns t(k) that the cache knows; empty where it knows nothing."""
-    return _kept(key).seconds or {}
-
-
-def keep_seconds(key: RowsKey, seconds: Mapping[int, float]) -> None:
-    """Keeps t(k) in place of what the cache knows. What it costs if it cannot be kept is time, so
-    nothing is raised."""
-    found = dict(seconds)
-    KeptFile(key.path, _FILE).keep(lambda old: replace(_known(key, old), seconds=found))
-
-
-def kept_costs() -> Iterator[tuple[RowsKey, Mapping[int, float]]]:
-    """Yields all costs in the cache, by what they hold for; a damaged file is passed over."""
-    for path in sorted((cache_directory() / "rows").glob("*.json")):
-        with suppress(OSError, DamagedError):
-            file = read_sealed(path, _FILE)
-            if file.seconds:
-                yield file.key, file.seconds
 
 
 _SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these
@@ -343,8 +270,8 @@ class RoundTimes:
             for rows, seconds in current.items():
                 self._passes[rows] = [*self._passes.get(rows, []), *seconds][-_MOST:]
             found = self._found()
-            if found and known_seconds(self._key) == self._kept:  # else by another process
-                keep_seconds(self._key, found)
+            if found and self._known() == self._kept:  # else by another process
+                SECONDS.keep(self._key, found, sum(map(len, self._passes.values())))
                 self._passes.clear()
             if found:
                 self._kept = None
@@ -352,8 +279,11 @@ class RoundTimes:
     def _found(self) -> dict[int, float]:
         """Returns t(k) if there is something new to keep."""
         if self._kept is None:
-            self._kept = known_seconds(self._key)
+            self._kept = self._known()
         return self._contradicted() if self._kept else self._first()
+
+    def _known(self) -> Mapping[int, float]:
+        return SECONDS.known(self._key) or {}
 
     def _first(self) -> dict[int, float]:
         """Returns t(k) where enough was seen, on a machine that was free enough."""

@@ -7,7 +7,7 @@ and what passes of models of its shapes cost. No conversion is made to be faster
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from edge_spec.models.bundle import read_manifest
 from edge_spec.models.resolve import Resolution, RuntimeCandidates, joined_types
 from edge_spec.models.source import Source
 from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
-from edge_spec.placement.row_findings import RowsKey, holds, kept_costs, shapes_of
+from edge_spec.placement.row_findings import SECONDS, RowsKey, holds, shapes_of
 
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
 _CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
@@ -147,8 +147,8 @@ def _known_seconds(
     if (options.quantization, options.block_size) != (None, None):
         return {}
     profiles = [each for each in kept_profiles(source) if holds(each[0], asked)]
-    costs = [each for each in kept_costs() if holds(each[0], asked)]
-    measured = {key.runtime for key, _ in profiles} | {key.runtime for key, _ in costs}
+    costs = [(each.key, each.value) for each in SECONDS.find() if holds(each.key.how, asked)]
+    measured = {key.runtime for key, _ in profiles} | {key.how.runtime for key, _ in costs}
     if len(measured & set(names)) < 2:
         return {}  # not worth the time that it takes to read a header
     config = _config(source)
@@ -175,7 +175,7 @@ def _token_s(costs: RowCosts) -> float:
 
 
 def _of_shapes(
-    costs: list[tuple[RowsKey, Mapping[int, float]]],
+    costs: Iterable[tuple[RowsKey, Mapping[int, float]]],
     runtime: str,
     weights: str | None,
     config: ModelConfig,
@@ -183,8 +183,8 @@ def _of_shapes(
     """Gives what models of these shapes take; before a conversion for the runtime, of weights in
     whatever form it ran."""
     for key, seconds in costs:
-        is_same = (key.runtime, key.shapes) == (runtime, shapes_of(config))
-        if is_same and weights in (None, key.weights):
+        is_same = (key.how.runtime, key.shapes) == (runtime, shapes_of(config))
+        if is_same and weights in (None, key.how.weights):
             yield _token_s(costs_of(config, seconds))
 
 

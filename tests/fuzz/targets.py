@@ -29,7 +29,7 @@ from edge_spec.models.bundle import open_bundle
 from edge_spec.models.hub.client import HubReference
 from edge_spec.models.pair_bundle import find_member
 from edge_spec.placement.plan import read_plan
-from edge_spec.placement.profile import read_key
+from edge_spec.placement.profile import ProfileKey, load_profile
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import plain_messages
 from edge_spec.text.prompt_files import read_prompts
@@ -154,7 +154,8 @@ def answers(data: bytes) -> None:
 
 
 def profile(data: bytes) -> None:
-    read_key(_written("profile.json", _sealed(data)))
+    key = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "", None, (), "a processor")
+    load_profile(key, _written(key.file_name, _sealed(data)).parent)
 
 
 def plan(data: bytes) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
@@ -30,7 +29,7 @@ from edge_spec.fitting.devices import CPU, Device, Memory
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairHistory, history_path
+from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
@@ -45,10 +44,9 @@ from edge_spec.placement.profile import (
     save_profile,
 )
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.row_findings import rows_key
+from edge_spec.placement.row_findings import SECONDS, rows_key
 from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.placement.trial import ranked, why_no_draft
-from edge_spec.storage.json_store import KeptFile
 from fixtures import tiny_models
 from fixtures.silence import quiet
 
@@ -259,8 +257,7 @@ def _keep_costs(shapes: Source, runtime: str, weights: str, step_s: float) -> No
     library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
     profile = ProfileKey("", "", weights, runtime, library, "", None, (), cpu_name(), kernels)
     key = rows_key(profile, shapes.header.config)
-    content = {"version": 1, "key": asdict(key), "seconds": {"1": step_s, "2": 2 * step_s}}
-    KeptFile(key.path, TypeAdapter(dict[str, Any])).update(lambda old: content)
+    SECONDS.keep(key, {1: step_s, 2: 2 * step_s})
 
 
 # A plan in the cache, when a model is opened.
@@ -382,10 +379,9 @@ def _examined(
         key = profile_key(opening.source, opening.prepared, opening.options)
         save_profile(key, _profile(step_s, rows, own_loop_cost=own_loop))
     if other is not None and right:
-        history = PairHistory(history_path(target, other))
         for share in right:
-            history.observe(DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS)))
-        history.save()
+            rounds = DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS))
+            add_rounds(pair_key(target, other), rounds)
     if plan:
         place = _here("ort")
         placements = [

@@ -18,7 +18,7 @@ from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.fitting.devices import Device, Memory
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, read_manifest
-from edge_spec.models.pair_history import MAX_ROUNDS, PairHistory, history_path
+from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, plan_path, save_plan
 from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
@@ -205,9 +205,8 @@ def test_a_plan_that_leaves_the_draft_out_is_told(bundle: Callable[..., Path]) -
 def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:
     target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
     profiled(target.path, draft.path, 0.01, 0.002)
-    history = PairHistory(history_path(target, draft))
-    history.observe(DraftRounds(MAX_ROUNDS, round(0.65 * MAX_ROUNDS)))
-    history.save()
+    rounds = DraftRounds(MAX_ROUNDS, round(0.65 * MAX_ROUNDS))
+    add_rounds(pair_key(target, draft), rounds)
     report = examined(target.model, draft.model)
     assert f"65% of {MAX_ROUNDS} rounds" in found(report, "speed", "use").found
     speedup: Any = report.numbers["speedup"]

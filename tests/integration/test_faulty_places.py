@@ -109,7 +109,6 @@ def test_a_pair_on_two_devices_is_measured_together_and_one_that_shares_a_device
     gguf: Callable[..., Path],
     machine: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
 ) -> None:
     machine("fast,twin")
     model, draft = str(gguf("llama")), str(gguf("llama", "F16"))  # the same weights
@@ -127,8 +126,5 @@ def test_a_pair_on_two_devices_is_measured_together_and_one_that_shares_a_device
     assert apart["acceptance"] == 1.0 and apart["draft_tokens"] >= 1
     assert "Measuring rig fast beside rig twin" in err
     assert "Measuring rig fast beside rig fast" not in err
-    kept = [
-        json.loads(path.read_text())["pairs"]
-        for path in (tmp_path / "cache" / "profiles").glob("*.json")
-    ]
+    kept = [each.value for each in profile_module._PAIRS.find()]
     assert [len(pairs) for pairs in kept if pairs] == [1, 1]  # of each device as the target's

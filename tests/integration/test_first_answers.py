@@ -15,7 +15,7 @@ from edge_spec.exactness.batch_invariance import measure_batch_invariance, width
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.row_findings import kept_costs
+from edge_spec.placement.row_findings import SECONDS
 from fixtures.silence import quiet
 
 PROMPTS = ("the night and the night and", "a long story of a long")
@@ -91,7 +91,7 @@ def test_all_passes_of_answers_are_their_own(
             result = engine.generate(prompt, max_tokens=40)
             own = len(counted) - before
             assert own == result.stats.rounds > 0
-    kept = [seconds for _, seconds in kept_costs()]
+    kept = [each.value for each in SECONDS.find()]
     assert len(kept) == 1 and min(kept[0].values()) > 0  # learnt of these answers
 
 

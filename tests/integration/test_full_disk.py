@@ -25,7 +25,6 @@ from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
 from edge_spec.placement.plan import Place, Placement, Plan, save_plan
-from edge_spec.placement.profile import ContextCosts, Profile, ProfileKey, save_learnt, save_profile
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
@@ -34,7 +33,6 @@ resource = pytest.importorskip("resource")
 Write = Callable[[Path, int], object]
 
 LIMIT_BYTES = 600  # of a file: fewer than any of these has
-KEY = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
 PLACE = Place("ort", "cpu", 1, "F32", "1")
 DESCRIBED = Description(
     model="tiny",
@@ -54,21 +52,12 @@ def plan(folder: Path, version: int) -> None:
     save_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
 
 
-def profile(folder: Path, version: int) -> None:
-    costs = (ContextCosts(32, {rows: float(version) for rows in range(1, 200)}),)
-    save_profile(KEY, Profile(costs, 1.0, 0.0, 0.0, rounds=3, spread=0.0))
-
-
-def learnt(folder: Path, version: int) -> None:
-    save_learnt(KEY, {"suffix": [float(version)] * 500})
-
-
 def snapshot(folder: Path, version: int) -> None:
     tokens = np.full(20_000, version, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(DESCRIBED, tokens, {}, {}))
 
 
-WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, profile, learnt, snapshot)}
+WRITERS: dict[str, Write] = {each.__name__: each for each in (plan, snapshot)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

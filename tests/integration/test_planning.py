@@ -23,7 +23,7 @@ from edge_spec.placement import profile as profile_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
 from edge_spec.placement.plan import plan_path, save_plan
 from edge_spec.placement.planner import Planner
-from edge_spec.placement.profile import profile_key
+from edge_spec.placement.profile import kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
 from fixtures.trials import as_forecast
@@ -52,11 +52,6 @@ def model(gguf: Callable[..., Path]) -> str:
 
 def one_device() -> list[Device]:
     return [processor("ort")]
-
-
-def profiles(tmp_path: Path) -> dict[str, float]:
-    found = (tmp_path / "cache" / "profiles").glob("*.json")
-    return {path.name: path.stat().st_mtime_ns for path in found}
 
 
 def test_a_plan_ranks_every_runtime_and_drafter(model: str, tmp_path: Path) -> None:
@@ -153,14 +148,13 @@ def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path
     process = measure_when_idle(source, options, "ort", lambda: True, quiet_s=0.0)
     assert process is not None
     process.pause()  # the first answer
-    assert not profiles(tmp_path)
+    assert not list(profile_module._PROFILE.find())
     process.resume()
     assert process.join(300)
     process.close()
     prepared = resolve_model(source, "ort", options, quiet)
-    assert list(profiles(tmp_path)) == [
-        profile_key(source, prepared, options.runtime_options).path.name
-    ]
+    expected = profile_key(source, prepared, options.runtime_options)
+    assert [each.key for each in profile_module._PROFILE.find()] == [expected]
 
 
 @pytest.mark.slow  # the command of a busy machine runs by default
@@ -168,7 +162,10 @@ def test_the_command_prints_a_table_or_json_and_writes_the_plan(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "plan.json"
-    assert run(["plan", model, "--json", "--out", str(out)]) == 0
+    profiles = tmp_path / "profiles"
+    assert run(["plan", model, "--json", "--out", str(out), "--profiles", str(profiles)]) == 0
+    keys = [key for key, _ in kept_profiles(Source(model, quiet))]
+    assert {path.name for path in profiles.iterdir()} == {key.file_name for key in keys} != set()
     document = json.loads(capsys.readouterr().out)
     written = json.loads(out.read_text())
     assert len(written.pop("sha256")) == 64 and document == written

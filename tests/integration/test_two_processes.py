@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.engine.snapshot_file import read_snapshot
-from edge_spec.placement.profile import ProfileKey, load_learnt, load_profile
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.corpora import documents_of
 
@@ -30,11 +28,6 @@ from pathlib import Path
 import numpy as np
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.models.options import LoadOptions
-from edge_spec.core.metrics import DraftRounds
-from edge_spec.models.pair_history import PairHistory
-from edge_spec.placement.profile import (
-    ContextCosts, Profile, ProfileKey, save_learnt, save_profile
-)
 from edge_spec.models.resolve import resolve_model
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.models.source import Source
@@ -42,14 +35,10 @@ from edge_spec.text.vocabulary import Vocabulary
 
 number, model, times = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 folder = Path(os.environ["EDGE_SPEC_CACHE"])
-key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
-profile = Profile((ContextCosts(32, {1: 1.0}),), 1.0, 0.0, 0.0, rounds=3, spread=0.0)
 vocabulary = Vocabulary.of({f"t{i}": i for i in range(300)})
 described = Description(model="tiny", fingerprint="", computing="", drafts=(), exact=False,
                         noise=0.0, plain_s=(), learnt={}, note=None)
-drafted = DraftRounds(rounds=4, right=3)
 answers = KeptAnswers(folder / "answers.json", vocabulary)
-history = PairHistory(folder / "pair.json")
 told = []
 
 print("ready", flush=True)
@@ -60,10 +49,6 @@ for time in range(times):
     answers.begin([299])
     answers.extend([number, time])
     answers.close()
-    history.observe(drafted)
-    history.save()
-    save_profile(key, profile)
-    save_learnt(key, {f"{number} {time}": [1.0]})
     tokens = np.full(5000, 10 * number + 1, np.int32)
     write_snapshot(folder / "chat.snapshot", Snapshot(described, tokens, {}, {}))
 while not answers.save():
@@ -111,11 +96,6 @@ def test_nothing_is_lost_or_damaged(written: tuple[Path, list[tuple[str, str]]])
     [kept] = KeptAnswers(cache / "answers.json", vocabulary).indexes
     expected = [[299, number, time] for number in range(2) for time in range(TIMES)]
     assert sorted(documents_of(kept)) == expected
-    counts = json.loads((cache / "pair.json").read_text())
-    assert (counts["rounds"], counts["right"]) == (8.0 * TIMES, 6.0 * TIMES)
-    key = ProfileKey("tiny", "abc", "F32", "ort", "1", "", None, (), "cpu")
-    assert load_profile(key) is not None
-    assert len(load_learnt(key)) == 2 * TIMES
     assert len(np.unique(read_snapshot(cache / "chat.snapshot").tokens)) == 1
     hidden = [path for path in cache.rglob(".*") if path.is_file() or path.is_dir()]
     assert not hidden

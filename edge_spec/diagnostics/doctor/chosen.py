@@ -18,20 +18,20 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
-from edge_spec.errors import EdgeSpecError, ModelFileError, UnsupportedModelError
+from edge_spec.errors import EdgeSpecError, UnsupportedModelError
 from edge_spec.fitting.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.fitting.forecast import forecast, what_fits
 from edge_spec.models import runtimes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.pair_history import PairHistory, check_history, history_path
+from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
 from edge_spec.placement.plan import Placement, Plan, applied, plan_path, planned, read_plan
-from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key, read_key
-from edge_spec.placement.row_findings import known_rows, rows_key
+from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
+from edge_spec.placement.row_findings import ROWS, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.text.vocabulary import Compared, compare
 
@@ -321,7 +321,7 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
     key = rows_key(
         profile_key(chosen.source, target.prepared, target.options), target.prepared.config
     )
-    rows = known_rows(key)
+    rows = ROWS.known(key)
     if rows is None:
         yield note("lossless", "found at the first start, and kept")
     else:
@@ -350,16 +350,9 @@ def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
 
 
 def _profile(opening: Opening) -> Profile | None:
-    """A damaged one is left where it is: the check of the caches names it."""
     if opening.prepared is None:
         return None
     key = profile_key(opening.source, opening.prepared, opening.options)
-    try:
-        read_key(key.path)
-    except FileNotFoundError:  # one may have come with the model
-        pass
-    except (ModelFileError, OSError):
-        return None
     return load_profile(key, opening.prepared.profiles)
 
 
@@ -423,8 +416,9 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             f"not used here now: {chosen.plan.placements[0]}",
             f"Free memory, or make it again: {chosen.command('plan')}.",
         )
-    history = _history(chosen)
-    rounds, right = (0, 0) if history is None else history.first_draft_tokens
+    rounds, right = 0, 0
+    if chosen.asked is not None:
+        rounds, right = counted_rounds(pair_key(chosen.source, chosen.asked))
     if rounds >= _MIN_ROUNDS:
         acceptance = right / rounds
         expected["acceptance"] = acceptance
@@ -443,18 +437,6 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
         # A plan has no forecast of a draft with other tokens.
         trial = chosen.command("bench" if chosen.is_retokenized else "plan")
         yield note("expected", "not measured here", f"Run {trial}.")
-
-
-def _history(chosen: Chosen) -> PairHistory | None:
-    """A damaged one, which opening it would remove, is left where it is."""
-    if chosen.asked is None:
-        return None
-    path = history_path(chosen.source, chosen.asked)
-    try:
-        check_history(path)
-    except (ModelFileError, OSError):  # there is none, or the check of the caches names it
-        return None
-    return PairHistory(path)
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:

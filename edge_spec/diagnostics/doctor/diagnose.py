@@ -51,15 +51,12 @@ from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.pair_history import check_history
 from edge_spec.models.resolve import where_it_runs
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import describe_machine
 from edge_spec.placement.plan import read_plan
-from edge_spec.placement.profile import read_key
-from edge_spec.placement.row_findings import read_rows
 from edge_spec.storage.atomic import cache_directory
-from edge_spec.storage.json_store import check_digests
+from edge_spec.storage.measurements import DIRECTORY, FILE, check_measurements
 
 CACHE_REMEDY = "Set EDGE_SPEC_CACHE to a directory that can be written."
 _LEAST_DISK_BYTES = 1_000_000_000  # less leaves no room for the conversion of a small model
@@ -168,11 +165,8 @@ KINDS = (
     Kind("bundles", "[!.]*", _check_conversion),
     Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
     Kind("prompts", "[!.]*", check_beginning),
-    Kind("profiles", "*.json", read_key),
-    Kind("rows", "*.json", read_rows),
-    Kind("digests", "*.json", check_digests),
+    Kind(DIRECTORY, FILE, check_measurements),
     Kind("plans", "*.json", read_plan),
-    Kind("pairs", "*.json", check_history),
     Kind("answers", "*.json", check_answers),
 )
 

@@ -1,59 +1,51 @@
-"""What is kept of how often a pair's draft tokens were accepted."""
+"""What is known of how often a pair's draft tokens were accepted."""
 
 from __future__ import annotations
 
-import json
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from edge_spec.core.metrics import DraftRounds
-from edge_spec.models.pair_history import PairHistory
-from edge_spec.storage.json_store import write_sealed
+from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, counted_rounds, first_acceptance
 
-ANY = TypeAdapter(Any)
+KEY = ("target", "abc", "draft", "xyz")
+DAY_S = 24 * 3600.0
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
 def answer(right: int, wrong: int) -> DraftRounds:
     return DraftRounds(right + wrong, right)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "pair.json"
+def test_enough_rounds_are_known_in_the_next_process() -> None:
+    add_rounds(KEY, answer(30, 30))
+    assert first_acceptance(KEY) is None  # too few
+    add_rounds(KEY, answer(30, 30))
+    assert first_acceptance(KEY) == 0.5
+    assert counted_rounds(KEY) == (120, 60)
+    assert first_acceptance((*KEY[:3], "another")) is None
 
 
-def test_enough_rounds_are_known_in_the_next_process(path: Path) -> None:
-    history = PairHistory(path)
-    history.observe(answer(30, 30))
-    assert history.first_acceptance() is None  # too few
-    history.observe(answer(30, 30))
-    assert history.first_acceptance() == 0.5
-    history.save()
-    assert PairHistory(path).first_acceptance() == 0.5
-    assert PairHistory(path).first_draft_tokens == (120, 60)
-
-
-@pytest.mark.parametrize("fields", [{"rounds": 1, "right": 2}, {"rounds": -1}, {"right": "ab"}])
-def test_a_damaged_file_begins_anew(
-    fields: dict[str, object], path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("later_s", "acceptance"), [(60.0, 0.5), (2 * DAY_S, None), (365 * DAY_S, None), (-60.0, None)]
+)
+def test_a_day_later_and_where_the_clock_was_set_back_it_says_nothing(
+    later_s: float, acceptance: float | None
 ) -> None:
-    write_sealed(path, ANY, {"version": 3} | fields)
-    history = PairHistory(path)
-    assert len(caplog.messages) == 1 and "made again" in caplog.text
-    history.observe(answer(100, 100))
-    history.save()
-    assert PairHistory(path).first_acceptance() == 0.5
+    add_rounds(KEY, answer(100, 100))
+    add_rounds(KEY, answer(0, 0))  # of a session without the draft
+    assert first_acceptance(KEY, lambda: time.time() + later_s) == acceptance
 
 
-def test_what_two_processes_count_is_kept(path: Path) -> None:
-    first, second = PairHistory(path), PairHistory(path)
-    for history in (first, second, second):
-        history.observe(answer(200, 50))
-        history.save()
-        history.save()  # once
-    kept = json.loads(path.read_text())
-    assert (kept["rounds"], kept["right"]) == (750, 600)
-    assert second.first_draft_tokens == (750, 600)
+def test_older_rounds_count_less() -> None:
+    for _ in range(20):
+        add_rounds(KEY, answer(0, 200))
+    assert counted_rounds(KEY) == (MAX_ROUNDS, 0)
+    add_rounds(KEY, answer(800, 0))
+    assert counted_rounds(KEY) == (MAX_ROUNDS, 400)

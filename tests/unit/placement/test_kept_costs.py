@@ -10,16 +10,13 @@ import pytest
 
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
-from edge_spec.errors import ModelFileError
 from edge_spec.placement.measure import QUICK_WIDTHS
-from edge_spec.placement.row_findings import (
-    RowsKey,
-    read_rows,
-    row_costs,
-)
+from edge_spec.placement.profile import ProfileKey
+from edge_spec.placement.row_findings import RowsKey, row_costs
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
-KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 
 
@@ -72,17 +69,5 @@ def test_a_second_start_measures_nothing_and_another_shape_does() -> None:
 def test_what_a_busy_machine_takes_is_not_kept() -> None:
     first, second = Clocked(1.0, 9.0, 1.0, 2.0, 7.0), Clocked(1.0)
     costs_of(first)
-    assert not KEY.path.exists()
     costs_of(second)
     assert second.num_passes == 16
-
-
-def test_a_damaged_file_is_measured_again_and_doctor_can_name_it() -> None:
-    costs_of(Clocked(1.0))
-    assert read_rows(KEY.path) == KEY
-    KEY.path.write_text("{}")
-    with pytest.raises(ModelFileError, match="holds no findings of this version"):
-        read_rows(KEY.path)
-    again = Clocked(1.0)
-    costs_of(again)
-    assert again.num_passes == 16 and read_rows(KEY.path) == KEY

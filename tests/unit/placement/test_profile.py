@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import logging
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
 
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.placement.measure import WIDTHS, Effort, measure
 from edge_spec.placement.profile import (
     ContextCosts,
+    PairFindings,
     Profile,
     ProfileKey,
     load_learnt,
+    load_pair,
     load_profile,
     save_learnt,
+    save_pair,
     save_profile,
+    write_profiles,
 )
-from edge_spec.storage.json_store import write_sealed
 from edge_spec.testing import ScriptedModel, ScriptedSession
 
 KEY = ProfileKey("m", "abc", "Q4_0", "ort", "1.0", "cpu", None, (), "a processor")
@@ -136,6 +138,7 @@ def test_a_profile_of_a_busy_machine_is_not_used_again() -> None:
     save_profile(KEY, profile)
     assert load_profile(KEY) is None
     save_profile(KEY, PROFILE)
+    save_profile(KEY, profile)  # which says less
     assert PROFILE.is_certain and load_profile(KEY) == PROFILE
 
 
@@ -172,78 +175,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"identity": "xyz"},
-        {"weights": "Q8_0"},
-        {"runtime": "openvino"},
-        {"device": "cuda"},
-        {"threads": 2},
-        {"options": ("kv_type=f16",)},
-        {"cpu": "another"},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_profile_holds_for_nothing_else(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"library": "2.0"}, {"export": 1}])
+def test_a_profile_of_another_library_or_conversion_is_not_known(change: dict[str, Any]) -> None:
     save_profile(KEY, PROFILE)
     assert load_profile(replace(KEY, **change)) is None
-    assert load_profile(KEY) == PROFILE
-
-
-def test_another_version_of_the_library_makes_it_anew_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    save_profile(KEY, PROFILE)
-    newer = replace(KEY, library="2.0")
-    with caplog.at_level(logging.WARNING):
-        assert load_profile(newer) is None
-    assert len(caplog.messages) == 1 and "1.0" in caplog.text and "2.0" in caplog.text
-    save_profile(newer, PROFILE)
-    assert load_profile(newer) == PROFILE
-    assert len(list(KEY.path.parent.glob("*.json"))) == 1
-
-
-def changed(change: Callable[[Any], Any]) -> None:
-    """Seals what is not a profile as if it were one."""
-    content = json.loads(KEY.path.read_text())
-    del content["sha256"]
-    write_sealed(KEY.path, TypeAdapter(Any), change(content))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content | {"version": 2},
-        lambda content: {"key": content["key"], "profile": content["profile"]},
-        lambda content: {"key": []},
-        lambda content: content | {"profile": {}},
-        lambda content: content | {"profile": content["profile"] | {"contexts": []}},
-        lambda content: (
-            content
-            | {"profile": content["profile"] | {"contexts": [{"context_tokens": 1, "seconds": {}}]}}
-        ),
-        lambda content: (
-            content
-            | {
-                "profile": content["profile"]
-                | {"contexts": [{"context_tokens": 1, "seconds": {"1": 0}}]}
-            }
-        ),
-        lambda content: content | {"profile": content["profile"] | {"commit_s": float("nan")}},
-        lambda content: content | {"learnt": {"suffix": ["x"]}},
-    ],
-)
-def test_a_damaged_profile_is_made_anew_and_one_line_says_so(
-    change: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    save_profile(KEY, PROFILE)
-    changed(change)
-    with caplog.at_level(logging.WARNING):
-        assert load_profile(KEY) is None
-        assert load_learnt(KEY) == {}  # nor does another reader say so again
-    assert len(caplog.messages) == 1 and "\n" not in caplog.messages[0]
-    save_profile(KEY, PROFILE)
     assert load_profile(KEY) == PROFILE
 
 
@@ -255,3 +190,66 @@ def test_profile_and_learnt_do_not_overwrite_each_other() -> None:
     newer = replace(KEY, library="2.0")  # acceptance is a matter of the model, not of its library
     save_profile(newer, PROFILE)
     assert load_learnt(newer) == {"suffix": [0.5], "jacobi": [0.25]}
+
+
+def test_what_a_pair_takes_is_measured_again_with_its_target() -> None:
+    draft, found = replace(KEY, identity="xyz"), PairFindings(0.001, 1.1, 1.2)
+    save_profile(KEY, PROFILE)
+    save_pair(KEY, draft, found)
+    assert load_pair(KEY, draft) == found and load_profile(KEY) == PROFILE
+    assert load_pair(replace(KEY, library="2.0"), draft) is None
+    assert load_pair(KEY, replace(draft, library="2.0")) is None
+    save_profile(KEY, PROFILE)
+    assert load_pair(KEY, draft) is None
+
+
+def test_profiles_that_came_with_the_model_hold_where_none_was_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_profile(KEY, PROFILE)
+    save_profile(replace(KEY, identity="another"), PROFILE)
+    model: Any = SimpleNamespace(identity=KEY.identity)
+    write_profiles(model, tmp_path / "profiles")
+    assert [path.name for path in (tmp_path / "profiles").iterdir()] == [KEY.file_name]
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "another cache"))
+    assert load_profile(KEY) is None
+    assert load_profile(KEY, tmp_path / "profiles") == PROFILE
+    assert load_profile(replace(KEY, library="2.0"), tmp_path / "profiles") is None
+    own = replace(PROFILE, rounds=9)
+    save_profile(KEY, own)
+    assert load_profile(KEY, tmp_path / "profiles") == own
+
+
+# As the version before the store wrote it, with what it had learnt.
+BUNDLED = """{"sha256": "DIGEST",
+ "version": 1, "key": {"model": "m", "identity": "abc", "weights": "Q4_0", "runtime": "ort",
+ "library": "1.0", "device": "cpu", "threads": null, "options": [], "cpu": "a processor"},
+ "profile": {"contexts": [{"context_tokens": 100, "seconds": {"1": 1.0, "4": 2.0}},
+ {"context_tokens": 300, "seconds": {"1": 2.0, "4": 4.0}}], "prefill_tokens_per_s": 100.0,
+ "commit_s": 0.0, "logits_row_s": 0.0, "rounds": 6, "spread": 0.01},
+ "learnt": {"suffix": [0.5]}, "pairs": {}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", PROFILE),
+        ('"rounds": 6', '"rounds": 0', None),
+        ('"1": 1.0', '"1": 0', None),
+        ('"spread": 0.01', '"spread": 2.0', None),
+        ('"version": 1', '"version": 2', None),
+        ("Q4_0", "Q8_0", None),
+    ],
+)
+def test_bundled_files_stay_as_they_were_and_a_damaged_one_is_not_used(
+    old: str, new: str, expected: Profile | None, tmp_path: Path
+) -> None:
+    first, _, body = BUNDLED.replace(old, new).partition("\n")
+    digest = hashlib.sha256(b"{" + body.encode()).hexdigest()
+    path = tmp_path / KEY.file_name
+    path.write_text(f"{first.replace('DIGEST', digest)}\n{body}")
+    assert load_profile(KEY, tmp_path) == expected
+    path.write_text(BUNDLED)
+    assert load_profile(KEY, tmp_path) is None
+    assert path.read_text() == BUNDLED

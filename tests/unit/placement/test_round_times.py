@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from edge_spec.core.metrics import RoundStats
-from edge_spec.placement.row_findings import RoundTimes, RowsKey, keep_seconds, known_seconds
+from edge_spec.placement.profile import ProfileKey
+from edge_spec.placement.row_findings import SECONDS as KEPT
+from edge_spec.placement.row_findings import RoundTimes, RowsKey
 
-KEY = RowsKey("ort", "1.32", "abc", "", 2, (), "int4", "a processor", ("X86_V3",), (1, 2, 3), "")
+HOW = ProfileKey("", "", "int4", "ort", "1.32", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 SHARES = {1: 1.0, 2: 1.2, 4: 1.7, 8: 2.8}
 SECONDS = {1: 0.010, 2: 0.012, 4: 0.016, 8: 0.024}
 
@@ -48,7 +51,7 @@ def test_a_first_answer_beside_much_else_tells_nothing() -> None:
     for number in range(24):
         times.observe(round_of(1, SECONDS[1] * (1 + 20 * (number % 3))))
     times.end(100)
-    assert known_seconds(KEY) == {}
+    assert KEPT.known(KEY) is None
 
 
 @pytest.mark.parametrize(
@@ -65,16 +68,16 @@ def test_a_first_answer_beside_much_else_tells_nothing() -> None:
 def test_what_many_rounds_contradict_is_replaced(
     factor: float, num_rounds: int, is_replaced: bool
 ) -> None:
-    keep_seconds(KEY, SECONDS)
+    KEPT.keep(KEY, SECONDS)
     answer(RoundTimes(KEY, SHARES), num_rounds, factor)
     expected = {rows: seconds * (factor if is_replaced else 1) for rows, seconds in SECONDS.items()}
-    assert known_seconds(KEY) == pytest.approx(expected)
+    assert KEPT.known(KEY) == pytest.approx(expected)
 
 
 def test_slow_passes_among_usual_ones_replace_nothing() -> None:
-    keep_seconds(KEY, SECONDS)
+    KEPT.keep(KEY, SECONDS)
     times = RoundTimes(KEY, SHARES)
     for number in range(600):  # a third of them had to wait long
         times.observe(round_of(1, SECONDS[1] * (9 if number % 3 else 1)))
     times.end(100)
-    assert known_seconds(KEY) == pytest.approx(SECONDS)
+    assert KEPT.known(KEY) == pytest.approx(SECONDS)

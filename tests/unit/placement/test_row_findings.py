@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +13,13 @@ from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree
 from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, widths_for
 from edge_spec.exactness.lossless import LosslessMode, Promise
-from edge_spec.placement.row_findings import (
-    RowsKey,
-    find_rows,
-    known_rows,
-    settle_rows,
-)
+from edge_spec.placement.profile import ProfileKey
+from edge_spec.placement.row_findings import ROWS, RowsKey, find_rows, settle_rows
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 30
-KEY = RowsKey(
-    "llamacpp", "0.3", "abc", "", 2, (), "Q4_0", "a processor", ("X86_V3",), (1, 2, 3), ""
-)
+HOW = ProfileKey("", "", "Q4_0", "llamacpp", "0.3", "", 2, (), "a processor")
+KEY = RowsKey(HOW, "abc", ("X86_V3",), (1, 2, 3))
 
 
 class Ways(ScriptedModel):
@@ -81,26 +75,8 @@ def test_what_was_found_is_not_measured_again() -> None:
     assert found.batch_invariance.invariant_widths == tuple(range(2, 17))
     assert found.plain_cost >= 1
     opened = model.num_opened
-    assert find_rows(model, KEY, USUAL_WIDTHS) == found == known_rows(KEY)
+    assert find_rows(model, KEY, USUAL_WIDTHS) == found == ROWS.known(KEY)
     assert model.num_opened == opened
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"build": "another"},
-        {"features": ()},
-        {"threads": 1},
-        {"weights": "Q4_1"},
-        {"shapes": (1, 2, 4)},
-        {"options": ("kv_type=f16",)},
-        {"way": "another"},
-        {"kernels": "ours"},
-    ],
-)
-def test_it_holds_for_nothing_else(changed: dict[str, Any]) -> None:
-    find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
-    assert known_rows(replace(KEY, **changed)) is None
 
 
 @pytest.mark.parametrize("mode", LosslessMode)
@@ -115,17 +91,9 @@ def test_nothing_is_measured_of_rows_that_agree_by_construction(mode: LosslessMo
     assert lossless.describe() == "bit-identical, by construction"
     assert lossless.is_exact and not lossless.widths and lossless.plain_width == 1
     assert found.batch_invariance.branch_invariant
-    assert known_rows(KEY) == found
+    assert ROWS.known(KEY) == found
     again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)  # which believes nothing of it
     assert again.batch_invariance == measured.batch_invariance
-
-
-def test_a_damaged_finding_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
-    found = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
-    KEY.path.write_bytes(KEY.path.read_bytes()[:-20])
-    assert known_rows(KEY) is None
-    again = find_rows(Ways(only=2), KEY, USUAL_WIDTHS)
-    assert again.batch_invariance == found.batch_invariance
 
 
 def test_the_fastest_way_whose_rows_agree_is_chosen_and_remembered() -> None:

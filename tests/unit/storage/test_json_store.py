@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from edge_spec.storage import json_store as kept_file
-from edge_spec.storage.atomic import try_hold
-from edge_spec.storage.json_store import (
-    DamagedError,
-    KeptFile,
-    read_sealed,
-    tell_unkept,
-    write_sealed,
-)
+from edge_spec.storage import json_store as json_store
+from edge_spec.storage.json_store import DamagedError, read_sealed, tell_unkept, write_sealed
 
 KIND = TypeAdapter(dict[str, Any])
 CONTENT = {"version": 1, "values": [0.1, 1e-300, "ü\n"]}
@@ -56,41 +49,17 @@ def test_what_a_person_wrote_needs_no_seal_where_none_is_required(path: Path) ->
 
 
 def test_a_file_is_not_read_beyond_its_bound(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_file, "MAX_FILE_BYTES", path.stat().st_size)
+    monkeypatch.setattr(json_store, "MAX_FILE_BYTES", path.stat().st_size)
     assert read_sealed(path, KIND) == CONTENT
-    monkeypatch.setattr(kept_file, "MAX_FILE_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(json_store, "MAX_FILE_BYTES", path.stat().st_size - 1)
     with pytest.raises(DamagedError, match="more than"):
         read_sealed(path, KIND)
-
-
-def test_a_damaged_file_is_not_removed_once_another_process_has_replaced_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path.write_text("{")
-    lock = kept_file.locked
-
-    def replaced_meanwhile(where: Path, timeout_s: float) -> Any:
-        write_sealed(path, KIND, CONTENT)
-        return lock(where, timeout_s)
-
-    monkeypatch.setattr(kept_file, "locked", replaced_meanwhile)
-    assert KeptFile(path, KIND).read() == CONTENT
-    assert read_sealed(path, KIND) == CONTENT
-
-
-def test_nobody_else_writes_between_reading_and_writing(path: Path) -> None:
-    def change(found: dict[str, Any] | None) -> dict[str, Any]:
-        assert found is not None and try_hold(path) is None
-        return {**found, "more": 1}
-
-    KeptFile(path, KIND).update(change)
-    assert read_sealed(path, KIND) == {**CONTENT, "more": 1}
 
 
 def test_a_cache_that_cannot_be_written_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path))
-    for name in ("profiles/a.json", "pairs/b.json", "answers/c.json"):
+    for name in ("plans/a.json", "measurements/b.sqlite", "answers/c.json"):
         tell_unkept(tmp_path / name, OSError(30, "Read-only file system", name))
     assert len(caplog.messages) == 1 and str(tmp_path) in caplog.text

@@ -1,0 +1,222 @@
+"""Keeps measurements in one SQLite file of the cache, each by all that its value depends on.
+
+A value that is missing, damaged, out of its bounds or of another version of the table is not known.
+One that cannot be written costs only time. So reading and writing never raise: one log line says
+what is wrong with the file, and the next write makes it again. A value that comes to mean something
+else needs another name.
+
+Each call opens the file anew, which takes a fraction of a millisecond: so threads, forked processes
+and a cache that is deleted meanwhile need no care.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from edge_spec.errors import ModelFileError
+from edge_spec.storage.atomic import cache_directory, locked
+from edge_spec.storage.json_store import DamagedError, tell_unkept
+
+DIRECTORY, FILE = "measurements", "measurements.sqlite"
+MAX_BYTES = 4_000_000  # of a value
+MAX_KEPT = 2000  # values; the oldest are removed
+# Seconds to wait for another process that is writing: a start reads several values.
+WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
+
+# WITHOUT ROWID, as a separate index would lead to wrong rows in a half-written file.
+_TABLE = (
+    "measurement (what TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
+    "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, PRIMARY KEY (what, key)) "
+    "WITHOUT ROWID"
+)
+_TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
+_FIND = "SELECT key, value, n, disturbance, at FROM measurement WHERE what = ?"
+_READ = f"{_FIND} AND key = ?"
+_WRITE = "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?)"
+_PRUNE = (
+    "DELETE FROM measurement WHERE (what, key) IN "
+    "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
+)
+_NO_DATABASE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_log = logging.getLogger(__name__)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Measurement(Generic[_Key, _Value]):
+    """n: how often the value was measured. disturbance: by what share of it, at most, the runs
+    differed. at: when it was written, in seconds since 1970."""
+
+    key: _Key
+    value: _Value
+    n: int
+    disturbance: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Quantity(Generic[_Key, _Value]):
+    """One kind of measurement.
+
+    what: its name in the file. keys: the type of its keys, which hold all that a value depends on.
+    values: checks a value when it is read.
+    """
+
+    what: str
+    keys: type[_Key]
+    values: TypeAdapter[_Value]
+
+    def read(self, key: _Key) -> Measurement[_Key, _Value] | None:
+        """Return the measurement for this key; None where there is none."""
+        return next(self._parse(_select(_READ, self.what, _text(key))), None)
+
+    def known(self, key: _Key) -> _Value | None:
+        """Return the value for this key; None where there is none."""
+        found = self.read(key)
+        return None if found is None else found.value
+
+    def find(self) -> Iterator[Measurement[_Key, _Value]]:
+        """Yield all measurements of this kind."""
+        return self._parse(_select(_FIND, self.what))
+
+    def keep(self, key: _Key, value: _Value, n: int = 1, disturbance: float = 0.0) -> None:
+        """Write a value in place of the one for this key."""
+        self.update(key, lambda old: value, n, disturbance)
+
+    def update(
+        self,
+        key: _Key,
+        change: Callable[[_Value | None], _Value],
+        n: int = 1,
+        disturbance: float = 0.0,
+    ) -> _Value | None:
+        """Write what `change` makes of the value for this key, and return it; None where it cannot
+        be written. Nobody else writes meanwhile."""
+        path = store_path()
+
+        def write() -> _Value:
+            with _opened(path, makes=True) as store:
+                store.execute("BEGIN IMMEDIATE")
+                rows = store.execute(_READ, (self.what, _text(key))).fetchall()
+                old = next(self._parse(rows), None)
+                value = change(None if old is None else old.value)
+                content = self.values.dump_json(value).decode()
+                row = self.what, _text(key), content, n, disturbance, time.time()
+                store.execute(_WRITE, row)
+                store.execute(_PRUNE, (MAX_KEPT,))
+                store.execute("COMMIT")
+            return value
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return write()
+            except DamagedError:
+                with locked(path, WRITE_WAIT_S):
+                    return _write_again(path, write)
+        except (OSError, sqlite3.Error, DamagedError) as error:
+            tell_unkept(path, error)
+            return None
+
+    def _parse(self, rows: list[tuple[Any, ...]]) -> Iterator[Measurement[_Key, _Value]]:
+        """Yield what can be read of the rows."""
+        for key, value, n, disturbance, at in rows:
+            with suppress(ValueError, TypeError, OverflowError):
+                yield Measurement(
+                    self._keys.validate_json(key),
+                    self.values.validate_json(value),
+                    int(n),
+                    float(disturbance),
+                    float(at),
+                )
+
+    @cached_property
+    def _keys(self) -> TypeAdapter[_Key]:
+        return TypeAdapter(self.keys)
+
+
+def store_path() -> Path:
+    """Return the path of the file with all measurements."""
+    return cache_directory() / DIRECTORY / FILE
+
+
+def check_measurements(path: Path) -> None:
+    """Raise ModelFileError for a file that holds no measurements of this version."""
+    try:
+        with _opened(path) as store:
+            [(found,)] = store.execute("PRAGMA quick_check(1)").fetchall()
+            if found != b"ok":
+                raise DamagedError(found.decode(errors="replace").splitlines()[-1])
+    except (sqlite3.Error, DamagedError) as error:
+        raise ModelFileError(
+            f"{path} holds no measurements of this version: {error}", remedy="Delete it."
+        ) from None
+
+
+def _text(key: Any) -> str:
+    return json.dumps(key, default=asdict, sort_keys=True)
+
+
+def _select(query: str, *values: str) -> list[tuple[Any, ...]]:
+    """Return the rows that are found; none where the file cannot be read."""
+    path = store_path()
+    try:
+        if path.stat().st_size:  # none while another process makes it
+            with _opened(path) as store:
+                return store.execute(query, values).fetchall()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, sqlite3.Error, DamagedError) as error:
+        _tell_unread(path, str(error))
+    return []
+
+
+@contextmanager
+def _opened(path: Path, makes: bool = False) -> Iterator[sqlite3.Connection]:
+    """Open the file, and close it without what was not committed. makes: the table, where there is
+    none. Raises DamagedError for what is no database with this very table, sqlite3.Error."""
+    mode, wait_s = ("rwc", WRITE_WAIT_S) if makes else ("rw", READ_WAIT_S)
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    try:
+        with closing(sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)) as store:
+            store.text_factory = bytes  # other programs may have written what is no UTF-8
+            store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
+            if makes and not store.execute(_TABLES).fetchall():
+                store.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
+            # Word for word: a table of another version, a view or a trigger is not read.
+            if store.execute(_TABLES).fetchall() != [(f"CREATE TABLE {_TABLE}".encode(),)]:
+                raise DamagedError("it has other tables")
+            yield store
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_DATABASE:
+            raise DamagedError(str(error)) from None
+        raise
+
+
+def _write_again(path: Path, write: Callable[[], _Value]) -> _Value:
+    """Write, to a new file unless another process has made the damaged one again."""
+    try:
+        return write()
+    except DamagedError as error:
+        _tell_unread(path, str(error))
+        for each in (path.with_name(f"{path.name}-journal"), path):
+            each.unlink(missing_ok=True)
+        return write()
+
+
+@cache
+def _tell_unread(path: Path, reason: str) -> None:
+    _log.warning("%s cannot be read, so what it knows is measured again: %s", path, reason)
