@@ -22,7 +22,7 @@ from edge_spec.models.hub.client import HubReference
 from edge_spec.models.hub.download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
-from edge_spec.placement.plan import Place, Placement, Plan, cached_plan, save_plan
+from edge_spec.placement.plan import Place, Placement, Plan, read_plan, write_plan
 from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 
@@ -113,13 +113,14 @@ def parts_of(bundle: Path) -> Operation:
 def in_cache(cache: Path) -> dict[str, Operation]:
     plan, answers = cache / "plan.json", cache / "n.json"
 
-    def write_plan(version: int) -> None:
+    def write(version: int) -> None:
         placements = (Placement(PLACE, None, "none", float(version)),) * 20
-        save_plan(Plan(1, "tiny", "abc", None, None, placements), plan)
+        write_plan(Plan(1, "tiny", "abc", None, None, placements), plan)
 
-    def read_plan() -> int | None:
-        found = cached_plan(plan)
-        return found and same(each.tokens_per_s for each in found.placements)
+    def read() -> int | None:
+        if not plan.is_file():
+            return None
+        return same(each.tokens_per_s for each in read_plan(plan).placements)
 
     def write_answers(version: int) -> None:
         kept = KeptAnswers(answers, VOCABULARY)
@@ -140,7 +141,7 @@ def in_cache(cache: Path) -> dict[str, Operation]:
         return same(learnt["suffix"]) if learnt else None
 
     return {
-        "plan": Operation(write_plan, read_plan),
+        "plan": Operation(write, read),
         "answers": Operation(write_answers, read_answers),
         "measurement": Operation(write_measurement, read_measurement),
     }

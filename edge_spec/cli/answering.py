@@ -413,14 +413,14 @@ def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any
     """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
     from edge_spec.loader.place import asked_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, read_plan
+    from edge_spec.placement.plan import kept_plan, plan_json, read_plan
 
     plan = None if loading.plan is None else read_plan(Path(loading.plan))
     if plan is None:
         target = Source(model, lambda what, fraction: None)
         drafts = asked_drafts(target, loading)
         pair = Source(drafts[0], target.progress) if drafts else None
-        plan = cached_plan(plan_path(target, pair))
+        plan = kept_plan(target, pair)
     document: Mapping[str, Any] | None = None if plan is None else loads(plan_json(plan))
     return document
 

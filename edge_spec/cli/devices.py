@@ -109,14 +109,14 @@ def plan(
 ) -> None:
     """Measure where a model runs best on this machine, and what speculation would gain.
 
-    The plan is kept: from then on this model runs as it says, unless options say otherwise.
+    From then on this model runs where it was fastest, unless options say otherwise.
     """
     from edge_spec.fitting.devices import list_devices
     from edge_spec.loader.plan_trial import EngineTrial
     from edge_spec.models.bundle import require_readable
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import cached_plan, plan_json, plan_path, save_plan
+    from edge_spec.placement.plan import keep_plan, kept_plan, plan_json, write_plan
     from edge_spec.placement.planner import Planner
     from edge_spec.placement.profile import write_profiles
     from edge_spec.placement.runtime_order import missing_reader
@@ -128,23 +128,19 @@ def plan(
         pair = Source(drafts[0], progress) if drafts else None
         if drafts:
             require_readable(Path(drafts[0]), "the draft of a plan")
-        kept = plan_path(target, pair)  # both are there, before anything is measured
         trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
-        known = cached_plan(kept)
+        known = kept_plan(target, pair)
         made = known if known is not None and planner.still_holds(known) else planner.make()
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
     if made is known:
         notes.append("nothing has changed since this plan was made: --refresh measures again")
     elif planner.is_certain:
-        try:
-            save_plan(made, kept)
-        except OSError as error:
-            notes.append(f"this plan is not kept for later runs: {error}")
+        keep_plan(made)
     else:
         notes.append("this plan is not kept for later runs")
     if out is not None:
-        save_plan(made, out)
+        write_plan(made, out)
     if profiles is not None:
         for source in filter(None, [target, pair]):
             write_profiles(source, profiles)

@@ -1,6 +1,6 @@
 """A plan: where the models of a pair run and who drafts, ranked by what was measured here; and the
-options that models are opened with by it. Kept as JSON, in the cache and where `edge-spec plan
---out` says."""
+options that models are opened with by it. Kept with the other measurements, and as JSON where
+`edge-spec plan --out` says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pydantic import Field, TypeAdapter
 
 from edge_spec.core import entry_points
 from edge_spec.core.model import Progress
-from edge_spec.drafters import factory
 from edge_spec.errors import UsageError
 from edge_spec.fitting.devices import CPU, Device, free_bytes, list_devices
 from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, Needs
@@ -24,8 +23,8 @@ from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
+from edge_spec.storage.measurements import Quantity
 
 _log = logging.getLogger(__name__)
 
@@ -125,14 +124,33 @@ class Plan:
 _PLAN = TypeAdapter(Plan)
 
 
-def plan_path(source: Source, draft: Source | None) -> Path:
-    """Returns where the cached plan of a model, or of a pair, is."""
-    pair = "" if draft is None else f"-{draft.name}-{draft.identity}"
-    return cache_directory() / "plans" / f"{source.name}-{source.identity}{pair}.json"
+@dataclass(frozen=True)
+class _Key:
+    identity: str  # of the model's files
+    draft_identity: str | None
+    libraries: tuple[str, ...]  # of all runtimes, their versions; "" of those not installed
 
 
-def save_plan(plan: Plan, path: Path) -> None:
-    """Raises OSError."""
+_PLANS = Quantity("plan", _Key, _PLAN)
+
+
+def kept_plan(source: Source, draft: Source | None) -> Plan | None:
+    """Return the plan that was made here of a model, or of a pair, with these libraries."""
+    return _PLANS.known(_key(source.identity, draft.identity if draft else None))
+
+
+def keep_plan(plan: Plan) -> None:
+    """Keep a plan for later runs."""
+    _PLANS.keep(_key(plan.identity, plan.draft_identity), plan)
+
+
+def _key(identity: str, draft_identity: str | None) -> _Key:
+    versions = map(runtimes.library_version, runtimes.LIBRARIES)
+    return _Key(identity, draft_identity, tuple(versions))
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan for `--plan`. Raises OSError."""
     write_sealed(path, _PLAN, plan)
 
 
@@ -140,14 +158,14 @@ def plan_json(plan: Plan) -> str:
     return _PLAN.dump_json(plan).decode()
 
 
-def read_plan(path: Path, *, sealed: bool = False) -> Plan:
+def read_plan(path: Path) -> Plan:
     """Reads a plan. One that was written by `plan --json`, or by hand, has no sha256, and is read,
-    too, unless it has to be `sealed`.
+    too.
 
     Raises UsageError for what is no plan of this version, OSError.
     """
     try:
-        return read_sealed(path, _PLAN, required=sealed)
+        return read_sealed(path, _PLAN, required=False)
     except DamagedError as error:
         raise UsageError(
             f"{path} is no plan that this version can read: {error}",
@@ -156,20 +174,8 @@ def read_plan(path: Path, *, sealed: bool = False) -> Plan:
         ) from None
 
 
-def cached_plan(path: Path) -> Plan | None:
-    """Returns the plan in the cache, None where there is none; a damaged one is passed over, which
-    one line says."""
-    try:
-        return read_plan(path, sealed=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (UsageError, OSError) as error:
-        _log.warning("the cached plan is not used: %s", error)
-        return None
-
-
 _DECLARED = declared_options(AskedOptions)
-# With one of these, what a plan in the cache was made for is not what was asked for.
+# With one of these, what a kept plan was made for is not what was asked for.
 _ASKED = tuple(name for name, each in _DECLARED.items() if each.option.is_place)
 _CHANGED = (
     *("quantization", "block_size"),
@@ -178,14 +184,15 @@ _CHANGED = (
 
 
 def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    """Returns the options as a plan completes them: the one that they name, else the one that the
-    cache holds for this model or pair, unless they choose a place or other weights themselves.
+    """Returns the options as a plan completes them: all of the one that they name, else the places
+    of the one that is kept of this model or pair, unless they choose a place or other weights
+    themselves.
 
     Its best placement is taken, or the next that fits memory and whose devices are there, which
     one line says. Raises UsageError for a plan that was named and cannot be used.
     """
     if options.plan is None:
-        return _from_cache(source, options, progress)
+        return _where_it_was_fastest(source, options, progress)
     file = Path(options.plan)
     if not file.is_file():
         raise UsageError(
@@ -213,11 +220,19 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
     A drafter that was asked for stays, and so does "auto" where there are corpora or answers of
     before, which no plan knows."""
     own = options.drafter != "auto" or options.corpora or options.remember
+    return placed(
+        options,
+        placement,
+        draft=() if placement.draft is None or draft is None else (draft,),
+        drafter=options.drafter if own else placement.drafter,
+    )
+
+
+def placed(options: LoadOptions, placement: Placement, **also: Any) -> LoadOptions:
+    """Returns the options with a placement's runtimes, devices and threads. also: others."""
     target, drafting = placement.target, placement.draft
-    on_draft: dict[str, Any] = {"draft": ()}
-    if drafting is not None and draft is not None:
-        on_draft = {
-            "draft": (draft,),
+    if drafting is not None and also.get("draft", options.drafts):
+        also |= {
             "draft_runtime": drafting.runtime,
             "draft_device": drafting.device,
             "draft_threads": drafting.threads,
@@ -225,49 +240,39 @@ def applied(options: LoadOptions, placement: Placement, draft: str | None) -> Lo
     return replace(
         options,
         plan=None,
-        drafter=options.drafter if own else placement.drafter,
         runtime=target.runtime,
         device=target.device,
         threads=target.threads,
         mmap=target.mmap,
-        **on_draft,
+        **also,
     )
 
 
-def _from_cache(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
+def best_kept(plan: Plan, options: LoadOptions) -> Placement | None:
+    """Return the best placement that can run now, with a draft where one was asked for; None where
+    there is none, or kernels have changed since.
+
+    Its drafter is not looked at: a few texts say little of others, so who drafts is decided round
+    by round, and a draft that was asked for is asked."""
+    fitting = [each for each in plan.placements if bool(each.draft) == bool(options.drafts)]
+    placement = _usable(tuple(fitting or plan.placements))
+    is_current = placement is not None and all(each.is_current for each in _places(placement))
+    return placement if is_current else None
+
+
+def _where_it_was_fastest(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
     if not is_open(options):
         return options
-    draft = Source(options.drafts[0], progress) if options.drafts else None
-    plan = cached_plan(plan_path(source, draft))
-    if plan is None:
-        return options
-    chosen = factory.traits_of(options.drafter).values()
-    paired = [traits.draft_model for traits in chosen] == [True]
-    if options.drafter != "auto":  # the user's drafter, at the best place for it
-        fitting = [each for each in plan.placements if (each.draft is not None) == paired]
-    else:  # what keeps answers has to be asked for; plans of older versions may begin with it
-        fitting = [each for each in plan.placements if not factory.remembers(each.drafter)]
-    placement = _usable(tuple(fitting))
+    plan = kept_plan(source, Source(options.drafts[0], progress) if options.drafts else None)
+    placement = None if plan is None else best_kept(plan, options)
     if placement is None:
-        return options
-    outdated = next((each for each in _places(placement) if not each.is_current), None)
-    if outdated is not None:
-        other = f"version {outdated.library}"
-        if outdated.library == runtimes.library_version(outdated.runtime):
-            other = "other kernels"
-        _log.warning(
-            "the plan of %s was made with %s of the library of %s: it is not used. "
-            "Make it again with edge-spec plan.",
-            source.name,
-            other,
-            outdated.runtime,
-        )
         return options
     target = placement.target
     usual = target.runtime == runtimes.auto_runtime(source.formats)  # else with other weights
     if not usual or (target.threads, target.mmap) != (None, None):
-        progress(f"Running as planned: {placement} ({placement.target.weights})", 0.0)
-    return applied(options, placement, plan.draft)
+        places = " and ".join(map(str, _places(placement)))
+        progress(f"Running where plan measured it fastest: {places} ({target.weights})", 0.0)
+    return placed(options, placement)
 
 
 def is_open(options: LoadOptions) -> bool:

@@ -34,7 +34,7 @@ from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
 from edge_spec.placement.machine import cpu_name
-from edge_spec.placement.plan import Place, Placement, Plan, plan_path, planned, save_plan
+from edge_spec.placement.plan import Place, Placement, Plan, keep_plan, planned
 from edge_spec.placement.profile import (
     ContextCosts,
     PairFindings,
@@ -322,8 +322,7 @@ def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def _save(target: Source, draft: Source | None, placements: Sequence[Placement]) -> None:
     of_draft = (None, None) if draft is None else (draft.model, draft.identity)
-    plan = Plan(1, target.model, target.identity, *of_draft, tuple(placements))
-    save_plan(plan, plan_path(target, draft))
+    keep_plan(Plan(1, target.model, target.identity, *of_draft, tuple(placements)))
 
 
 # What doctor says of it.

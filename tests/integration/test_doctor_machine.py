@@ -63,7 +63,7 @@ def test_a_cache_that_is_no_directory_is_told(
 @pytest.mark.parametrize(
     "name",
     [
-        *("measurements/measurements.sqlite", "plans/x.json", "answers/x.json"),
+        *("measurements/measurements.sqlite", "answers/x.json"),
         *("tokenizers/x.tokenizer", "prompts/x.prompt"),
         *("bundles/x.gguf", "bundles/x/manifest.json"),
     ],

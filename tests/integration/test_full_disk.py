@@ -24,7 +24,7 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
-from edge_spec.placement.plan import Place, Placement, Plan, save_plan
+from edge_spec.placement.plan import Place, Placement, Plan, write_plan
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
@@ -49,7 +49,7 @@ DESCRIBED = Description(
 
 def plan(folder: Path, version: int) -> None:
     placements = (Placement(PLACE, None, "none", float(version)),) * 20
-    save_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
+    write_plan(Plan(1, "tiny", "abc", None, None, placements), folder / "plan.json")
 
 
 def snapshot(folder: Path, version: int) -> None:

@@ -21,7 +21,7 @@ from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement import profile as profile_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
-from edge_spec.placement.plan import plan_path, save_plan
+from edge_spec.placement.plan import keep_plan, kept_plan
 from edge_spec.placement.planner import Planner
 from edge_spec.placement.profile import kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
@@ -134,7 +134,7 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
     pytest.importorskip("llama_cpp")
     devices = [processor("llamacpp")]
     plan = Planner(source, None, devices, quiet, as_forecast).make()
-    save_plan(plan, plan_path(source, None))
+    keep_plan(plan)
     with load_engine(model, LoadOptions(), quiet) as engine:
         assert engine.parts.runtime == plan.placements[0].target.runtime
         assert engine.generate("the", max_tokens=3).stats.predicted_n == 3
@@ -192,4 +192,4 @@ def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
     assert run(["plan", model, "--out", str(out)]) == 0
     notes = capsys.readouterr().err
     assert "the machine was busy" in notes and "this plan is not kept" in notes
-    assert out.exists() and not plan_path(Source(model, quiet), None).exists()
+    assert out.exists() and kept_plan(Source(model, quiet), None) is None

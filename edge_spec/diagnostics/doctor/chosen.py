@@ -7,7 +7,6 @@ import os
 import reprlib
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from subprocess import list2cmdline
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
-from edge_spec.errors import EdgeSpecError, UnsupportedModelError
+from edge_spec.errors import UnsupportedModelError
 from edge_spec.fitting.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.fitting.forecast import forecast, what_fits
 from edge_spec.models import runtimes
@@ -29,7 +28,7 @@ from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import pass_costs
-from edge_spec.placement.plan import Placement, Plan, applied, plan_path, planned, read_plan
+from edge_spec.placement.plan import Placement, Plan, best_kept, kept_plan, planned
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
 from edge_spec.placement.row_findings import ROWS, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
@@ -111,12 +110,8 @@ def choose(
     drafts = () if draft is None else (draft.model,)
     asked = replace(places or LoadOptions(), draft=drafts)
     options = planned(source, asked, progress)
-    plan = placement = None
-    with suppress(EdgeSpecError, OSError):  # there is none, or the check of the caches names it
-        plan = read_plan(plan_path(source, draft))
-    if plan is not None:
-        completed = ((each, applied(asked, each, plan.draft)) for each in plan.placements)
-        placement = next((each for each, found in completed if found == options), None)
+    plan = kept_plan(source, draft)
+    placement = best_kept(plan, asked) if plan is not None and options != asked else None
     chosen = Chosen(source, draft, options, tokens, plan, placement, head=head)
     roles = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
@@ -302,12 +297,12 @@ def _drafting(chosen: Chosen) -> Iterator[Finding]:
         yield ok("drafter", f"{_named(chosen)}: the head {_WHERE}")
     elif chosen.asked is None:
         yield ok("drafter", f"{_named(chosen)}; no draft was named")
-    elif not chosen.options.drafts:
+    elif chosen.plan is not None and chosen.plan.placements[0].draft is None:
+        faster = chosen.plan.placements[0].drafter
         yield warning(
             "drafter",
-            f"the draft would not be used: the plan of this pair found {chosen.options.drafter} "
-            "faster",
-            f"Measure again: {chosen.command('plan')} --refresh; or insist: --drafter draft-model.",
+            f"{_named(chosen)}: the draft {_WHERE}, and plan found {faster} faster without it",
+            f"Leave the draft out, or measure again: {chosen.command('plan')} --refresh.",
         )
     else:
         yield ok("drafter", f"{_named(chosen)}: the draft {_WHERE}")

@@ -54,7 +54,6 @@ from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.resolve import where_it_runs
 from edge_spec.models.source import Source
 from edge_spec.placement.machine import describe_machine
-from edge_spec.placement.plan import read_plan
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.measurements import DIRECTORY, FILE, check_measurements
 
@@ -166,7 +165,6 @@ KINDS = (
     Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
     Kind("prompts", "[!.]*", check_beginning),
     Kind(DIRECTORY, FILE, check_measurements),
-    Kind("plans", "*.json", read_plan),
     Kind("answers", "*.json", check_answers),
 )
 

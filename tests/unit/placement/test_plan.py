@@ -19,11 +19,10 @@ from edge_spec.placement.plan import (
     Place,
     Placement,
     Plan,
-    cached_plan,
-    plan_path,
+    keep_plan,
     planned,
     read_plan,
-    save_plan,
+    write_plan,
 )
 from fixtures.silence import quiet
 
@@ -85,13 +84,13 @@ def pinned(
     source: Source, tmp_path: Path, *placements: Placement, pair: Source | None = None, **more: Any
 ) -> LoadOptions:
     file = tmp_path / "plan.json"
-    save_plan(plan_of(source, *placements, draft=pair), file)
+    write_plan(plan_of(source, *placements, draft=pair), file)
     return planned(source, LoadOptions(plan=file, **more), quiet)
 
 
 def test_a_plan_is_read_as_it_was_written(source: Source, draft: Source, tmp_path: Path) -> None:
     plan = plan_of(source, BEST, PAIRED, replace(NEXT, tokens_per_s=None), draft=draft)
-    save_plan(plan, tmp_path / "plan.json")
+    write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     assert json.loads((tmp_path / "plan.json").read_text())["placements"][0]["drafter"] == "suffix"
 
@@ -110,7 +109,7 @@ def test_what_is_no_plan_is_refused_in_one_line(
     change: dict[str, Any], where: str, source: Source, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    save_plan(plan_of(source, BEST), file)
+    write_plan(plan_of(source, BEST), file)
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match=where) as refused:
         planned(source, LoadOptions(plan=file), quiet)
@@ -121,7 +120,7 @@ def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(
     source: Source, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    save_plan(plan_of(source, BEST), file)
+    write_plan(plan_of(source, BEST), file)
     plan = json.loads(file.read_text())
     file.write_text(file.read_text().replace('"suffix"', '"jacobi"'))
     with pytest.raises(UsageError, match=r"sha256 differs.*delete its sha256"):
@@ -129,16 +128,6 @@ def test_a_plan_that_was_edited_is_refused_until_its_seal_is_deleted(
     del plan["sha256"]
     file.write_text(json.dumps(plan))
     assert read_plan(file) == plan_of(source, BEST)
-
-
-def test_a_damaged_plan_in_the_cache_is_passed_over_and_one_line_says_so(
-    source: Source, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = plan_path(source, None)
-    file.parent.mkdir(parents=True)
-    file.write_text("{")
-    assert planned(source, LoadOptions(), quiet) == LoadOptions()
-    assert len(caplog.messages) == 1 and cached_plan(file) is None
 
 
 def test_a_pinned_plan_says_where_all_runs(source: Source, draft: Source, tmp_path: Path) -> None:
@@ -178,7 +167,7 @@ def test_an_option_that_contradicts_a_pinned_plan_is_refused(
 
 
 def test_a_plan_for_another_model_is_refused(source: Source, draft: Source, tmp_path: Path) -> None:
-    save_plan(plan_of(source, BEST), tmp_path / "plan.json")
+    write_plan(plan_of(source, BEST), tmp_path / "plan.json")
     with pytest.raises(UsageError, match=r"is a plan for .*m\.gguf, not for .*d\.gguf"):
         planned(draft, LoadOptions(plan=tmp_path / "plan.json"), quiet)
 
@@ -209,7 +198,7 @@ def test_where_nothing_is_left_a_pinned_plan_is_refused_and_a_cached_one_passed_
 ) -> None:
     with pytest.raises(UsageError, match=r"nothing in .* it needs 500 MB of 500 MB free"):
         pinned(source, tmp_path, too_large(BEST), too_large(NEXT))
-    save_plan(plan_of(source, too_large(BEST)), plan_path(source, None))
+    keep_plan(plan_of(source, too_large(BEST)))
     assert planned(source, LoadOptions(), quiet) == LoadOptions()
 
 
@@ -221,25 +210,27 @@ def test_a_runtime_that_is_not_installed_is_told_with_its_remedy(
         pinned(source, tmp_path, BEST)
 
 
-def test_the_plan_in_the_cache_decides_what_is_left_to_auto(
+def test_a_kept_plan_says_where_and_never_who_drafts(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", runtimes.AUTO_RUNTIMES[::-1])
-    save_plan(plan_of(source, BEST, NEXT), plan_path(source, None))
+    keep_plan(plan_of(source, replace(BEST, drafter="none"), NEXT))
     said: list[str] = []
     options = planned(source, LoadOptions(), lambda what, fraction: said.append(what))
-    assert (options.runtime, options.providers, options.drafter) == ("llamacpp", ("cpu",), "suffix")
+    assert (options.runtime, options.providers, options.drafter) == ("llamacpp", ("cpu",), "auto")
     assert len(said) == 1 and "int4 block 32" in said[0]  # perhaps not the default's weights
+    assert planned(source, LoadOptions(drafter="suffix"), quiet).drafter == "suffix"
 
 
-def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_with_the_next(
-    source: Source,
+def test_a_library_that_is_new_outdates_a_kept_plan(
+    source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeping = placement(place("ort"), "answers", 900.0)
-    save_plan(plan_of(source, keeping, NEXT), plan_path(source, None))
-    assert planned(source, LoadOptions(), quiet).drafter == NEXT.drafter
-    asked = LoadOptions(drafter="answers")
-    assert planned(source, asked, quiet).drafter == "answers"
+    keep_plan(plan_of(source, BEST))
+    known = runtimes.library_version
+    monkeypatch.setattr(
+        runtimes, "library_version", lambda name: "9" if name == "coreml" else known(name)
+    )
+    assert planned(source, LoadOptions(), quiet) == LoadOptions()
 
 
 @pytest.mark.parametrize(
@@ -258,27 +249,29 @@ def test_a_cached_plan_that_begins_with_a_drafter_that_keeps_answers_goes_on_wit
 def test_whoever_chooses_a_place_or_other_weights_gets_no_plan_from_the_cache(
     given: dict[str, Any], source: Source
 ) -> None:
-    save_plan(plan_of(source, BEST), plan_path(source, None))
+    keep_plan(plan_of(source, BEST))
     assert planned(source, LoadOptions(**given), quiet) == LoadOptions(**given)
 
 
-def test_a_pair_has_a_plan_of_its_own_which_may_leave_the_draft_out(
+def test_a_draft_that_was_asked_for_stays_where_a_plan_found_it_no_use(
     source: Source, draft: Source
 ) -> None:
-    save_plan(plan_of(source, NEXT), plan_path(source, None))
-    save_plan(plan_of(source, BEST, PAIRED, draft=draft), plan_path(source, draft))
+    keep_plan(plan_of(source, NEXT))
+    keep_plan(plan_of(source, BEST, PAIRED, draft=draft))
     both = LoadOptions(draft=(draft.model,))
-    assert planned(source, both, quiet).drafts == ()
-    asked = planned(source, replace(both, drafter="cascade"), quiet)
-    assert (asked.drafts, asked.drafter) == ((draft.model,), "cascade")
-    assert asked.draft_threads == 1
+    for drafter in ("auto", "cascade"):
+        found = planned(source, replace(both, drafter=drafter), quiet)
+        assert (found.drafts, found.drafter) == ((draft.model,), drafter)
+        assert (found.runtime, found.draft_threads) == ("llamacpp", 1)
+    keep_plan(plan_of(source, BEST, draft=draft))  # as where the two have other tokens
+    assert planned(source, both, quiet) == replace(both, runtime="llamacpp", device="cpu")
 
 
-def test_a_plan_of_another_version_of_the_library_is_not_used_unasked(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("change", [{"library": "0.1"}, {"kernels": "of before"}])
+def test_a_plan_of_another_library_or_other_kernels_is_not_used_unasked(
+    change: dict[str, str], source: Source, tmp_path: Path
 ) -> None:
-    older = replace(BEST, target=replace(BEST.target, library="0.1"))
-    save_plan(plan_of(source, older), plan_path(source, None))
+    older = replace(BEST, target=replace(BEST.target, **change))
+    keep_plan(plan_of(source, older))
     assert planned(source, LoadOptions(), quiet) == LoadOptions()
-    assert len(caplog.messages) == 1 and "0.1" in caplog.messages[0]
     assert pinned(source, tmp_path, older).runtime == "llamacpp"
