@@ -212,8 +212,8 @@ def load(asked: LoadArguments) -> Engine:
     """Opens a model for `chat` and `generate`; the first use of one converts it into the cache.
 
     progress: is called with what is being done and the share that is done; all other options are
-    those of the command line, which docs/cli.md explains. Without a plan, the one that the cache
-    holds for this model decides what is left to "auto". A model that has no profile is measured
+    those of the command line, which docs/cli.md explains. A model runs where `edge-spec plan` has
+    measured it to be fastest, unless options say otherwise. One that was never measured is measured
     while it is idle. Raises an EdgeSpecError that names what is missing or wrong.
     """
     progress = asked.progress or (lambda what, fraction: None)
