@@ -27,7 +27,7 @@ from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
-from edge_spec.placement.gains import pass_costs
+from edge_spec.placement.gains import default_drafter, pass_costs
 from edge_spec.placement.plan import Placement, Plan, best_kept, kept_plan, planned
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
 from edge_spec.placement.row_findings import ROWS, rows_key
@@ -274,9 +274,9 @@ class Costs(NamedTuple):
 
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
     """Nothing is measured here: what profiles, plans and use have left."""
-    yield from _drafting(chosen)
-    yield from _lossless(chosen)
     profiles = [_profile(each) for each in chosen.openings]
+    yield from _drafting(chosen, _named(chosen, profiles[0] if profiles else None))
+    yield from _lossless(chosen)
     costs = _costs(chosen, profiles)
     if costs is None:
         missing = [
@@ -291,21 +291,21 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
     yield from _expected(chosen, costs, numbers)
 
 
-def _drafting(chosen: Chosen) -> Iterator[Finding]:
+def _drafting(chosen: Chosen, named: str) -> Iterator[Finding]:
     """Names who drafts, so that no draft is inactive unnoticed."""
     if chosen.head:
-        yield ok("drafter", f"{_named(chosen)}: the head {_WHERE}")
+        yield ok("drafter", f"{named}: the head {_WHERE}")
     elif chosen.asked is None:
-        yield ok("drafter", f"{_named(chosen)}; no draft was named")
+        yield ok("drafter", f"{named}; no draft was named")
     elif chosen.plan is not None and chosen.plan.placements[0].draft is None:
         faster = chosen.plan.placements[0].drafter
         yield warning(
             "drafter",
-            f"{_named(chosen)}: the draft {_WHERE}, and plan found {faster} faster without it",
+            f"{named}: the draft {_WHERE}, and plan found {faster} faster without it",
             f"Leave the draft out, or measure again: {chosen.command('plan')} --refresh.",
         )
     else:
-        yield ok("drafter", f"{_named(chosen)}: the draft {_WHERE}")
+        yield ok("drafter", f"{named}: the draft {_WHERE}")
 
 
 def _lossless(chosen: Chosen) -> Iterator[Finding]:
@@ -323,9 +323,12 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
         yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
 
 
-def _named(chosen: Chosen) -> str:
+def _named(chosen: Chosen, profile: Profile | None) -> str:
+    """Return who drafts after a start. profile: of the target."""
     if chosen.options.drafter != "auto":
         return chosen.options.drafter
+    if profile is not None and not chosen.options.drafts and not chosen.head:
+        return default_drafter(profile)
     return ",".join(
         auto_drafters(drafts=bool(chosen.options.drafts), corpora=False, head=chosen.head)
     )
