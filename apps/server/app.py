@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from edge_spec.apps.server.anthropic.write import (
+from edge_spec.apps.server.anthropic import (
     add_messages,
     asks_for_its_form,
     found_model,
@@ -32,9 +33,8 @@ from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
 from edge_spec.apps.server.replies import ChatReply, CompletionReply
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
-from edge_spec.apps.server.responses.write import add_responses
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.responses import add_responses
+from edge_spec.apps.server.schema import ChatBody, CompletionBody
 from edge_spec.apps.web import INDEX, load_assets
 
 _GONE = {
@@ -81,14 +81,15 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
 
 def _add_answers(app: FastAPI, running: Running) -> None:
     @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
-    async def chat(request: ChatRequest) -> Response:
+    async def chat(body: ChatBody) -> Response:
         """The assistant's next message."""
-        return AnswerResponse(running, request, Desk.chat, ChatReply)
+        return AnswerResponse(running, body.request(), ChatReply)
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
-    async def completions(request: CompletionRequest) -> Response:
+    async def completions(body: CompletionBody) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(running, request, Desk.completion, CompletionReply)
+        reply = partial(CompletionReply, echo=bool(body.echo))
+        return AnswerResponse(running, body.request(), reply)
 
 
 def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:

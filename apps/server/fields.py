@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -28,7 +27,6 @@ from edge_spec.apps.server.errors import ApiError
 MAX_INT = 2**31 - 1
 LEAVE_OUT = "leave it out"
 JsonObject = dict[str, JsonValue]
-Read = TypeVar("Read", bound="Body")
 _SHOWN = 60  # characters of a name that a client made up
 _ALIKE = 0.8  # of the letters of a name, from which on it is one of ours, mistyped
 
@@ -130,6 +128,13 @@ def refusal(name: str, fault: str) -> PydanticCustomError:
     return PydanticCustomError("member", "{fault}", told)
 
 
+def require_off(name: str, value: Any, *, shown_as: str | None = None) -> None:
+    """Refuses a member that is not supported, unless its value asks for nothing."""
+    if value not in OFF.get(name, ()):
+        told = f"is not supported: {_INSTEAD.get(name, LEAVE_OUT)}"
+        raise refusal(shown_as or name, told)
+
+
 def whole(value: Any) -> Any:
     """Returns a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -180,8 +185,8 @@ class Body(BaseModel):
                 known[meaning] = value
             elif meaning not in cls.off:
                 cls._refuse_unknown(name, taken)
-            elif value not in OFF[meaning]:
-                raise refusal(name, f"is not supported: {_INSTEAD.get(meaning, LEAVE_OUT)}")
+            else:
+                require_off(meaning, value, shown_as=name)
         return known
 
     @classmethod
@@ -198,14 +203,6 @@ class OpenBody(Body):
     """An object in which clients keep things of their own, such as ids."""
 
     keeps_others = True
-
-
-def converted(kind: type[Read], body: dict[str, Any]) -> Read:
-    """Return the request that another API's stands for. Raises ApiError."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise refused_body(error.errors(include_url=False), body) from error
 
 
 def refused_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:

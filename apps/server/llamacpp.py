@@ -20,7 +20,8 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
-from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest, TokenId
+from edge_spec.apps.server.request import Gap, Request
+from edge_spec.apps.server.schema import AnswerBody, ChatBody, CompletionBody, TokenId
 from edge_spec.apps.server.work import Desk
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
@@ -38,7 +39,7 @@ class InfillFile(Body):
     filename: str = "tmp"
 
 
-class InfillRequest(AnswerRequest):
+class InfillBody(AnswerBody):
     """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
     of the cursor. spm_infill: whether the suffix comes first; null is the model's own order.
     max_tokens: 0 reads the prompt alone, so that it is kept for the next request."""
@@ -58,9 +59,17 @@ class InfillRequest(AnswerRequest):
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
-    @property
-    def limit(self) -> int | None:
-        return 1 if self.reads_alone else super().limit
+    def request(self, **own: Any) -> Request:
+        files = [(each.filename, each.text) for each in self.input_extra or ()]
+        prefix = self.input_prefix + (self.prompt or "")
+        options = {"names_file": True, "suffix_first": self.spm_infill}
+        own["gap"] = Gap(prefix, self.input_suffix, files, options)
+        indent, time_ms = self.n_indent or 0, max(0, self.t_max_predict_ms or 0)
+        if indent or time_ms:
+            own["cut"] = partial(limited, least_indent=indent, seconds=time_ms / 1e3)
+        if self.reads_alone:
+            own["max_tokens"] = 1
+        return super().request(**own)
 
     @property
     def reads_alone(self) -> bool:
@@ -68,7 +77,7 @@ class InfillRequest(AnswerRequest):
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
     @model_validator(mode="after")
-    def _has_text(self) -> InfillRequest:
+    def _has_text(self) -> InfillBody:
         """An empty file has no text, and a prompt that is only read may have other files alone."""
         given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
         if not given:
@@ -122,30 +131,14 @@ def limited(generation: Generation, least_indent: int, seconds: float) -> Iterat
     generation.result.text = text
 
 
-def infill_work(desk: Desk, request: InfillRequest) -> Work:
-    """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-    work = desk.between(
-        request,
-        request.input_prefix + (request.prompt or ""),
-        request.input_suffix,
-        [(each.filename, each.text) for each in request.input_extra or ()],
-        names_file=True,
-        suffix_first=request.spm_infill,
-    )
-    indent, time_ms = request.n_indent or 0, max(0, request.t_max_predict_ms or 0)
-    if not (indent or time_ms):
-        return work
-    return replace(work, cut=partial(limited, least_indent=indent, seconds=time_ms / 1e3))
-
-
-def fim_work(desk: Desk, request: CompletionRequest) -> Work:
-    """Return what stands between the prompt and a suffix that may be empty. Raises as
-    `infill_work` does."""
-    if not isinstance(request.prompt, str):
+def fim_request(body: CompletionBody) -> Request:
+    """Return what asks for the text between the prompt and a suffix that may be empty. Raises
+    ApiError."""
+    if not isinstance(body.prompt, str):
         raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
-    if request.echo:
+    if body.echo:
         raise ApiError(400, "echo is not supported: leave it out.", param="echo")
-    return desk.between(request, request.prompt, request.suffix or "")
+    return body.request(gap=Gap(body.prompt, body.suffix or ""))
 
 
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
@@ -202,9 +195,9 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
 class InfillReply(Reply):
     """One text. A stream has an event for each piece of it, and one with the figures at its end."""
 
-    def __init__(self, request: InfillRequest, work: Work, desk: Desk) -> None:
-        self._request = request
-        self._model = desk.model
+    def __init__(self, body: InfillBody, request: Request, work: Work, desk: Desk) -> None:
+        super().__init__(request, work, desk)
+        self._body = body
         self._context_length = desk.engine.context_length
         (self._prompt,) = desk.texts(work.prompts)
         (tokens,) = work.prompts
@@ -213,12 +206,12 @@ class InfillReply(Reply):
 
     def piece(self, round_: Round) -> str:
         text, tokens = round_.chunk.text, [token.id for token in round_.chunk.tokens]
-        if self._request.reads_alone or not (text or tokens):
+        if self._body.reads_alone or not (text or tokens):
             return ""
         told = {
             "index": 0,
             "content": text,
-            "tokens": tokens if self._request.return_tokens else [],
+            "tokens": tokens if self._body.return_tokens else [],
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": round_.predicted_n,
@@ -229,24 +222,21 @@ class InfillReply(Reply):
     def end(self, ended: Ended) -> str:
         return server_event(json.dumps(self._told(ended.result, content="", tokens=[])))
 
-    def failure(self, error: ApiError) -> str:
-        return server_event(json.dumps(error.document()))
-
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._told(results[0])
 
     def _told(self, result: GenerationResult, **streamed: Any) -> dict[str, Any]:
         """Return the fields that are asked for, all where none is named."""
-        request, stats = self._request, result.stats
-        written = [] if request.reads_alone else result.tokens
+        body, stats = self._body, result.stats
+        written = [] if body.reads_alone else result.tokens
         is_full = stats.prompt_n + stats.predicted_n >= self._context_length
         stop_type = "eos" if result.stop is None else "word"
         if result.finish_reason is not FinishReason.STOP:
             stop_type = "limit"
         told = {
             "index": 0,
-            "content": "" if request.reads_alone else result.text,
-            "tokens": [each.id for each in written if not each.ends and request.return_tokens],
+            "content": "" if body.reads_alone else result.text,
+            "tokens": [each.id for each in written if not each.ends and body.return_tokens],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
@@ -262,9 +252,9 @@ class InfillReply(Reply):
             "timings": timings([result]),
             **streamed,
         }
-        if request.num_logprobs is not None:
+        if self._request.logprobs is not None:
             told["completion_probabilities"] = chat_logprobs(result.tokens)["content"]
-        return dict(_members(told, request.response_fields)) if request.response_fields else told
+        return dict(_members(told, body.response_fields)) if body.response_fields else told
 
 
 def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -282,14 +272,14 @@ _NONE = object()
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
-    async def infill(request: InfillRequest) -> Response:
+    async def infill(body: InfillBody) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(running, request, infill_work, InfillReply)
+        return AnswerResponse(running, body.request(), partial(InfillReply, body))
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
-    async def fim(request: CompletionRequest) -> Response:
+    async def fim(body: CompletionBody) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(running, request, fim_work, ChatReply)
+        return AnswerResponse(running, fim_request(body), ChatReply)
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
@@ -303,10 +293,11 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
         return {"content": await running.ask(request.model, lambda desk: detokenized(desk, asked))}
 
     @app.post("/apply-template")
-    async def apply_template(request: ChatRequest) -> dict[str, Any]:
+    async def apply_template(body: ChatBody) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
+        request = body.request()
 
         def rendered(desk: Desk) -> str:
-            return detokenized(desk, desk.chat(request).prompts[0])
+            return detokenized(desk, desk.work(request).prompts[0])
 
         return {"prompt": await running.ask(request.model, rendered)}

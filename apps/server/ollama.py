@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
@@ -12,15 +13,15 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
-from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
+from edge_spec.apps.server.messages import Message, message_of
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
 from edge_spec.apps.server.replies import chat_logprobs, reason_of
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Gap, Request
+from edge_spec.apps.server.schema import AnswerBody, ChatBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -28,7 +29,7 @@ _OF_ITS_RUNNER = words(
 )
 
 
-class OllamaChatRequest(ChatRequest):
+class OllamaChatBody(ChatBody):
     """No messages: the model is to be opened."""
 
     harmless = HARMLESS | _OF_ITS_RUNNER
@@ -37,9 +38,10 @@ class OllamaChatRequest(ChatRequest):
     messages: list[Message] = Field(default_factory=list)
     n: Literal[1] | None = None
 
-    def continued(self) -> CompletionRequest | None:
-        """Returns what asks for a continuation, if it does. Raises ApiError."""
-        return None
+    def request(self, **own: Any) -> Request:
+        if not self.messages:
+            own.setdefault("messages", [])
+        return super().request(**{"stream": self.stream is not False, **own})
 
     @model_validator(mode="before")
     @classmethod
@@ -47,7 +49,7 @@ class OllamaChatRequest(ChatRequest):
         return _plain(given)
 
 
-class OllamaGenerateRequest(OllamaChatRequest):
+class OllamaGenerateBody(OllamaChatBody):
     """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
 
     prompt: str = ""
@@ -55,25 +57,29 @@ class OllamaGenerateRequest(OllamaChatRequest):
     suffix: str | None = None
     raw: bool | None = None
 
+    def request(self, **own: Any) -> Request:
+        if self.suffix:
+            return super().request(gap=Gap(self.prompt, self.suffix), **own)
+        if not self.prompt or self.raw:
+            return super().request(prompts=[self.prompt] if self.prompt else (), **own)
+        system = [message_of("system", self.system)] if self.system else []
+        return super().request(messages=[*system, message_of("user", self.prompt)], **own)
+
     @model_validator(mode="after")
-    def _asks_as_a_user(self) -> OllamaGenerateRequest:
+    def _asks_as_a_user(self) -> OllamaGenerateBody:
         if self.messages:
             raise refusal("messages", "belongs to POST /api/chat: send prompt")
         if self.system and (self.raw or self.suffix):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
-        if self.prompt:
-            system = [Message(role="system", content=self.system)] if self.system else []
-            self.messages = [*system, Message(role="user", content=self.prompt)]
+        if self.suffix or (self.raw and self.prompt):
+            for name in self.model_fields_set & _OF_TEMPLATES:
+                require_off(name, getattr(self, name))
         return self
 
-    def continued(self) -> CompletionRequest | None:
-        if not (self.suffix or (self.raw and self.prompt)):
-            return None
-        asked = self.given(ChatRequest)  # what only a template reads is refused by its name
-        for name in ("messages", "top_logprobs"):
-            asked.pop(name, None)
-        own = {"prompt": self.prompt, "suffix": self.suffix, "logprobs": self.num_logprobs}
-        return converted(CompletionRequest, {**asked, **own})
+
+_OF_TEMPLATES = (
+    ChatBody.model_fields.keys() - AnswerBody.model_fields - {"logprobs", "top_logprobs"}
+)
 
 
 def _plain(given: Any) -> Any:
@@ -101,11 +107,7 @@ class OllamaReply(Reply):
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(self, request: OllamaChatRequest, model: str) -> None:
-        self._model = model
-        self._is_chat = not isinstance(request, OllamaGenerateRequest)
-        self._has_scores = request.num_logprobs is not None
-        self._tells_thoughts = request.tells_thoughts
+    is_chat: ClassVar[bool] = True
 
     def waiting(self) -> str:
         return _line(self._document())
@@ -114,7 +116,7 @@ class OllamaReply(Reply):
         chunk = round_.chunk
         scores = self._scores(chunk.tokens)
         is_text = chunk.kind is PartKind.TEXT
-        is_told = is_text or (chunk.kind is PartKind.REASONING and self._tells_thoughts)
+        is_told = is_text or (chunk.kind is PartKind.REASONING and self._request.tells_thoughts)
         if not is_told or not (chunk.text or scores):
             return ""
         name = "content" if is_text else "thinking"
@@ -130,27 +132,34 @@ class OllamaReply(Reply):
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
-        is_told = result.reasoning and self._tells_thoughts
+        is_told = result.reasoning and self._request.tells_thoughts
         thought = {"thinking": result.reasoning} if is_told else {}
         said = {"content": result.text, **thought, **_calls(result)}
         return self._document(said, **self._scores(result.tokens), **_last(result))
 
-    def opened(self) -> dict[str, Any]:
-        """Returns the answer to who asks for the model alone."""
-        return self._document(done=True, done_reason="load")
-
     def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        asked = self._has_scores and tokens
+        asked = self._request.logprobs is not None and tokens
         return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
 
     def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "", **(said or {})}
-        told: dict[str, Any] = {"message": message}
-        if not self._is_chat:
-            told = {"response": message.pop("content"), **message}
-            del told["role"]
+        return self.document_of(self._model, said or {}, **fields)
+
+    @classmethod
+    def document_of(cls, model: str, said: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
-        return {"model": self._model, "created_at": now, **told, "done": False, **fields}
+        told = cls.message_of(said)
+        return {"model": model, "created_at": now, **told, "done": False, **fields}
+
+    @classmethod
+    def message_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": "", **said}}
+
+
+class GenerateReply(OllamaReply):
+    @classmethod
+    def message_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
+        others = {name: value for name, value in said.items() if name != "content"}
+        return {"response": said.get("content", ""), **others}
 
 
 def _line(document: Mapping[str, Any]) -> str:
@@ -196,29 +205,23 @@ class ShowRequest(Body):
 def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
-    async def answer(request: OllamaChatRequest) -> Response:
-        model = models.find(_plain_name(models, request.model) or None)
-        reply = OllamaReply(request, model.name)
-        continued = request.continued()
-        if not request.messages and continued is None:
-            async with models.using(model):
-                return JSONResponse(reply.opened())
-        request.model, request.stream = model.name, request.stream is not False
-
-        def ask(desk: Desk, request: OllamaChatRequest) -> Work:
-            return desk.chat(request) if continued is None else desk.completion(continued)
-
-        return AnswerResponse(running, request, ask, lambda *_: reply)
+    async def answer(body: OllamaChatBody, reply: type[OllamaReply]) -> Response:
+        request = replace(body.request(), model=_plain_name(models, body.model))
+        if request.messages or request.prompts or request.gap:
+            return AnswerResponse(running, request, reply)
+        model = models.find(request.model)
+        async with models.using(model):
+            return JSONResponse(reply.document_of(model.name, {}, done=True, done_reason="load"))
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
-    async def chat(request: OllamaChatRequest) -> Response:
+    async def chat(body: OllamaChatBody) -> Response:
         """The assistant's next message, in Ollama's form."""
-        return await answer(request)
+        return await answer(body, OllamaReply)
 
     @app.post("/api/generate", response_model=None, responses=_LINES)
-    async def generate(request: OllamaGenerateRequest) -> Response:
+    async def generate(body: OllamaGenerateBody) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
-        return await answer(request)
+        return await answer(body, GenerateReply)
 
     def entry(model: ServedModel) -> dict[str, Any]:
         named = {"name": model.name, "model": model.name}
@@ -248,7 +251,7 @@ def add_ollama(app: FastAPI, running: Running) -> None:
 
 def _plain_name(models: Models, name: str | None) -> str | None:
     known = [each for model in models for each in (model.name, *model.aliases)]
-    return name if name is None or name in known else name.removesuffix(_LATEST)
+    return name if not name or name in known else name.removesuffix(_LATEST)
 
 
 def _shown(opened: OpenModel) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
+from edge_spec.apps.server.request import Request
 from edge_spec.apps.server.work import Desk
 from edge_spec.engine.results import Alternative
 
@@ -183,28 +183,19 @@ class _ChoicesReply(Reply):
     piece_member: ClassVar[str]
     nothing: ClassVar[Any]  # what is written in the last event of a choice
 
-    def __init__(
-        self,
-        request: ChatRequest | CompletionRequest,
-        work: Work,
-        desk: Desk,
-        opening: Sequence[Any],
-    ) -> None:
+    def __init__(self, request: Request, work: Work, desk: Desk, opening: Sequence[Any]) -> None:
         """opening: what each choice begins with."""
+        super().__init__(request, work, desk)
         self._opening = opening
         self._common = {"created": int(time.time()), "model": desk.model}
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._num_choices = len(work.prompts)
-        self._choices_a_prompt = request.num_choices
-        self._tells_origins = request.asks_origins  # of each token
-        self._has_logprobs = request.num_logprobs is not None
-        # Asks for an event of its own at the end of a stream.
-        self._tells_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._has_logprobs = request.logprobs is not None
         self._results: list[GenerationResult] = []
         fields = json.dumps({"id": self._id, "object": self.streamed, **self._common})
         # A stream passes here once a round: what stays the same is written once.
         self._head = f'data: {fields[:-1]}, "choices": '
-        self._tail = ', "usage": null}\n\n' if self._tells_usage else "}\n\n"
+        self._tail = ', "usage": null}\n\n' if request.tells_usage else "}\n\n"
 
     def opening(self) -> str:
         begun = enumerate(self._opening)
@@ -229,9 +220,9 @@ class _ChoicesReply(Reply):
         last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
         figures = f', "timings": {json.dumps(timings([ended.result]))}'
         event = self._event(json.dumps([last]), figures + self._beside(ended))
-        if not self._tells_usage or len(self._results) < self._num_choices:
+        if not self._request.tells_usage or len(self._results) < self._num_choices:
             return event
-        counted = json.dumps(usage(self._results, self._choices_a_prompt))
+        counted = json.dumps(usage(self._results, self._request.num_choices))
         return f'{event}{self._head}[], "usage": {counted}}}\n\n'
 
     def closing(self) -> str:
@@ -252,9 +243,9 @@ class _ChoicesReply(Reply):
             "object": self.kind,
             **self._common,
             "choices": choices,
-            "usage": usage(results, self._choices_a_prompt),
+            "usage": usage(results, self._request.num_choices),
             "timings": timings(results),
-            **({"edge_spec": {"tokens": tokens}} if self._tells_origins else {}),
+            **({"edge_spec": {"tokens": tokens}} if self._request.tells_origins else {}),
         }
 
     def _event(self, choices: str, extra: str = "") -> str:
@@ -263,7 +254,7 @@ class _ChoicesReply(Reply):
 
     def _beside(self, of: Round) -> str:
         """Returns the member of an event that tells origins, where they are asked for."""
-        if not self._tells_origins:
+        if not self._request.tells_origins:
             return ""
         live = {
             "tokens": [origin_of(token) for token in of.chunk.tokens],
@@ -298,10 +289,9 @@ class ChatReply(_ChoicesReply):
     member, piece_member = "message", "delta"
     nothing: ClassVar = {}
 
-    def __init__(self, request: ChatRequest | CompletionRequest, work: Work, desk: Desk) -> None:
+    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
         opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
         super().__init__(request, work, desk, opening)
-        self._tells_thoughts = isinstance(request, CompletionRequest) or request.tells_thoughts
         self._num_calls = [0] * len(opening)
 
     def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
@@ -321,11 +311,11 @@ class ChatReply(_ChoicesReply):
             return {}
         if chunk.kind is PartKind.TEXT:
             return {"content": chunk.text}
-        return {"reasoning_content": chunk.text} if self._tells_thoughts else {}
+        return {"reasoning_content": chunk.text} if self._request.tells_thoughts else {}
 
     def _all_said(self, choice: int, result: GenerationResult) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": result.text}
-        if result.reasoning and self._tells_thoughts:
+        if result.reasoning and self._request.tells_thoughts:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
             message["content"] = result.text or None
@@ -344,8 +334,8 @@ class CompletionReply(_ChoicesReply):
     member = piece_member = "text"
     nothing = ""
 
-    def __init__(self, request: CompletionRequest, work: Work, desk: Desk) -> None:
-        super().__init__(request, work, desk, desk.texts(work.prompts) if request.echo else ())
+    def __init__(self, request: Request, work: Work, desk: Desk, *, echo: bool = False) -> None:
+        super().__init__(request, work, desk, desk.texts(work.prompts) if echo else ())
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
     def _said(self, choice: int, chunk: Chunk) -> str:

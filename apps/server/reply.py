@@ -20,11 +20,10 @@ from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.schema import AnswerRequest
+from edge_spec.apps.server.request import Request
 from edge_spec.apps.server.work import Desk
 
 T = TypeVar("T")
-Asked = TypeVar("Asked", bound=AnswerRequest)
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
 _STREAM_HEADERS = [
     (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
@@ -39,6 +38,10 @@ class Reply(ABC):
 
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
     is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
+
+    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
+        self._request = request
+        self._model = desk.model
 
     def opening(self) -> str:
         return ""
@@ -137,6 +140,10 @@ class Running:
         async with self.models.using(self.models.find(model or None)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
 
+    async def read(self, request: Request) -> Work:
+        """Returns what an engine would be asked for. Raises ApiError as `ask` does."""
+        return await self.ask(request.model, lambda desk: desk.work(request))
+
     def cancel(self) -> None:
         """Nothing new begins, what runs ends after its round."""
         self.models.end()
@@ -150,25 +157,19 @@ class Running:
 
 
 class AnswerResponse(Response):
-    """Raises ApiError for a model that is not served.
-
-    ask: what is asked of an engine; reply: what is made of it. Both are called in a thread.
-    """
+    """Raises ApiError for a model that is not served."""
 
     def __init__(
-        self,
-        running: Running,
-        request: Asked,
-        ask: Callable[[Desk, Asked], Work],
-        reply: Callable[[Asked, Work, Desk], Reply],
+        self, running: Running, request: Request, reply: Callable[[Request, Work, Desk], Reply]
     ) -> None:
+        """reply: called in a thread."""
         super().__init__()
         self._running = running
-        self._model = running.models.find(request.model or None)
+        self._model = running.models.find(request.model)
         self._is_streamed = request.stream
 
         def read(desk: Desk) -> tuple[Work, Reply]:
-            work = ask(desk, request)
+            work = desk.work(request)
             return work, reply(request, work, desk)
 
         self._read = read

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -32,19 +30,18 @@ from edge_spec.apps.server.fields import (
     refusal,
     whole,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Choice,
+    Content,
+    Message,
+    NamedTool,
+    Tool,
+    joined,
+)
+from edge_spec.apps.server.request import NO_LIMIT, AskedForm, Gap, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
-
-
-@dataclass(frozen=True)
-class AskedForm:
-    """What an answer has to look like."""
-
-    field: str  # of the request
-    grammar: Grammar
-    is_json: bool = False
-
 
 Schema = JsonObject | Json[JsonObject]  # or a text, as vLLM and SGLang take it
 Pattern = Annotated[str, Field(min_length=1)]
@@ -97,9 +94,6 @@ def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedFor
         yield AskedForm(field, Grammar.json_schema(format.given or None), is_json=True)
 
 
-_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
-
-
 def _thinks(value: Any) -> Any:
     """Reads what makers of models send for it: a switch, or an object with a type."""
     if isinstance(value, dict) and list(value) == ["type"]:
@@ -122,8 +116,6 @@ class Reasoning(Body):
 
 MAX_CHOICES = 16
 MAX_STOPS = 256
-NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the two apart
-_SEEDS = 2**64
 
 
 def _is_limit(value: int) -> int:
@@ -195,7 +187,17 @@ class Prediction(Body):
     content: Content
 
 
-class AnswerRequest(Body):
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+class AnswerBody(Body):
     """The fields of every request for an answer. Other servers' names of them are understood,
     members that change no answer are taken, and any other is refused by name."""
 
@@ -232,9 +234,35 @@ class AnswerRequest(Body):
     guided_choice: Choices | None = None
     grammar: str | None = None
 
-    @cached_property
-    def form(self) -> AskedForm | None:
-        return next(self._forms(), None)
+    def request(self, **own: Any) -> Request:
+        """Returns what the body asks for. own: fields of it that the body's API alone has."""
+        speculative = self.speculative or Speculative()
+        limit = self.max_completion_tokens or self.max_tokens
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        sampling = {name: getattr(self, name) for name in _SAMPLING}
+        sampling["top_k"] = self.top_k and max(self.top_k, 0)
+        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
+        sampling["logit_bias"] = biases or None
+        asked: dict[str, Any] = {
+            "model": self.model or None,
+            "stream": bool(self.stream),
+            "form": next(self._forms(), None),
+            "sampling": {name: each for name, each in sampling.items() if each is not None},
+            "seed": None if self.seed == -1 else self.seed,
+            "repeat_last_n": self.repeat_last_n,
+            "ignore_eos": bool(self.ignore_eos),
+            "num_choices": self.n or 1,
+            "max_tokens": limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
+            "stop": tuple(filter(None, stops)),
+            "stop_token_ids": self.stop_token_ids,
+            "prediction": self.prediction and joined(self.prediction.content),
+            "logprobs": self.n_probs or None,
+            "drafter": speculative.drafter or None,
+            "session_id": self.session_id,
+            "tells_origins": speculative.tokens,
+            "tells_usage": bool(self.stream_options and self.stream_options.include_usage),
+        }
+        return Request(**{**asked, **own})
 
     def _forms(self) -> Iterator[AskedForm]:
         yield from asked_format("response_format", self.response_format)
@@ -249,56 +277,56 @@ class AnswerRequest(Body):
         if self.grammar:
             yield AskedForm("grammar", Grammar.gbnf(self.grammar))
 
-    @property
-    def num_choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def asks_origins(self) -> bool:
-        """Says whether the answer is to tell where each token came from."""
-        return self.speculative is not None and self.speculative.tokens
-
-    @property
-    def limit(self) -> int | None:
-        """Returns None where the request does not say, NO_LIMIT where it wants none."""
-        given = self.max_completion_tokens or self.max_tokens
-        return given if given is None else max(given, NO_LIMIT)
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
-        return self.n_probs or None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return tuple(stop for stop in given if stop)
-
     @model_validator(mode="after")
-    def _asks_what_has_a_place(self) -> AnswerRequest:
+    def _asks_what_has_a_place(self) -> AnswerBody:
         fields = [form.field for form in self._forms()]
         if len(fields) > 1:
             raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        if self.asks_origins and not self.has_origins:
+        if self.speculative is not None and self.speculative.tokens and not self.has_origins:
             told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
             raise refusal("speculative", told)
         return self
 
-    def given(self, kind: type[Body]) -> dict[str, Any]:
-        """Returns those of its fields that were sent and that `kind` has, too, as JSON has them."""
-        names = set(kind.model_fields)
-        # Without warnings: members of unions are found by what a request has, not by what was read.
-        return self.model_dump(include=names, exclude_unset=True, by_alias=True, warnings=False)
 
-    def seed_of(self, choice: int) -> int | None:
-        """Choices with the same seed would be the same."""
-        return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
+def template_kwargs(
+    kwargs: JsonObject | None, thinks: bool | None, effort: str | None, documents: Any = None
+) -> JsonObject:
+    """Returns what the chat template is given by name. kwargs: as the client has named it."""
+    # Some templates know the switch by another name, and some think when they are asked alone.
+    is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+    on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
+    named: JsonObject = {
+        "enable_thinking": False if effort == "none" else thinks,
+        "reasoning_effort": None if effort == "none" else effort,
+        "documents": documents or None,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    return {**on, **(kwargs or {}), **given}
 
 
-class ChatRequest(AnswerRequest):
+def asked_reasoning(
+    switches: JsonObject, effort: str | None, budget: int | None
+) -> Literal["auto", "off"] | int | None:
+    """Returns what engines are asked for, as `edge_spec.text.parts.answer_form.Reasoning` has it;
+    None where the request says nothing of it. switches: as `template_kwargs` returns them."""
+    on = [switches.get(name) for name in SWITCHES]
+    if effort == "none" or budget == 0 or any(each is False for each in on):
+        return "off"
+    if budget not in (None, -1):
+        return budget
+    return None if budget is None and effort is None and on == [None, None] else "auto"
+
+
+def require_place(kwargs: JsonObject | None) -> None:
+    """Refuses variables of a template that have a field of their own."""
+    for name in kwargs or ():
+        if name in ("messages", "tools"):
+            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+
+
+class ChatBody(AnswerBody):
     """Asks for the assistant's next message."""
 
-    shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = None
@@ -320,67 +348,50 @@ class ChatRequest(AnswerRequest):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
-    @property
-    def goes_on(self) -> bool | None:
-        """Says whether the answer goes on with the last message."""
-        return self.continue_final_message or self.messages[-1].prefix
+    def request(self, **own: Any) -> Request:
+        scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
+        kwargs, reasoning = self._template_kwargs(), self.reasoning or Reasoning()
+        budget = self.reasoning_budget
+        asked: dict[str, Any] = {
+            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            "tool_choice": choice or "auto",
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "prompt_options": {
+                "template_kwargs": kwargs,
+                "add_generation_prompt": self.add_generation_prompt,
+            },
+            "reasoning": asked_reasoning(
+                kwargs, self._effort, reasoning.max_tokens if budget is None else budget
+            ),
+            "logprobs": scored if self.logprobs or scored else None,
+            "thoughts": self._thoughts(),
+        }
+        if isinstance(choice, NamedTool):
+            asked |= {"tool_choice": "required", "tool_name": choice.function.name}
+        elif choice == "any":
+            asked["tool_choice"] = "required"
+        if "messages" not in own:
+            asked["messages"] = [message.for_template() for message in self.messages]
+            goes_on = self.continue_final_message or self.messages[-1].prefix
+            asked["prompt_options"]["continue_final_message"] = goes_on
+        return super().request(**{**asked, **own})
 
     @property
-    def num_logprobs(self) -> int | None:
-        num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
-        return num_asked if self.logprobs or num_asked else None
-
-    @property
-    def effort(self) -> str | None:
+    def _effort(self) -> str | None:
         return self.reasoning_effort or (self.reasoning or Reasoning()).effort
 
-    @property
-    def thinking(self) -> Literal["auto", "off"] | int | None:
-        """Returns what engines are asked for, as `edge_spec.text.parts.answer_form.Reasoning` has
-        it; None where the request says nothing of it."""
-        budget, switches = self.reasoning_budget, self.template_kwargs
-        if budget is None and self.reasoning is not None:
-            budget = self.reasoning.max_tokens
-        on = [switches.get(name) for name in SWITCHES]
-        if self.effort == "none" or budget == 0 or any(each is False for each in on):
-            return "off"
-        if budget not in (None, -1):
-            return budget
-        return None if budget is None and self.effort is None and on == [None, None] else "auto"
-
-    @property
-    def tells_thoughts(self) -> bool:
-        """Says whether the answer has its thoughts beside the text."""
-        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
-        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
-
-    @property
-    def has_thoughts_in_text(self) -> bool:
-        return self.reasoning_format in ("none", "raw") or self.separate_reasoning is False
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        effort, thinks = self.effort, self.enable_thinking
+    def _template_kwargs(self) -> JsonObject:
+        thinks = self.enable_thinking
         if thinks is None and self.reasoning is not None:
             thinks = self.reasoning.enabled
-        # Some templates know the switch by another name, and some think when they are asked alone.
-        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
-        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
-        named: JsonObject = {
-            "enable_thinking": False if effort == "none" else thinks,
-            "reasoning_effort": None if effort == "none" else effort,
-            "documents": list(self.documents or ()) or None,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
-        return {**on, **(self.chat_template_kwargs or {}), **given}
+        return template_kwargs(self.chat_template_kwargs, thinks, self._effort, self.documents)
 
-    @property
-    def required_kwargs(self) -> set[str]:
-        """Returns the names of those that a template has to read: what is said of thoughts is of
-        none where the model has none."""
-        given = self.template_kwargs.items()
-        return {name for name, value in given if value and name not in _OF_THOUGHTS}
+    def _thoughts(self) -> Literal["told", "hidden", "in text"]:
+        if self.reasoning_format in ("none", "raw") or self.separate_reasoning is False:
+            return "in text"
+        hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return "hidden" if hidden or excluded else "told"
 
     @model_validator(mode="before")
     @classmethod
@@ -393,23 +404,22 @@ class ChatRequest(AnswerRequest):
         return given
 
     @model_validator(mode="after")
-    def _fits(self) -> ChatRequest:
+    def _fits(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
             told = "goes on with a message, add_generation_prompt begins one: send one of them"
             raise refusal("continue_final_message", told)
-        kwargs, given = self.chat_template_kwargs or {}, self.template_kwargs
-        for name, value in kwargs.items():
-            if name in ("messages", "tools"):
-                raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+        require_place(self.chat_template_kwargs)
+        given = self._template_kwargs()
+        for name, value in (self.chat_template_kwargs or {}).items():
             if given[name] != value:
                 told = f"has another {name} than the request: send one of them"
                 raise refusal("chat_template_kwargs", told)
         return self
 
 
-class CompletionRequest(AnswerRequest):
+class CompletionBody(AnswerBody):
     """Asks for the continuation of a text."""
 
     prompt: Prompt
@@ -418,17 +428,27 @@ class CompletionRequest(AnswerRequest):
     echo: bool | None = False
     suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
+    def request(self, **own: Any) -> Request:
+        prompts: Sequence[Any] = [self.prompt]
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
+            prompts = self.prompt
+        asked: dict[str, Any] = {"prompts": prompts, "logprobs": self._num_logprobs}
+        if self.suffix:
+            assert isinstance(self.prompt, str)  # as it was checked to be
+            asked["gap"] = Gap(self.prompt, self.suffix)
+        return super().request(**{**asked, **own})
+
     @property
-    def num_logprobs(self) -> int | None:
+    def _num_logprobs(self) -> int | None:
         if self.logprobs is None:
             return self.n_probs or None
         return max(self.logprobs, self.n_probs or 0)
 
     @model_validator(mode="after")
-    def _fits(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != self.num_choices:
+    def _fits(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
             raise refusal("best_of", "is not supported, but where it is n: leave it out")
-        if self.echo and self.num_logprobs is not None:
+        if self.echo and self._num_logprobs is not None:
             raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
         if self.suffix and self.echo:
             raise refusal("echo", "goes without suffix: the text is known on both sides")

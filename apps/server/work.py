@@ -11,28 +11,13 @@ from typing import Any
 from edge_spec import Engine, Grammar, SamplingParams
 from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.messages import (
-    Choice,
-    NamedTool,
-    Tool,
-    for_template,
-    joined,
-)
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.schema import NO_LIMIT, AnswerRequest, ChatRequest, CompletionRequest
+from edge_spec.apps.server.request import NO_LIMIT, Gap, Request
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.text.parts.answer_form import AnswerForm, answer_tokens
+from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
 
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_NOT_SHOWN: Any = {"function": {"strict"}}  # to the model
+_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
+_SEEDS = 2**64
 
 
 class Desk:
@@ -45,64 +30,55 @@ class Desk:
         self.drafter = engine.drafter
         self._options = options
 
-    def chat(self, request: ChatRequest) -> Work:
+    def work(self, request: Request) -> Work:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-        text, tools = self.engine.parts.text, request.tools or []
-        if request.tool_choice == "none":
-            tools = []
-        shown = [each.model_dump(exclude_none=True, exclude=_NOT_SHOWN) for each in tools]
-        self._require_read(request)
-        named: dict[str, Any] = {
-            "template_kwargs": request.template_kwargs or None,
-            "add_generation_prompt": request.add_generation_prompt,
-            "continue_final_message": request.goes_on,
-            "reasoning": request.thinking or self._options.reasoning,
-        }
-        options = {name: value for name, value in named.items() if value is not None}
-        try:
-            messages = [for_template(message) for message in request.messages]
-            prompt = self.engine.chat_prompt(messages, shown, **options)
-        except UnsupportedModelError as error:
-            field = request.shown_as.get("messages", "messages")
-            told = f"Change {field}, or continue a text with POST /v1/completions."
-            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
-        form = text.answer_form(prompt, shown, **options)
-        if form is not None and request.has_thoughts_in_text:
-            form = replace(form, tells_thought=False)
-        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
-
-    def completion(self, request: CompletionRequest) -> Work:
-        """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-        if request.suffix:
-            assert isinstance(request.prompt, str)  # as the request was checked to have
-            return self.between(request, request.prompt, request.suffix)
-        return self._work(request, self._prompts(request.prompt), _grammar(request))
-
-    def between(
-        self,
-        request: AnswerRequest,
-        prefix: str,
-        suffix: str,
-        files: Sequence[tuple[str, str]] = (),
-        **form: Any,
-    ) -> Work:
-        """Returns what is asked for to stand between two texts. files, form: of the prompt, as
-        `Engine.infill_prompt` takes them. Raises as `completion` does."""
-        limit = request.limit or self._options.max_tokens
-        prompt = self.engine.infill_prompt(
-            prefix, suffix, files, max_tokens=None if limit == NO_LIMIT else limit, **form
-        )
-        return self._work(request, [prompt], _grammar(request))
+        if request.messages:
+            return self._chat(request)
+        if request.gap is not None:
+            prompts = [self._between(request, request.gap)]
+        else:
+            encode = self.engine.encode
+            prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
+        return self._work(request, prompts, _grammar(request))
 
     def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
         return list(map(self.engine.parts.text.tokenizer.decode, prompts))
 
-    def _chat_grammar(self, request: ChatRequest, tools: Sequence[Tool]) -> Grammar | None:
+    def _chat(self, request: Request) -> Work:
+        text = self.engine.parts.text
+        tools = () if request.tool_choice == "none" else request.tools
+        shown = [_without_strict(tool) for tool in tools]
+        self._require_read(request)
+        reasoning = request.reasoning or self._options.reasoning
+        asked = {**request.prompt_options, "reasoning": reasoning}
+        options = {name: each for name, each in asked.items() if each not in (None, {})}
+        try:
+            prompt = self.engine.chat_prompt(request.messages, shown, **options)
+        except UnsupportedModelError as error:
+            field = request.messages_field
+            told = f"Change {field}, or continue a text with POST /v1/completions."
+            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
+        form = text.answer_form(prompt, shown, **options)
+        if form is not None and request.thoughts == "in text":
+            form = replace(form, tells_thought=False)
+        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
+
+    def _between(self, request: Request, gap: Gap) -> Sequence[int]:
+        limit = request.max_tokens or self._options.max_tokens
+        return self.engine.infill_prompt(
+            gap.prefix,
+            gap.suffix,
+            gap.files,
+            max_tokens=None if limit == NO_LIMIT else limit,
+            **gap.options,
+        )
+
+    def _chat_grammar(self, request: Request, tools: Sequence[dict[str, Any]]) -> Grammar | None:
         """Return what the answer is held to. Raises ApiError."""
-        choice, form = request.tool_choice, request.form
+        form, required = request.form, request.tool_choice == "required"
         calls = self.engine.parts.text.tool_form() if tools else None
         if calls is None:
-            if choice not in (None, "none", "auto"):
+            if required:
                 told = "tool_choice asks for a call: send tools, too."
                 raise ApiError(400, told, param="tool_choice")
             return _grammar(request)
@@ -112,22 +88,22 @@ class Desk:
         several = request.parallel_tool_calls
         if several is None:  # who was not trained to call tools repeats the first one
             several = self.engine.parts.text.knows_tools
-        required = choice in ("required", "any") or isinstance(choice, NamedTool)
-        text = _grammar(request)
+        name, text = request.tool_name, _grammar(request)
+        if name is not None:
+            several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
+            if not tools:
+                told = f"tool_choice names {name}, which tools do not have."
+                raise ApiError(400, told, param="tool_choice")
         with _naming("tools"):
-            return calls.grammar(
-                _callable(choice, tools),
-                required=required,
-                several=several and not isinstance(choice, NamedTool),
-                text=text,
-            )
+            return calls.grammar(list(tools), required=required, several=several, text=text)
 
-    def _require_read(self, request: ChatRequest) -> None:
+    def _require_read(self, request: Request) -> None:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
-        for something."""
-        asked = request.required_kwargs
+        for something. What is said of thoughts is of none where the model has none."""
+        kwargs = request.prompt_options.get("template_kwargs", {})
+        asked = {name for name, value in kwargs.items() if value and name not in _OF_THOUGHTS}
         for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
-            field = name if name in ChatRequest.model_fields else "chat_template_kwargs"
+            field = name if name == "documents" else "chat_template_kwargs"
             raise ApiError(
                 400,
                 f"{field} gives this model's chat template {name}, which it does not read: leave "
@@ -135,15 +111,9 @@ class Desk:
                 param=field,
             )
 
-    def _prompts(self, prompt: Any) -> list[Sequence[int]]:
-        encode = self.engine.encode
-        if isinstance(prompt, str) or isinstance(prompt[0], int):
-            prompt = [prompt]
-        return [encode(each) if isinstance(each, str) else each for each in prompt]
-
     def _work(
         self,
-        request: AnswerRequest,
+        request: Request,
         prompts: Sequence[Sequence[int]],
         grammar: Grammar | None,
         form: AnswerForm | None = None,
@@ -154,42 +124,38 @@ class Desk:
                 "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
                 param="ignore_eos",
             )
-        limit, options = request.limit, self._options
+        limit, options = request.max_tokens, self._options
         if limit is None and options.max_tokens is not None:
             limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
         asked: dict[str, Any] = {
             "max_tokens": None if limit == NO_LIMIT else limit,
-            "stop": request.stops,
+            "stop": request.stop,
             "stop_token_ids": request.stop_token_ids,
-            "prediction": request.prediction and joined(request.prediction.content),
-            "logprobs": request.num_logprobs,
+            "prediction": request.prediction,
+            "logprobs": request.logprobs,
             "grammar": grammar,
             "form": form,
         }
         given = {name: value for name, value in asked.items() if value is not None}
+        sampling = self._sampling(request)
         choices = [
-            {**given, "sampling": self._sampling(request, choice)}
+            {**given, "sampling": replace(sampling, seed=_seed(sampling.seed, request, choice))}
             for choice in range(request.num_choices)
         ]
-        drafter = request.speculative and request.speculative.drafter
         return Work(
             prompts=[prompt for prompt in prompts for _ in choices],
             options=[options for _ in prompts for options in choices],
-            drafter=drafter or self.drafter,
+            drafter=request.drafter or self.drafter,
             session_id=request.session_id,
+            cut=request.cut,
         )
 
-    def _sampling(self, request: AnswerRequest, choice: int) -> SamplingParams:
+    def _sampling(self, request: Request) -> SamplingParams:
         """Raises ApiError for penalties that are to look at the last tokens alone."""
-        asked: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING}
-        asked["seed"] = request.seed_of(choice)
-        if asked["top_k"] == -1:
-            asked["top_k"] = 0
-        biases = {int(id): bias for id, bias in (request.logit_bias or {}).items()}
+        given = dict(request.sampling)
         if request.ignore_eos:
-            biases |= dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
-        asked["logit_bias"] = biases or None
-        given = {name: value for name, value in asked.items() if value is not None}
+            ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
+            given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
         params, last = replace(self._options.sampling, **given), request.repeat_last_n
         if params.penalized and last not in (None, -1) and last < self.engine.context_length:
             told = "but penalties are of all tokens: leave it out or send -1."
@@ -197,18 +163,18 @@ class Desk:
         return params
 
 
-def _callable(choice: Choice | None, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools that an answer may call. Raises ApiError for one that is not there."""
-    if isinstance(choice, NamedTool):
-        name = choice.function.name
-        tools = [tool for tool in tools if tool.function.name == name]
-        if not tools:
-            told = f"tool_choice names {name}, which tools do not have."
-            raise ApiError(400, told, param="tool_choice")
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+def _seed(usual: int | None, request: Request, choice: int) -> int | None:
+    """Choices with the same seed would be the same."""
+    return usual if request.seed is None else (request.seed + choice) % _SEEDS
 
 
-def _grammar(request: AnswerRequest) -> Grammar | None:
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool as the model is shown it."""
+    function = {name: each for name, each in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
+
+
+def _grammar(request: Request) -> Grammar | None:
     """Returns what an answer without calls is held to. Raises ApiError for a schema that cannot be
     held."""
     form = request.form

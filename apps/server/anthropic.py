@@ -1,0 +1,485 @@
+"""Anthropic's Messages API: its bodies, read as requests, and its replies, errors and lists of
+models."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from pydantic import Field, model_validator
+from starlette.responses import JSONResponse, Response
+
+from edge_spec import FinishReason, GenerationResult, PartKind, Stats
+from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
+from edge_spec.apps.server.fields import (
+    HARMLESS,
+    LEAVE_OUT,
+    Body,
+    Count,
+    JsonObject,
+    OpenBody,
+    refusal,
+    words,
+)
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Content,
+    TextPart,
+    ToolName,
+    answer_of,
+    call_of,
+    joined,
+    message_of,
+    tool_of,
+)
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    arguments_of,
+    sealed,
+    server_event,
+    unsealed,
+)
+from edge_spec.apps.server.request import AskedForm, Request
+from edge_spec.apps.server.schema import (
+    AnswerBody,
+    SchemaFormat,
+    asked_format,
+    asked_reasoning,
+    require_place,
+    template_kwargs,
+)
+from edge_spec.apps.server.work import Desk
+from edge_spec.text.parts.part import CallHead
+
+# What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
+# model, and other in each request, so that nothing that comes after it would be read once only.
+_FOR_SERVERS = re.compile(r"\Ax-anthropic-billing-header:(?: *[\w-]+=[^;\n]*;)*\n?")
+
+
+class Thinking(OpenBody):
+    """What an earlier answer thought. signature: as the answer had it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinking(OpenBody):
+    """A thought that only its own maker can read."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUse(OpenBody):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: JsonObject
+
+
+class ToolReference(OpenBody):
+    """Names a tool that was searched for. All tools are in the prompt here."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ToolResult(OpenBody):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Annotated[TextPart | ToolReference, Field(discriminator="type")]] | None = (
+        None
+    )
+    is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """Returns what the model reads of it; templates have no other place for an error."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            texts = (b.text if isinstance(b, TextPart) else b.tool_name for b in content)
+            content = "\n".join(texts)
+        return f"Error: {content}" if self.is_error else content
+
+
+Block = Annotated[
+    TextPart | Thinking | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
+]
+_ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistant"}
+_ROLES[ToolUse] = "assistant"
+
+
+class Message(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    @model_validator(mode="after")
+    def _has_its_own_blocks(self) -> Message:
+        for block in self.blocks:
+            if _ROLES.get(type(block), self.role) != self.role:
+                told = f"has {block.type}, which no message of the role {self.role} has"
+                raise refusal("content", told)
+        return self
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        if isinstance(self.content, str):
+            return [TextPart(type="text", text=self.content)] if self.content else []
+        return self.content
+
+
+def conversation(system: Content | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Returns the messages as chat templates read them: results of tools are messages of their
+    own, which go before what the user says."""
+    texts = [system] if isinstance(system, str) else [joined([part]) for part in system or ()]
+    brief = "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
+    spoken = [message_of("system", brief)] if brief else []
+    names: dict[str, str] = {}  # of tools, by the ids of their calls
+    for message in messages:
+        blocks = message.blocks
+        told = [block.text for block in blocks if isinstance(block, TextPart)]
+        if message.role == "assistant":
+            used = [block for block in blocks if isinstance(block, ToolUse)]
+            thinking = [block for block in blocks if isinstance(block, Thinking)]
+            thoughts = [each.thinking or unsealed(each.signature) for each in thinking]
+            calls = [call_of(each.id, each.name, each.input) for each in used]
+            spoken.append(answer_of(told, thoughts, calls))
+            names |= {each.id: each.name for each in used}
+            continue
+        results = [block for block in blocks if isinstance(block, ToolResult)]
+        for result in results:
+            id = result.tool_use_id
+            spoken.append(message_of("tool", result.text, name=names.get(id), tool_call_id=id))
+        if told or not results:
+            spoken.append(message_of(message.role, "\n".join(told)))
+    return spoken
+
+
+_EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
+
+
+class Tool(OpenBody):
+    type: Literal["custom"] | None = None  # the others are of Anthropic's servers and models
+    name: ToolName
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        others = {"description": self.description, "strict": self.strict}
+        return tool_of(self.name, **others, parameters=self.input_schema)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.name is None) == (self.type == "tool"):
+            raise refusal("name", "names a tool with the type tool, and with no other")
+        return self
+
+
+class ThinkingOptions(Body):
+    """budget_tokens: at most as many. display: whether an answer tells its thoughts."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: SchemaFormat | None = None
+
+
+# Who pays, where, and what Anthropic's own prompt cache is told.
+_HARMLESS = words(
+    """cache_control diagnostics inference_geo speed user_profile_id workspace_id
+    anthropic_version anthropic_beta betas context_management"""
+)
+
+
+class CountBody(AnswerBody):
+    """Asks how many tokens a request has. What `/v1/chat/completions` is asked by other names than
+    Anthropic's is understood here, too."""
+
+    harmless = HARMLESS | _HARMLESS
+    has_origins = False
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: Content | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    def request(self, **own: Any) -> Request:
+        """A budget and an effort are the most that is wanted: a model without thoughts is asked,
+        too. Who does not ask for thoughts expects the first block to be a text."""
+        messages = self.messages
+        goes_on = messages[-1].role == "assistant"
+        if goes_on and not messages[-1].blocks:  # an answer that has not begun
+            goes_on, messages = False, messages[:-1]
+        thinking = self.thinking or ThinkingOptions(type="disabled")
+        effort, given = (
+            (self.output_config or OutputConfig()).effort,
+            self.chat_template_kwargs or {},
+        )
+        thinks = None if "enable_thinking" in given else thinking.type != "disabled"
+        word = None if "reasoning_effort" in given else effort and _EFFORTS.get(effort, effort)
+        kwargs = template_kwargs(given, thinks, word)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        alone = choice.disable_parallel_tool_use
+        return super().request(
+            messages=conversation(self.system, messages),
+            tools=[tool.for_chat() for tool in self.tools or ()],
+            tool_choice="required" if choice.type in ("any", "tool") else choice.type,
+            tool_name=choice.name,
+            parallel_tool_calls=None if alone is None else not alone,
+            prompt_options={
+                "template_kwargs": kwargs,
+                "continue_final_message": goes_on or None,
+            },
+            reasoning=asked_reasoning(kwargs, word, thinking.budget_tokens),
+            thoughts="hidden" if thinking.display == "omitted" else "told",
+            **own,
+        )
+
+    def _forms(self) -> Iterator[AskedForm]:
+        if self.output_config is not None:
+            yield from asked_format("output_config.format", self.output_config.format)
+        yield from asked_format("output_format", self.output_format)
+        yield from super()._forms()
+
+    @model_validator(mode="after")
+    def _fits(self) -> CountBody:
+        for name, asks in (("n", (self.n or 1) > 1), ("n_probs", self.n_probs)):
+            if asks:
+                raise refusal(name, f"asks for what has no place in a message: {LEAVE_OUT}")
+        last = self.messages[-1]
+        if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
+            told = "an answer goes on with a text, or comes after a message of the user"
+            raise refusal("messages", f"ends with {last.blocks[-1].type}: {told}")
+        if last.role == "assistant" and len(self.messages) == 1 and not last.blocks:
+            raise refusal("messages", "says nothing: send a message of the user")
+        require_place(self.chat_template_kwargs)
+        return self
+
+
+class MessagesBody(CountBody):
+    """Asks for the assistant's next message."""
+
+    max_tokens: Count
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
+    if error.param == "thread":  # clients that read this ask again without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": told}
+
+
+def asks_for_its_form(headers: Mapping[str, str]) -> bool:
+    """Tells whether a request for models, whose paths two APIs share, is of Anthropic's."""
+    return "anthropic-version" in headers
+
+
+def _document(model: ServedModel, since: datetime) -> dict[str, Any]:
+    """Describes one; its limits are known once it was open."""
+    limit = model.description and model.description.info["context_length"]
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": since.isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": limit,
+        "max_tokens": limit,
+    }
+
+
+def found_model(models: Models, name: str, since: datetime) -> Response:
+    try:
+        return JSONResponse(_document(models.find(name), since))
+    except ApiError as error:
+        return JSONResponse(error_document(error), error.status)
+
+
+def models_page(models: Models, since: datetime) -> dict[str, Any]:
+    """All of them: there is one page."""
+    data = [_document(model, since) for model in models]
+    first, last = data[0]["id"], data[-1]["id"]
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+
+class MessageReply(Reply):
+    """The assistant's next message: blocks, in the order in which the model wrote them. Where
+    thoughts are not asked for, their signatures alone stand in it."""
+
+    is_folded = True
+
+    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
+        super().__init__(request, work, desk)
+        self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
+        self._open: PartKind | None = None  # the kind of the last block, while it goes on
+        self._written = ""  # in it: a thought, or the arguments of a call
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": desk.model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Stats(prompt_n=len(work.prompts[0]))),
+        }
+
+    def opening(self) -> str:
+        return _event("message_start", message=self._message) + _event("ping")
+
+    def waiting(self) -> str:
+        return _event("ping")
+
+    def piece(self, round_: Round) -> str:
+        chunk = round_.chunk
+        if not chunk.text and chunk.call is None:
+            return ""
+        events = ""
+        if chunk.kind is not self._open or chunk.call is not None:
+            events = self._close() + self._begin(chunk.kind, chunk.call)
+        return events + self._add(chunk.text)
+
+    def end(self, ended: Ended) -> str:
+        told, result = self._close(), ended.result
+        reason, stop = self._reason(result)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        usage = _usage(result.stats, result.reasoning_n)
+        self._message |= {**delta, "usage": usage}
+        return told + _event("message_delta", delta=delta, usage=usage)
+
+    def closing(self) -> str:
+        return _event("message_stop")
+
+    def failure(self, error: ApiError) -> str:
+        return server_event(json.dumps(error_document(error)), "error")
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        return self._message
+
+    def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
+        """Returns why the message has ended, and the stop string that ended it."""
+        if result.finish_reason is FinishReason.STOP:
+            if result.stop is not None:
+                return "stop_sequence", result.stop
+            has_called = any(block["type"] == "tool_use" for block in self._content)
+            return ("tool_use" if has_called else "end_turn"), None
+        is_full = result.finish_reason is FinishReason.LENGTH
+        if is_full and result.stats.predicted_n < (self._request.max_tokens or 0):
+            return "model_context_window_exceeded", None
+        return "max_tokens", None
+
+    # What a stream is told of its blocks.
+
+    def _begin(self, kind: PartKind, call: CallHead | None) -> str:
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if kind is PartKind.REASONING:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif call is not None:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        self._open, self._written = kind, ""
+        self._content.append(block)
+        return self._of_block("start", content_block=block)
+
+    def _add(self, text: str) -> str:
+        self._written += text
+        if self._open is PartKind.CALL:
+            return self._delta("input_json", partial_json=text)
+        kind = "text" if self._open is PartKind.TEXT else "thinking"
+        if kind == "thinking" and not self._request.tells_thoughts:
+            return ""
+        self._content[-1][kind] += text
+        return self._delta(kind, **{kind: text})
+
+    def _close(self) -> str:
+        if self._open is None:
+            return ""
+        told, block = "", self._content[-1]
+        if self._open is PartKind.REASONING:
+            block["signature"] = self._signature(self._written)
+            told = self._delta("signature", signature=block["signature"])
+        elif self._open is PartKind.CALL:
+            block["input"] = arguments_of(self._written)
+        self._open = None
+        return told + self._of_block("stop")
+
+    def _signature(self, thought: str) -> str:
+        """Returns what a client sends back with the thought: many drop one without a signature.
+        Where the thought is not told, the model gets it back with it."""
+        if not self._request.tells_thoughts:
+            return sealed(thought)
+        return b64encode(sha256(thought.encode("utf-8", "replace")).digest()).decode()
+
+    def _delta(self, kind: str, **delta: str) -> str:
+        return self._of_block("delta", delta={"type": f"{kind}_delta", **delta})
+
+    def _of_block(self, what: str, **fields: Any) -> str:
+        return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
+
+
+def _usage(stats: Stats, reasoning_n: int = 0) -> dict[str, Any]:
+    return {
+        "input_tokens": stats.prompt_n - stats.cached_n,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.cached_n,
+        "output_tokens": stats.predicted_n,
+        "output_tokens_details": {"thinking_tokens": reasoning_n},
+    }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return server_event(json.dumps({"type": kind, **fields}), kind)
+
+
+MESSAGES = "/v1/messages"
+COUNT = f"{MESSAGES}/count_tokens"
+OTHER_FORMS[MESSAGES] = error_document
+
+
+def add_messages(app: FastAPI, running: Running) -> None:
+    @app.post(MESSAGES, response_model=None, responses=EVENTS)
+    async def messages(body: MessagesBody) -> Response:
+        """The assistant's next message, in Anthropic's form."""
+        return AnswerResponse(running, body.request(), MessageReply)
+
+    @app.post(COUNT)
+    async def count(body: CountBody) -> dict[str, int]:
+        """The tokens of a conversation with its tools."""
+        return {"input_tokens": len((await running.read(body.request())).prompts[0])}

@@ -1,0 +1,536 @@
+"""OpenAI's Responses API: items instead of messages, and a stream of named events. Nothing is
+stored, so each request has the whole conversation."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from fastapi import FastAPI
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic.json_schema import SkipJsonSchema
+from starlette.responses import Response
+
+from edge_spec import FinishReason, GenerationResult, PartKind
+from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Arguments,
+    Content,
+    Message,
+    Tool,
+    answer_of,
+    call_of,
+    joined,
+    message_of,
+)
+from edge_spec.apps.server.replies import chat_logprobs, origin_of, timings, usage
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    Reply,
+    Running,
+    sealed,
+    server_event,
+    unsealed,
+)
+from edge_spec.apps.server.request import AskedForm, Request
+from edge_spec.apps.server.schema import ChatBody, Reasoning, ResponseFormat, asked_format
+from edge_spec.apps.server.work import Desk
+
+# Agents offer these beside their own tools without being asked to.
+LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
+
+
+class Namespace(OpenBody):
+    """Functions under a common name, such as those of an MCP server of the client's."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class HostedTool(OpenBody):
+    """A tool that OpenAI would run; the model is not told of it."""
+
+    type: Literal["web_search", "web_search_preview", "image_generation"]
+
+
+def _with_type(usual: str) -> BeforeValidator:
+    """Read an object without a type as one of the usual type."""
+
+    def read(given: Any) -> Any:
+        has_none = isinstance(given, dict) and given.get("type") is None
+        return {**given, "type": usual} if has_none else given
+
+    return BeforeValidator(read)
+
+
+Offered = Annotated[
+    Annotated[Tool | Namespace | HostedTool, Field(discriminator="type")], _with_type("function")
+]
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name that the model knows a function by."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class MessageItem(OpenBody):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(OpenBody):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: Arguments | None = None
+
+
+class CallOutputItem(OpenBody):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ThoughtText(OpenBody):
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+class ThoughtItem(OpenBody):
+    """A thought of an earlier answer, as a text, a summary or sealed."""
+
+    type: Literal["reasoning"]
+    summary: list[ThoughtText] | None = None
+    content: list[ThoughtText] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Returns what is known of it; "" of a thought that another server sealed."""
+        told = "".join(part.text for part in self.content or ())
+        summary = "\n\n".join(part.text for part in self.summary or ())
+        return told or unsealed(self.encrypted_content) or summary
+
+
+Item = Annotated[
+    Annotated[MessageItem | CallItem | CallOutputItem | ThoughtItem, Field(discriminator="type")],
+    _with_type("message"),
+]
+Input = str | Annotated[list[Item], Field(min_length=1)]
+
+
+def conversation(instructions: str | None, given: Input) -> list[dict[str, Any]]:
+    """Returns the messages as chat templates read them. What an answer was made of (a thought, a
+    text and calls) becomes one message.
+
+    A call belongs to the answer before it; so does all that stands between calls, whose outputs
+    come after the last one. A text or thought after a text is the next answer.
+    """
+    spoken = [message_of("system", instructions)] if instructions else []
+    if isinstance(given, str):
+        return [*spoken, message_of("user", given)]
+    groups: list[list[Item]] = []  # one for each message
+    is_answer = has_text = has_call = False  # the last group
+    for item in given:
+        goes_on = isinstance(item, CallItem) or has_call or not has_text
+        if is_answer and _is_of_answer(item) and goes_on:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            is_answer, has_text, has_call = _is_of_answer(item), False, False
+        has_text = has_text or isinstance(item, MessageItem)
+        has_call = has_call or isinstance(item, CallItem)
+    return spoken + [_message(group) for group in groups]
+
+
+def _is_of_answer(item: Item) -> bool:
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return not isinstance(item, CallOutputItem)
+
+
+def _message(group: Sequence[Item]) -> dict[str, Any]:
+    first = group[0]
+    if isinstance(first, CallOutputItem):
+        return message_of("tool", joined(first.output), tool_call_id=first.call_id)
+    if isinstance(first, MessageItem) and first.role != "assistant":
+        return message_of(first.role, joined(first.content))
+    calls = [each for each in group if isinstance(each, CallItem)]
+    return answer_of(
+        [joined(each.content) for each in group if isinstance(each, MessageItem)],
+        [each.text for each in group if isinstance(each, ThoughtItem)],
+        [call_of(c.call_id, qualified(c.namespace, c.name), c.arguments) for c in calls],
+    )
+
+
+SCORES = "message.output_text.logprobs"
+SEALED_THOUGHTS = "reasoning.encrypted_content"
+# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
+_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
+
+
+class TextOptions(Body):
+    off = frozenset(("verbosity",))
+    format: ResponseFormat | None = None
+
+
+class ReasoningOptions(Reasoning):
+    """summary: where it is asked for, the thought is told as its own summary, which is where such a
+    client looks for it."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(ChatBody):
+    """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
+
+    harmless = HARMLESS | _HARMLESS
+    messages: SkipJsonSchema[list[Message]] = Field(default_factory=list, max_length=0)
+    input: Input
+    instructions: str | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["disabled"] | None = None
+    n: Literal[1] | None = None
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keeps_given(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Keeps the fields as they came, since a response repeats them."""
+        if not isinstance(given, dict):
+            return read(given)
+        if given.get("messages") is not None:
+            raise refusal("messages", "belongs to POST /v1/chat/completions: send input")
+        include = given.get("include")
+        asks_scores = isinstance(include, list) and SCORES in include
+        scores = asks_scores or given.get("top_logprobs")
+        body = read({**given, "logprobs": True} if scores else given)
+        if body.tools and not body.functions():
+            told = "has no function: this server runs no tools of its own, and leaves these out"
+            raise refusal("tools", told)
+        body._given = given
+        return body
+
+    def request(self, **own: Any) -> Request:
+        functions = self.functions()
+        return super().request(
+            messages=conversation(self.instructions, self.input),
+            messages_field="input",
+            tools=[_renamed(tool, name) for name, (_, tool) in functions.items()],
+            **own,
+        )
+
+    def functions(self) -> dict[str, tuple[str | None, Tool]]:
+        """Returns all functions, each with its namespace, by the names that the model knows."""
+        found: dict[str, tuple[str | None, Tool]] = {}
+        for offered in self.tools or ():
+            space = offered.name if isinstance(offered, Namespace) else None
+            tools = offered.tools if isinstance(offered, Namespace) else [offered]
+            for tool in tools:
+                if isinstance(tool, Tool):
+                    found[qualified(space, tool.function.name)] = space, tool
+        return found
+
+    @property
+    def seals_thoughts(self) -> bool:
+        return SEALED_THOUGHTS in (self.include or ())
+
+    @property
+    def summarizes(self) -> bool:
+        """Says whether thoughts are told as summaries."""
+        return self.reasoning is not None and self.reasoning.summary is not None
+
+    def as_sent(self, name: str, otherwise: Any = None) -> Any:
+        """Returns a field as it came, and of the tools those that the model is told of."""
+        value = self._given.get(name)
+        if name == "tools" and value is not None:
+            return [tool for tool in value if tool.get("type") not in LEFT_OUT]
+        return otherwise if value is None else value
+
+    def _forms(self) -> Iterator[AskedForm]:
+        if self.text is not None:
+            yield from asked_format("text.format", self.text.format)
+        yield from super()._forms()
+
+
+def _renamed(tool: Tool, name: str) -> dict[str, Any]:
+    """Returns the function by the name that the model knows."""
+    function = tool.function.model_dump(exclude_none=True)
+    return {"type": "function", "function": {**function, "name": name}}
+
+
+Fields = dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """The names of an item of the output, and of the events about it. member: of the item, in which
+    the part with its text is; a call has no part."""
+
+    prefix: str  # of its id
+    type: str
+    text: str  # in events
+    text_type: str = ""  # of the part
+    member: str = ""
+    part: str = ""  # in events
+
+
+_FORMS = {
+    PartKind.TEXT: _Form("msg", "message", "output_text", "output_text", "content", "content_part"),
+    PartKind.REASONING: _Form(
+        "rs", "reasoning", "reasoning_text", "reasoning_text", "content", "content_part"
+    ),
+    PartKind.CALL: _Form("fc", "function_call", "function_call_arguments"),
+}
+_SUMMARY = _Form(
+    *("rs", "reasoning", "reasoning_summary_text", "summary_text"),
+    *("summary", "reasoning_summary_part"),
+)
+
+
+_REPEATED: Fields = {  # fields of the request, and their values where it does not say
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class ResponsesReply(Reply):
+    """The items of an answer, in the order in which they are written."""
+
+    is_folded = True
+
+    def __init__(self, body: ResponsesBody, request: Request, work: Work, desk: Desk) -> None:
+        super().__init__(request, work, desk)
+        self._body = body
+        self._functions = body.functions()
+        self._num_events = 0
+        self._items: list[Fields] = []  # that are complete
+        self._early_scores: list[Any] = []  # of tokens that have no text until now
+        # The item that is being written: its kind and form, what there is of it, and the beginning
+        # of the event for a piece of it.
+        self._open: PartKind | None = None
+        self._form = _SUMMARY
+        self._item: Fields = {}
+        self._text = ""
+        self._scores: list[Any] = []
+        self._place: Fields = {}
+        self._delta = ""
+        (options,) = work.options
+        self._response: Fields = {
+            "id": f"resp_{secrets.token_hex(24)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": desk.model,
+            "output": [],
+            "usage": None,
+            **{name: body.as_sent(name, value) for name, value in _REPEATED.items()},
+            "background": False,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "temperature": options["sampling"].temperature,
+            "top_p": options["sampling"].top_p,
+        }
+
+    def opening(self) -> str:
+        created = self._event("created", response=self._response)
+        return created + self._event("in_progress", response=self._response)
+
+    def piece(self, round_: Round) -> str:
+        chunk, told = round_.chunk, ""
+        scores: list[Any] = []
+        if self._request.logprobs is not None and chunk.kind is PartKind.TEXT:
+            scores = chat_logprobs(chunk.tokens)["content"]
+        if chunk.kind is PartKind.REASONING and not self._request.tells_thoughts:
+            return ""
+        if chunk.call is not None:
+            named = {"name": chunk.call.name}
+            if chunk.call.name in self._functions:
+                space, tool = self._functions[chunk.call.name]
+                named = {"namespace": space} if space else {}
+                named["name"] = tool.function.name
+            told = self._begin(PartKind.CALL, call_id=chunk.call.id, **named)
+        elif chunk.kind is not self._open:
+            self._early_scores += scores
+            if not chunk.text:  # the beginning of a character, or space after a call
+                return ""
+            scores, self._early_scores = self._early_scores, []
+            told = self._begin(chunk.kind)
+        return told + self._add(chunk.text, scores) if chunk.text or scores else told
+
+    def end(self, ended: Ended) -> str:
+        result = ended.result
+        is_complete = result.finish_reason is FinishReason.STOP
+        told = self._finish(is_complete=is_complete, is_cut=result.is_cut)
+        self._response |= {
+            "status": "completed" if is_complete else "incomplete",
+            "completed_at": int(time.time()) if is_complete else None,
+            "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
+            "output": self._items,
+            "usage": _usage(result),
+            "timings": timings([result]),
+        }
+        if self._request.tells_origins:
+            self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
+        return told + self._event(self._response["status"], response=self._response)
+
+    def failure(self, error: ApiError) -> str:
+        num_events = self._num_events
+        self._finish(is_complete=False, is_cut=True)  # what there is, untold
+        self._num_events = num_events
+        self._response |= {
+            "status": "failed",
+            "error": {"code": error.code or "server_error", "message": error.message},
+            "output": self._items,
+        }
+        return self._event("failed", response=self._response)
+
+    def document(self, results: Sequence[GenerationResult]) -> Fields:
+        return self._response
+
+    def _begin(self, kind: PartKind, **fields: Any) -> str:
+        """Begins an item. fields: of a call."""
+        told = self._end("completed")
+        is_summary = kind is PartKind.REASONING and self._body.summarizes
+        form = self._form = _SUMMARY if is_summary else _FORMS[kind]
+        if kind is PartKind.TEXT:
+            fields = {"role": "assistant", "content": []}
+        elif kind is PartKind.REASONING:
+            fields = {"summary": []}
+        id = f"{form.prefix}_{secrets.token_hex(16)}"
+        self._open, self._text, self._scores = kind, "", []
+        self._item = {"id": id, "type": form.type, "status": "in_progress", **fields}
+        told += self._of_item("added")
+        self._place = {"output_index": len(self._items), "item_id": id}
+        if form.member:
+            self._place[f"{form.member}_index"] = 0
+            told += self._event(f"{form.part}.added", **self._place, part=self._part())
+        # A stream passes here once a round: what stays the same is written once.
+        name = f"response.{form.text}.delta"
+        same = json.dumps({"type": name, **self._place})
+        self._delta = f'event: {name}\ndata: {same[:-1]}, "delta": '
+        return told
+
+    def _add(self, text: str, scores: list[Any]) -> str:
+        self._text += text
+        told = f"{self._delta}{json.dumps(text)}"
+        if self._open is PartKind.TEXT:
+            self._scores += scores
+            told += f', "logprobs": {json.dumps(scores)}'
+        self._num_events += 1
+        return f'{told}, "sequence_number": {self._num_events - 1}}}\n\n'
+
+    def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
+        """A complete answer has a message or a call, be the message empty: clients look for one.
+
+        is_cut: it has ended within a call.
+        """
+        told = ""
+        if is_complete and self._open in (None, PartKind.REASONING):
+            told = self._begin(PartKind.TEXT)
+        is_whole = not is_cut if self._open is PartKind.CALL else is_complete
+        return told + self._end("completed" if is_whole else "incomplete")
+
+    def _end(self, status: str) -> str:
+        """Ends the item that is being written, if there is one."""
+        if self._open is None:
+            return ""
+        form, item = self._form, self._item
+        if self._open is PartKind.CALL:
+            done = {"name": item["name"], "arguments": self._text}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+        else:
+            part = self._part()
+            item[form.member] = [part]
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+            told += self._event(f"{form.part}.done", **self._place, part=part)
+        item["status"] = status
+        told += self._of_item("done")
+        self._items.append(self._document())
+        self._open = None
+        return told
+
+    def _part(self) -> Fields:
+        part: Fields = {"type": self._form.text_type, "text": self._text}
+        if self._open is PartKind.TEXT:
+            part |= {"annotations": [], "logprobs": self._scores}
+        return part
+
+    def _document(self) -> Fields:
+        """Returns the item with what is known of it."""
+        if self._open is PartKind.CALL:
+            return {**self._item, "arguments": self._text}
+        if self._open is PartKind.REASONING and self._body.seals_thoughts:
+            return {**self._item, "encrypted_content": sealed(self._text)}
+        return self._item
+
+    def _of_item(self, what: str) -> str:
+        item = self._document()
+        return self._event(f"output_item.{what}", output_index=len(self._items), item=item)
+
+    def _event(self, name: str, /, **fields: Any) -> str:
+        told = {"type": f"response.{name}", **fields, "sequence_number": self._num_events}
+        self._num_events += 1
+        return server_event(json.dumps(told), told["type"])
+
+
+def _usage(result: GenerationResult) -> dict[str, Any]:
+    counted = usage([result], 1)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": counted["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": result.reasoning_n,
+            **counted.get("completion_tokens_details", {}),
+        },
+        "total_tokens": counted["total_tokens"],
+    }
+
+
+def add_responses(app: FastAPI, running: Running) -> None:
+    @app.post("/v1/responses", response_model=None, responses=EVENTS)
+    async def responses(body: ResponsesBody) -> Response:
+        """The next items of a conversation."""
+        return AnswerResponse(running, body.request(), partial(ResponsesReply, body))
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
+        """How many tokens a request has the model read."""
+        work = await running.read(body.request())
+        return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
