@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import FinishReason, GenerationResult, PartKind, Stats
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Work
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import (
     HARMLESS,
@@ -44,7 +44,7 @@ from edge_spec.apps.server.models import Models, ServedModel
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
-    Reply,
+    PartsReply,
     Running,
     arguments_of,
     sealed,
@@ -252,10 +252,8 @@ class CountBody(AnswerBody):
             tool_choice="required" if choice.type in ("any", "tool") else choice.type,
             tool_name=choice.name,
             parallel_tool_calls=None if alone is None else not alone,
-            prompt_options={
-                "template_kwargs": kwargs,
-                "continue_final_message": goes_on or None,
-            },
+            template_kwargs=kwargs,
+            continue_final_message=goes_on or None,
             reasoning=asked_reasoning(kwargs, word, thinking.budget_tokens),
             thoughts="hidden" if thinking.display == "omitted" else "told",
             **own,
@@ -340,17 +338,13 @@ def models_page(models: Models, since: datetime) -> dict[str, Any]:
     return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
 
-class MessageReply(Reply):
+class MessageReply(PartsReply):
     """The assistant's next message: blocks, in the order in which the model wrote them. Where
     thoughts are not asked for, their signatures alone stand in it."""
-
-    is_folded = True
 
     def __init__(self, request: Request, work: Work, desk: Desk) -> None:
         super().__init__(request, work, desk)
         self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
-        self._open: PartKind | None = None  # the kind of the last block, while it goes on
-        self._written = ""  # in it: a thought, or the arguments of a call
         self._message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -368,17 +362,8 @@ class MessageReply(Reply):
     def waiting(self) -> str:
         return _event("ping")
 
-    def piece(self, round_: Round) -> str:
-        chunk = round_.chunk
-        if not chunk.text and chunk.call is None:
-            return ""
-        events = ""
-        if chunk.kind is not self._open or chunk.call is not None:
-            events = self._close() + self._begin(chunk.kind, chunk.call)
-        return events + self._add(chunk.text)
-
     def end(self, ended: Ended) -> str:
-        told, result = self._close(), ended.result
+        told, result = self.end_part(), ended.result
         reason, stop = self._reason(result)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = _usage(result.stats, result.reasoning_n)
@@ -406,38 +391,33 @@ class MessageReply(Reply):
             return "model_context_window_exceeded", None
         return "max_tokens", None
 
-    # What a stream is told of its blocks.
-
-    def _begin(self, kind: PartKind, call: CallHead | None) -> str:
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
         block: dict[str, Any] = {"type": "text", "text": ""}
         if kind is PartKind.REASONING:
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif call is not None:
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        self._open, self._written = kind, ""
         self._content.append(block)
         return self._of_block("start", content_block=block)
 
-    def _add(self, text: str) -> str:
-        self._written += text
-        if self._open is PartKind.CALL:
+    def add(self, text: str) -> str:
+        if not text:
+            return ""
+        if self.open is PartKind.CALL:
             return self._delta("input_json", partial_json=text)
-        kind = "text" if self._open is PartKind.TEXT else "thinking"
+        kind = "text" if self.open is PartKind.TEXT else "thinking"
         if kind == "thinking" and not self._request.tells_thoughts:
             return ""
         self._content[-1][kind] += text
         return self._delta(kind, **{kind: text})
 
-    def _close(self) -> str:
-        if self._open is None:
-            return ""
+    def close(self) -> str:
         told, block = "", self._content[-1]
-        if self._open is PartKind.REASONING:
-            block["signature"] = self._signature(self._written)
+        if self.open is PartKind.REASONING:
+            block["signature"] = self._signature(self.written)
             told = self._delta("signature", signature=block["signature"])
-        elif self._open is PartKind.CALL:
-            block["input"] = arguments_of(self._written)
-        self._open = None
+        elif self.open is PartKind.CALL:
+            block["input"] = arguments_of(self.written)
         return told + self._of_block("stop")
 
     def _signature(self, thought: str) -> str:

@@ -115,6 +115,7 @@ _INSTEAD = {
     **dict.fromkeys(("options", "extra_body"), "send its members beside the others"),
     **dict.fromkeys(("images", "audio"), "the model reads text"),
     **dict.fromkeys(("format", "structured_outputs"), "send response_format, regex or grammar"),
+    "messages": "send prompt or input, or ask POST /v1/chat/completions",
     "functions": "send tools",
     "function_call": "send tool_choice, or tool_calls in a message",
 }

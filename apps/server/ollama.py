@@ -21,7 +21,7 @@ from edge_spec.apps.server.models import Models, OpenModel, ServedModel
 from edge_spec.apps.server.replies import chat_logprobs, reason_of
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import AnswerBody, ChatBody
+from edge_spec.apps.server.schema import AnswerBody, ConversationBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -29,18 +29,15 @@ _OF_ITS_RUNNER = words(
 )
 
 
-class OllamaChatBody(ChatBody):
-    """No messages: the model is to be opened."""
+class OllamaBody(ConversationBody):
+    """Without messages or a prompt, the model is to be opened."""
 
     harmless = HARMLESS | _OF_ITS_RUNNER
     has_origins = False
     stream: bool | None = True
-    messages: list[Message] = Field(default_factory=list)
     n: Literal[1] | None = None
 
     def request(self, **own: Any) -> Request:
-        if not self.messages:
-            own.setdefault("messages", [])
         return super().request(**{"stream": self.stream is not False, **own})
 
     @model_validator(mode="before")
@@ -49,8 +46,17 @@ class OllamaChatBody(ChatBody):
         return _plain(given)
 
 
-class OllamaGenerateBody(OllamaChatBody):
-    """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
+class OllamaChatBody(OllamaBody):
+    messages: list[Message] = Field(default_factory=list)
+
+    def request(self, **own: Any) -> Request:
+        goes_on = self.continue_final_message or (self.messages and self.messages[-1].prefix)
+        messages = [message.for_template() for message in self.messages]
+        return super().request(messages=messages, continue_final_message=goes_on or None, **own)
+
+
+class OllamaGenerateBody(OllamaBody):
+    """raw: the prompt is continued without a template. suffix: a text between both is asked for."""
 
     prompt: str = ""
     system: str | None = None
@@ -59,16 +65,16 @@ class OllamaGenerateBody(OllamaChatBody):
 
     def request(self, **own: Any) -> Request:
         if self.suffix:
-            return super().request(gap=Gap(self.prompt, self.suffix), **own)
-        if not self.prompt or self.raw:
-            return super().request(prompts=[self.prompt] if self.prompt else (), **own)
-        system = [message_of("system", self.system)] if self.system else []
-        return super().request(messages=[*system, message_of("user", self.prompt)], **own)
+            own["gap"] = Gap(self.prompt, self.suffix)
+        elif self.prompt and self.raw:
+            own["prompts"] = [self.prompt]
+        elif self.prompt:
+            system = [message_of("system", self.system)] if self.system else []
+            own["messages"] = [*system, message_of("user", self.prompt)]
+        return super().request(**own)
 
     @model_validator(mode="after")
-    def _asks_as_a_user(self) -> OllamaGenerateBody:
-        if self.messages:
-            raise refusal("messages", "belongs to POST /api/chat: send prompt")
+    def _goes_without_template(self) -> OllamaGenerateBody:
         if self.system and (self.raw or self.suffix):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
         if self.suffix or (self.raw and self.prompt):
@@ -77,9 +83,8 @@ class OllamaGenerateBody(OllamaChatBody):
         return self
 
 
-_OF_TEMPLATES = (
-    ChatBody.model_fields.keys() - AnswerBody.model_fields - {"logprobs", "top_logprobs"}
-)
+_OF_TEMPLATES = ConversationBody.model_fields.keys() - AnswerBody.model_fields
+_OF_TEMPLATES -= {"logprobs", "top_logprobs"}
 
 
 def _plain(given: Any) -> Any:
@@ -142,24 +147,22 @@ class OllamaReply(Reply):
         return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
 
     def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        return self.document_of(self._model, said or {}, **fields)
-
-    @classmethod
-    def document_of(cls, model: str, said: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat()
-        told = cls.message_of(said)
-        return {"model": model, "created_at": now, **told, "done": False, **fields}
-
-    @classmethod
-    def message_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": "", **said}}
+        return _document(self._model, said or {}, is_chat=self.is_chat, **fields)
 
 
 class GenerateReply(OllamaReply):
-    @classmethod
-    def message_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
-        others = {name: value for name, value in said.items() if name != "content"}
-        return {"response": said.get("content", ""), **others}
+    is_chat = False
+
+
+def _document(
+    model: str, said: Mapping[str, Any], *, is_chat: bool, **fields: Any
+) -> dict[str, Any]:
+    others = {name: value for name, value in said.items() if name != "content"}
+    told: dict[str, Any] = {"response": said.get("content", ""), **others}
+    if is_chat:
+        told = {"message": {"role": "assistant", "content": "", **said}}
+    now = datetime.now(UTC).isoformat()
+    return {"model": model, "created_at": now, **told, "done": False, **fields}
 
 
 def _line(document: Mapping[str, Any]) -> str:
@@ -205,13 +208,14 @@ class ShowRequest(Body):
 def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
-    async def answer(body: OllamaChatBody, reply: type[OllamaReply]) -> Response:
+    async def answer(body: OllamaBody, reply: type[OllamaReply]) -> Response:
         request = replace(body.request(), model=_plain_name(models, body.model))
         if request.messages or request.prompts or request.gap:
             return AnswerResponse(running, request, reply)
         model = models.find(request.model)
         async with models.using(model):
-            return JSONResponse(reply.document_of(model.name, {}, done=True, done_reason="load"))
+            ended = {"done": True, "done_reason": "load"}
+            return JSONResponse(_document(model.name, {}, is_chat=reply.is_chat, **ended))
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(body: OllamaChatBody) -> Response:

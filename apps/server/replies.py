@@ -192,38 +192,28 @@ class _ChoicesReply(Reply):
         self._num_choices = len(work.prompts)
         self._has_logprobs = request.logprobs is not None
         self._results: list[GenerationResult] = []
-        fields = json.dumps({"id": self._id, "object": self.streamed, **self._common})
-        # A stream passes here once a round: what stays the same is written once.
-        self._head = f'data: {fields[:-1]}, "choices": '
-        self._tail = ', "usage": null}\n\n' if request.tells_usage else "}\n\n"
 
     def opening(self) -> str:
         begun = enumerate(self._opening)
         choices = [_choice(index, self.piece_member, said) for index, said in begun]
-        return self._event(json.dumps(choices)) if choices else ""
+        return self._event(choices) if choices else ""
 
     def piece(self, round_: Round) -> str:
         choice, chunk = round_.choice, round_.chunk
-        said, beside, logprobs = self._said(choice, chunk), self._beside(round_), "null"
-        if not (said or beside or (self._has_logprobs and chunk.tokens)):
+        said, origins, logprobs = self._said(choice, chunk), self._origins(round_), None
+        if not (said or origins or (self._has_logprobs and chunk.tokens)):
             return ""
         if self._has_logprobs:
-            logprobs = json.dumps(self._logprobs(choice, chunk.tokens))
-        return self._event(
-            f'[{{"index": {choice}, "{self.piece_member}": {json.dumps(said)}, '
-            f'"logprobs": {logprobs}, "finish_reason": null}}]',
-            beside,
-        )
+            logprobs = self._logprobs(choice, chunk.tokens)
+        return self._event([_choice(choice, self.piece_member, said, logprobs)], **origins)
 
     def end(self, ended: Ended) -> str:
         self._results.append(ended.result)
         last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
-        figures = f', "timings": {json.dumps(timings([ended.result]))}'
-        event = self._event(json.dumps([last]), figures + self._beside(ended))
+        event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
         if not self._request.tells_usage or len(self._results) < self._num_choices:
             return event
-        counted = json.dumps(usage(self._results, self._request.num_choices))
-        return f'{event}{self._head}[], "usage": {counted}}}\n\n'
+        return event + self._event([], usage=usage(self._results, self._request.num_choices))
 
     def closing(self) -> str:
         return _DONE
@@ -248,21 +238,23 @@ class _ChoicesReply(Reply):
             **({"edge_spec": {"tokens": tokens}} if self._request.tells_origins else {}),
         }
 
-    def _event(self, choices: str, extra: str = "") -> str:
-        """choices: JSON; extra: further members of the document, each after a comma."""
-        return f"{self._head}{choices}{extra}{self._tail}"
+    def _event(self, choices: Sequence[Any], **others: Any) -> str:
+        if self._request.tells_usage:
+            others.setdefault("usage", None)
+        head = {"id": self._id, "object": self.streamed, **self._common}
+        return server_event(json.dumps({**head, "choices": choices, **others}))
 
-    def _beside(self, of: Round) -> str:
+    def _origins(self, of: Round) -> dict[str, Any]:
         """Returns the member of an event that tells origins, where they are asked for."""
         if not self._request.tells_origins:
-            return ""
+            return {}
         live = {
             "tokens": [origin_of(token) for token in of.chunk.tokens],
             "predicted_n": of.predicted_n,
             "live_per_second": of.live_per_second,
             "plain_per_second": of.plain_per_second,
         }
-        return f', "edge_spec": {json.dumps(live)}'
+        return {"edge_spec": live}
 
     @abstractmethod
     def _said(self, choice: int, chunk: Chunk) -> Any:

@@ -15,13 +15,14 @@ from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edge_spec import GenerationResult
+from edge_spec import GenerationResult, PartKind
 from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
 from edge_spec.apps.server.errors import ApiError, api_error
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
 from edge_spec.apps.server.request import Request
 from edge_spec.apps.server.work import Desk
+from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
@@ -72,6 +73,48 @@ class Reply(ABC):
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """Returns the whole reply, for a client that does not stream."""
+
+
+class PartsReply(Reply):
+    """A reply made of parts (texts, thoughts and calls) in the order in which they are written.
+
+    open: the kind of the last part, while it goes on. written: what there is of it.
+    """
+
+    is_folded = True
+    open: PartKind | None = None
+    written = ""
+
+    def piece(self, round_: Round) -> str:
+        chunk, told = round_.chunk, ""
+        if chunk.call is not None or chunk.kind is not self.open:
+            if not chunk.text and chunk.call is None:
+                return ""  # the beginning of a character, or space after a call
+            told = self.begin_part(chunk.kind, chunk.call)
+        self.written += chunk.text
+        return told + self.add(chunk.text)
+
+    def begin_part(self, kind: PartKind, call: CallHead | None = None) -> str:
+        told = self.end_part()
+        self.open, self.written = kind, ""
+        return told + self.begin(kind, call)
+
+    def end_part(self) -> str:
+        told = "" if self.open is None else self.close()
+        self.open = None
+        return told
+
+    @abstractmethod
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
+        """Returns the beginning of a part."""
+
+    @abstractmethod
+    def add(self, text: str) -> str:
+        """Returns what goes on with the open part."""
+
+    @abstractmethod
+    def close(self) -> str:
+        """Returns the end of the open part."""
 
 
 def arguments_of(text: str) -> dict[str, Any]:

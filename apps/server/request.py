@@ -37,7 +37,7 @@ class Request:
     It has messages, prompts or a gap; without any of them, a model is only to be opened.
     messages: as chat templates read them. messages_field: their name in the body, for refusals.
     tools: functions in OpenAI's form. tool_name: the one tool that has to be called.
-    prompt_options: of `Engine.chat_prompt`. sampling: fields of SamplingParams but for the seed.
+    sampling: fields of SamplingParams but for the seed.
     max_tokens: NO_LIMIT where the request wants none. logprobs: the number of alternatives.
     cut: ends the text of an answer early.
     """
@@ -50,7 +50,9 @@ class Request:
     tool_choice: Literal["none", "auto", "required"] = "auto"
     tool_name: str | None = None
     parallel_tool_calls: bool | None = None
-    prompt_options: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning: Literal["auto", "off"] | int | None = None
     prompts: Sequence[str | Sequence[int]] = ()
     gap: Gap | None = None

@@ -7,12 +7,11 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from fastapi import FastAPI
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
-from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, PartKind
@@ -23,26 +22,27 @@ from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Arguments,
     Content,
-    Message,
     Tool,
     answer_of,
     call_of,
     joined,
     message_of,
+    tool_of,
 )
 from edge_spec.apps.server.replies import chat_logprobs, origin_of, timings, usage
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,
-    Reply,
+    PartsReply,
     Running,
     sealed,
     server_event,
     unsealed,
 )
 from edge_spec.apps.server.request import AskedForm, Request
-from edge_spec.apps.server.schema import ChatBody, Reasoning, ResponseFormat, asked_format
+from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, asked_format
 from edge_spec.apps.server.work import Desk
+from edge_spec.text.parts.part import CallHead
 
 # Agents offer these beside their own tools without being asked to.
 LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
@@ -193,11 +193,10 @@ class ReasoningOptions(Reasoning):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(ChatBody):
+class ResponsesBody(ConversationBody):
     """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
 
     harmless = HARMLESS | _HARMLESS
-    messages: SkipJsonSchema[list[Message]] = Field(default_factory=list, max_length=0)
     input: Input
     instructions: str | None = None
     text: TextOptions | None = None
@@ -215,37 +214,42 @@ class ResponsesBody(ChatBody):
         """Keeps the fields as they came, since a response repeats them."""
         if not isinstance(given, dict):
             return read(given)
-        if given.get("messages") is not None:
-            raise refusal("messages", "belongs to POST /v1/chat/completions: send input")
         include = given.get("include")
         asks_scores = isinstance(include, list) and SCORES in include
         scores = asks_scores or given.get("top_logprobs")
         body = read({**given, "logprobs": True} if scores else given)
-        if body.tools and not body.functions():
+        if body.tools and not body._functions:
             told = "has no function: this server runs no tools of its own, and leaves these out"
             raise refusal("tools", told)
         body._given = given
         return body
 
     def request(self, **own: Any) -> Request:
-        functions = self.functions()
         return super().request(
             messages=conversation(self.instructions, self.input),
             messages_field="input",
-            tools=[_renamed(tool, name) for name, (_, tool) in functions.items()],
+            tools=[
+                tool_of(name, **tool.function.model_dump(exclude={"name"}))
+                for name, (_, tool) in self._functions.items()
+            ],
             **own,
         )
 
-    def functions(self) -> dict[str, tuple[str | None, Tool]]:
-        """Returns all functions, each with its namespace, by the names that the model knows."""
+    @cached_property
+    def _functions(self) -> dict[str, tuple[str | None, Tool]]:
+        """All functions, each with its namespace, by the names that the model knows."""
         found: dict[str, tuple[str | None, Tool]] = {}
         for offered in self.tools or ():
             space = offered.name if isinstance(offered, Namespace) else None
-            tools = offered.tools if isinstance(offered, Namespace) else [offered]
-            for tool in tools:
+            for tool in offered.tools if isinstance(offered, Namespace) else [offered]:
                 if isinstance(tool, Tool):
                     found[qualified(space, tool.function.name)] = space, tool
         return found
+
+    def called(self, name: str) -> tuple[str | None, str]:
+        """Returns the namespace and the own name of a function that the model calls."""
+        space, tool = self._functions.get(name, (None, None))
+        return space, tool.function.name if tool else name
 
     @property
     def seals_thoughts(self) -> bool:
@@ -267,12 +271,6 @@ class ResponsesBody(ChatBody):
         if self.text is not None:
             yield from asked_format("text.format", self.text.format)
         yield from super()._forms()
-
-
-def _renamed(tool: Tool, name: str) -> dict[str, Any]:
-    """Returns the function by the name that the model knows."""
-    function = tool.function.model_dump(exclude_none=True)
-    return {"type": "function", "function": {**function, "name": name}}
 
 
 Fields = dict[str, Any]
@@ -321,27 +319,20 @@ _REPEATED: Fields = {  # fields of the request, and their values where it does n
 }
 
 
-class ResponsesReply(Reply):
+class ResponsesReply(PartsReply):
     """The items of an answer, in the order in which they are written."""
-
-    is_folded = True
 
     def __init__(self, body: ResponsesBody, request: Request, work: Work, desk: Desk) -> None:
         super().__init__(request, work, desk)
         self._body = body
-        self._functions = body.functions()
         self._num_events = 0
         self._items: list[Fields] = []  # that are complete
-        self._early_scores: list[Any] = []  # of tokens that have no text until now
-        # The item that is being written: its kind and form, what there is of it, and the beginning
-        # of the event for a piece of it.
-        self._open: PartKind | None = None
+        self._new_scores: list[Any] = []  # of tokens that are not told yet
+        # The item that is being written, and where its events say that it is.
         self._form = _SUMMARY
         self._item: Fields = {}
-        self._text = ""
-        self._scores: list[Any] = []
         self._place: Fields = {}
-        self._delta = ""
+        self._scores: list[Any] = []
         (options,) = work.options
         self._response: Fields = {
             "id": f"resp_{secrets.token_hex(24)}",
@@ -368,26 +359,12 @@ class ResponsesReply(Reply):
         return created + self._event("in_progress", response=self._response)
 
     def piece(self, round_: Round) -> str:
-        chunk, told = round_.chunk, ""
-        scores: list[Any] = []
-        if self._request.logprobs is not None and chunk.kind is PartKind.TEXT:
-            scores = chat_logprobs(chunk.tokens)["content"]
+        chunk = round_.chunk
         if chunk.kind is PartKind.REASONING and not self._request.tells_thoughts:
             return ""
-        if chunk.call is not None:
-            named = {"name": chunk.call.name}
-            if chunk.call.name in self._functions:
-                space, tool = self._functions[chunk.call.name]
-                named = {"namespace": space} if space else {}
-                named["name"] = tool.function.name
-            told = self._begin(PartKind.CALL, call_id=chunk.call.id, **named)
-        elif chunk.kind is not self._open:
-            self._early_scores += scores
-            if not chunk.text:  # the beginning of a character, or space after a call
-                return ""
-            scores, self._early_scores = self._early_scores, []
-            told = self._begin(chunk.kind)
-        return told + self._add(chunk.text, scores) if chunk.text or scores else told
+        if chunk.kind is PartKind.TEXT and self._request.logprobs is not None:
+            self._new_scores += chat_logprobs(chunk.tokens)["content"]
+        return super().piece(round_)
 
     def end(self, ended: Ended) -> str:
         result = ended.result
@@ -419,37 +396,56 @@ class ResponsesReply(Reply):
     def document(self, results: Sequence[GenerationResult]) -> Fields:
         return self._response
 
-    def _begin(self, kind: PartKind, **fields: Any) -> str:
-        """Begins an item. fields: of a call."""
-        told = self._end("completed")
-        is_summary = kind is PartKind.REASONING and self._body.summarizes
-        form = self._form = _SUMMARY if is_summary else _FORMS[kind]
-        if kind is PartKind.TEXT:
-            fields = {"role": "assistant", "content": []}
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
+        fields: Fields = {"role": "assistant", "content": []}
+        self._form = _FORMS[kind]
+        if call is not None:
+            space, name = self._body.called(call.name)
+            named = {"namespace": space, "name": name} if space else {"name": name}
+            fields = {"call_id": call.id, **named, "arguments": ""}
         elif kind is PartKind.REASONING:
             fields = {"summary": []}
-        id = f"{form.prefix}_{secrets.token_hex(16)}"
-        self._open, self._text, self._scores = kind, "", []
-        self._item = {"id": id, "type": form.type, "status": "in_progress", **fields}
-        told += self._of_item("added")
+            if self._body.summarizes:
+                self._form = _SUMMARY
+            if self._body.seals_thoughts:
+                fields["encrypted_content"] = sealed("")
+        id = f"{self._form.prefix}_{secrets.token_hex(16)}"
+        self._scores = []
+        self._item = {"id": id, "type": self._form.type, "status": "in_progress", **fields}
+        told = self._of_item("added")
         self._place = {"output_index": len(self._items), "item_id": id}
-        if form.member:
-            self._place[f"{form.member}_index"] = 0
-            told += self._event(f"{form.part}.added", **self._place, part=self._part())
-        # A stream passes here once a round: what stays the same is written once.
-        name = f"response.{form.text}.delta"
-        same = json.dumps({"type": name, **self._place})
-        self._delta = f'event: {name}\ndata: {same[:-1]}, "delta": '
+        if self._form.member:
+            self._place[f"{self._form.member}_index"] = 0
+            told += self._event(f"{self._form.part}.added", **self._place, part=self._part(""))
         return told
 
-    def _add(self, text: str, scores: list[Any]) -> str:
-        self._text += text
-        told = f"{self._delta}{json.dumps(text)}"
-        if self._open is PartKind.TEXT:
-            self._scores += scores
-            told += f', "logprobs": {json.dumps(scores)}'
-        self._num_events += 1
-        return f'{told}, "sequence_number": {self._num_events - 1}}}\n\n'
+    def add(self, text: str) -> str:
+        scored: Fields = {}
+        if self.open is PartKind.TEXT:
+            scored, self._new_scores = {"logprobs": self._new_scores}, []
+            self._scores += scored["logprobs"]
+        if not text and not any(scored.values()):
+            return ""
+        return self._event(f"{self._form.text}.delta", **self._place, delta=text, **scored)
+
+    def close(self, status: str = "completed") -> str:
+        form, item, text = self._form, self._item, self.written
+        if self.open is PartKind.CALL:
+            item["arguments"] = text
+            done = {"name": item["name"], "arguments": text}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+        else:
+            part = self._part(text)
+            item[form.member] = [part]
+            if "encrypted_content" in item:
+                item["encrypted_content"] = sealed(text)
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+            told += self._event(f"{form.part}.done", **self._place, part=part)
+        item["status"] = status
+        told += self._of_item("done")
+        self._items.append(item)
+        return told
 
     def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
         """A complete answer has a message or a call, be the message empty: clients look for one.
@@ -457,48 +453,21 @@ class ResponsesReply(Reply):
         is_cut: it has ended within a call.
         """
         told = ""
-        if is_complete and self._open in (None, PartKind.REASONING):
-            told = self._begin(PartKind.TEXT)
-        is_whole = not is_cut if self._open is PartKind.CALL else is_complete
-        return told + self._end("completed" if is_whole else "incomplete")
+        if is_complete and self.open in (None, PartKind.REASONING):
+            told = self.begin_part(PartKind.TEXT)
+        if self.open is None:
+            return told
+        is_whole = not is_cut if self.open is PartKind.CALL else is_complete
+        return told + self.close("completed" if is_whole else "incomplete")
 
-    def _end(self, status: str) -> str:
-        """Ends the item that is being written, if there is one."""
-        if self._open is None:
-            return ""
-        form, item = self._form, self._item
-        if self._open is PartKind.CALL:
-            done = {"name": item["name"], "arguments": self._text}
-            told = self._event(f"{form.text}.done", **self._place, **done)
-        else:
-            part = self._part()
-            item[form.member] = [part]
-            done = {name: part[name] for name in ("text", "logprobs") if name in part}
-            told = self._event(f"{form.text}.done", **self._place, **done)
-            told += self._event(f"{form.part}.done", **self._place, part=part)
-        item["status"] = status
-        told += self._of_item("done")
-        self._items.append(self._document())
-        self._open = None
-        return told
-
-    def _part(self) -> Fields:
-        part: Fields = {"type": self._form.text_type, "text": self._text}
-        if self._open is PartKind.TEXT:
+    def _part(self, text: str) -> Fields:
+        part: Fields = {"type": self._form.text_type, "text": text}
+        if self._form.type == "message":
             part |= {"annotations": [], "logprobs": self._scores}
         return part
 
-    def _document(self) -> Fields:
-        """Returns the item with what is known of it."""
-        if self._open is PartKind.CALL:
-            return {**self._item, "arguments": self._text}
-        if self._open is PartKind.REASONING and self._body.seals_thoughts:
-            return {**self._item, "encrypted_content": sealed(self._text)}
-        return self._item
-
     def _of_item(self, what: str) -> str:
-        item = self._document()
-        return self._event(f"output_item.{what}", output_index=len(self._items), item=item)
+        return self._event(f"output_item.{what}", output_index=len(self._items), item=self._item)
 
     def _event(self, name: str, /, **fields: Any) -> str:
         told = {"type": f"response.{name}", **fields, "sequence_number": self._num_events}

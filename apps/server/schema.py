@@ -324,10 +324,9 @@ def require_place(kwargs: JsonObject | None) -> None:
             raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
 
 
-class ChatBody(AnswerBody):
-    """Asks for the assistant's next message."""
+class ConversationBody(AnswerBody):
+    """Asks for the next message of a conversation, which each API writes in its own way."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -350,30 +349,23 @@ class ChatBody(AnswerBody):
 
     def request(self, **own: Any) -> Request:
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
-        kwargs, reasoning = self._template_kwargs(), self.reasoning or Reasoning()
-        budget = self.reasoning_budget
+        kwargs, budget = self._template_kwargs(), self.reasoning_budget
+        if budget is None and self.reasoning is not None:
+            budget = self.reasoning.max_tokens
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        required = name is not None or choice in ("required", "any")
         asked: dict[str, Any] = {
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
-            "tool_choice": choice or "auto",
+            "tool_choice": "required" if required else choice or "auto",
+            "tool_name": name,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "prompt_options": {
-                "template_kwargs": kwargs,
-                "add_generation_prompt": self.add_generation_prompt,
-            },
-            "reasoning": asked_reasoning(
-                kwargs, self._effort, reasoning.max_tokens if budget is None else budget
-            ),
+            "template_kwargs": kwargs,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "reasoning": asked_reasoning(kwargs, self._effort, budget),
             "logprobs": scored if self.logprobs or scored else None,
             "thoughts": self._thoughts(),
         }
-        if isinstance(choice, NamedTool):
-            asked |= {"tool_choice": "required", "tool_name": choice.function.name}
-        elif choice == "any":
-            asked["tool_choice"] = "required"
-        if "messages" not in own:
-            asked["messages"] = [message.for_template() for message in self.messages]
-            goes_on = self.continue_final_message or self.messages[-1].prefix
-            asked["prompt_options"]["continue_final_message"] = goes_on
         return super().request(**{**asked, **own})
 
     @property
@@ -404,7 +396,7 @@ class ChatBody(AnswerBody):
         return given
 
     @model_validator(mode="after")
-    def _fits(self) -> ChatBody:
+    def _fits(self) -> ConversationBody:
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
@@ -417,6 +409,15 @@ class ChatBody(AnswerBody):
                 told = f"has another {name} than the request: send one of them"
                 raise refusal("chat_template_kwargs", told)
         return self
+
+
+class ChatBody(ConversationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+    def request(self, **own: Any) -> Request:
+        goes_on = self.continue_final_message or self.messages[-1].prefix
+        messages = [message.for_template() for message in self.messages]
+        return super().request(messages=messages, continue_final_message=goes_on, **own)
 
 
 class CompletionBody(AnswerBody):

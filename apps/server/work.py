@@ -49,9 +49,13 @@ class Desk:
         tools = () if request.tool_choice == "none" else request.tools
         shown = [_without_strict(tool) for tool in tools]
         self._require_read(request)
-        reasoning = request.reasoning or self._options.reasoning
-        asked = {**request.prompt_options, "reasoning": reasoning}
-        options = {name: each for name, each in asked.items() if each not in (None, {})}
+        asked: dict[str, Any] = {
+            "template_kwargs": request.template_kwargs or None,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "reasoning": request.reasoning or self._options.reasoning,
+        }
+        options = {name: value for name, value in asked.items() if value is not None}
         try:
             prompt = self.engine.chat_prompt(request.messages, shown, **options)
         except UnsupportedModelError as error:
@@ -100,8 +104,8 @@ class Desk:
     def _require_read(self, request: Request) -> None:
         """Raises ApiError for a variable that the chat template does not read, where its value asks
         for something. What is said of thoughts is of none where the model has none."""
-        kwargs = request.prompt_options.get("template_kwargs", {})
-        asked = {name for name, value in kwargs.items() if value and name not in _OF_THOUGHTS}
+        given = request.template_kwargs.items()
+        asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
         for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
             field = name if name == "documents" else "chat_template_kwargs"
             raise ApiError(
