@@ -3,11 +3,10 @@ models."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
@@ -16,12 +15,11 @@ from fastapi import FastAPI
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
-from edge_spec import FinishReason, GenerationResult, PartKind, Stats
+from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended, Work
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import (
     HARMLESS,
-    LEAVE_OUT,
     Body,
     Count,
     JsonObject,
@@ -51,16 +49,15 @@ from edge_spec.apps.server.reply import (
     server_event,
     unsealed,
 )
-from edge_spec.apps.server.request import AskedForm, Request
+from edge_spec.apps.server.request import Desk, Request
 from edge_spec.apps.server.schema import (
     AnswerBody,
     SchemaFormat,
-    asked_format,
     asked_reasoning,
+    grammar_of,
     require_place,
     template_kwargs,
 )
-from edge_spec.apps.server.work import Desk
 from edge_spec.text.parts.part import CallHead
 
 # What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
@@ -228,6 +225,8 @@ class CountBody(AnswerBody):
     output_config: OutputConfig | None = None
     output_format: SchemaFormat | None = None
     chat_template_kwargs: JsonObject | None = None
+    n: Literal[1] | None = None
+    n_probs: Literal[0] | None = None
 
     def request(self, **own: Any) -> Request:
         """A budget and an effort are the most that is wanted: a model without thoughts is asked,
@@ -237,9 +236,9 @@ class CountBody(AnswerBody):
         if goes_on and not messages[-1].blocks:  # an answer that has not begun
             goes_on, messages = False, messages[:-1]
         thinking = self.thinking or ThinkingOptions(type="disabled")
-        effort, given = (
-            (self.output_config or OutputConfig()).effort,
+        given, effort = (
             self.chat_template_kwargs or {},
+            (self.output_config or OutputConfig()).effort,
         )
         thinks = None if "enable_thinking" in given else thinking.type != "disabled"
         word = None if "reasoning_effort" in given else effort and _EFFORTS.get(effort, effort)
@@ -259,17 +258,13 @@ class CountBody(AnswerBody):
             **own,
         )
 
-    def _forms(self) -> Iterator[AskedForm]:
-        if self.output_config is not None:
-            yield from asked_format("output_config.format", self.output_config.format)
-        yield from asked_format("output_format", self.output_format)
-        yield from super()._forms()
+    def forms(self) -> dict[str, Grammar | None]:
+        config = self.output_config or OutputConfig()
+        named = {"output_config.format": config.format, "output_format": self.output_format}
+        return {name: grammar_of(each) for name, each in named.items()} | super().forms()
 
     @model_validator(mode="after")
     def _fits(self) -> CountBody:
-        for name, asks in (("n", (self.n or 1) > 1), ("n_probs", self.n_probs)):
-            if asks:
-                raise refusal(name, f"asks for what has no place in a message: {LEAVE_OUT}")
         last = self.messages[-1]
         if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
             told = "an answer goes on with a text, or comes after a message of the user"
@@ -374,7 +369,7 @@ class MessageReply(PartsReply):
         return _event("message_stop")
 
     def failure(self, error: ApiError) -> str:
-        return server_event(json.dumps(error_document(error)), "error")
+        return server_event(error_document(error), "error")
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._message
@@ -445,7 +440,7 @@ def _usage(stats: Stats, reasoning_n: int = 0) -> dict[str, Any]:
 
 
 def _event(kind: str, **fields: Any) -> str:
-    return server_event(json.dumps({"type": kind, **fields}), kind)
+    return server_event({"type": kind, **fields}, kind)
 
 
 MESSAGES = "/v1/messages"

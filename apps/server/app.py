@@ -23,7 +23,7 @@ from edge_spec.apps.server.anthropic import (
     found_model,
     models_page,
 )
-from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp import add_llamacpp_paths
@@ -194,7 +194,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers)
-    return Response(told.body(path), told.status, told.headers, "application/json")
+    return error_response(told, path)
 
 
 def _paths(app: FastAPI) -> list[str]:

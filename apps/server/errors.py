@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.responses import Response
+
 from edge_spec import EdgeSpecError
 from edge_spec.errors import (
     ContextFullError,
@@ -76,6 +78,12 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UnicodeEncodeError):
         return ApiError(400, "The request has a string that is no Unicode text.")
     return ApiError(500, f"The server failed: {type(error).__name__}.")
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """path: what was asked for."""
+    told = api_error(error)
+    return Response(told.body(path), told.status, told.headers, "application/json")
 
 
 def overloaded(message: str) -> ApiError:

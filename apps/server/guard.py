@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, error_response
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.reply import send_error
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
@@ -62,7 +61,7 @@ class Guard:
                 _check_type(headers.get("content-type", ""))
                 receive = await self._read(headers, receive)
         except ApiError as error:
-            await send_error(send_guarded, error, scope["path"])
+            await error_response(error, scope["path"])(scope, receive, send_guarded)
         except _DisconnectError:
             pass
         else:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,9 +20,8 @@ from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
-from edge_spec.apps.server.request import Gap, Request
+from edge_spec.apps.server.request import Desk, Gap, Request
 from edge_spec.apps.server.schema import AnswerBody, ChatBody, CompletionBody, TokenId
-from edge_spec.apps.server.work import Desk
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt
@@ -217,10 +216,10 @@ class InfillReply(Reply):
             "tokens_predicted": round_.predicted_n,
             "tokens_evaluated": self._prompt_n,
         }
-        return server_event(json.dumps(told))
+        return server_event(told)
 
     def end(self, ended: Ended) -> str:
-        return server_event(json.dumps(self._told(ended.result, content="", tokens=[])))
+        return server_event(self._told(ended.result, content="", tokens=[]))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._told(results[0])
@@ -261,13 +260,10 @@ def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[s
     """Yield those that there are; "timings/prompt_n" is a member of a member."""
     for field in fields:
         found: Any = told
-        for name in field.split("/"):
-            found = found.get(name, _NONE) if isinstance(found, dict) else _NONE
-        if found is not _NONE:
+        with suppress(KeyError, TypeError):
+            for name in field.split("/"):
+                found = found[name]
             yield field, found
-
-
-_NONE = object()
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:

@@ -21,8 +21,8 @@ from edge_spec.apps.server.errors import (
     shutting_down,
 )
 from edge_spec.apps.server.options import ServerOptions
+from edge_spec.apps.server.request import Desk
 from edge_spec.apps.server.slots import Pool, Slot
-from edge_spec.apps.server.work import Desk
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory, forecast_here

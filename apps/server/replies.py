@@ -9,7 +9,6 @@ string cuts is listed up to there.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from abc import abstractmethod
@@ -22,11 +21,10 @@ from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.request import Request
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk, Request
 from edge_spec.engine.results import Alternative
 
-_DONE = server_event("[DONE]")
+_DONE = "data: [DONE]\n\n"
 _NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write
 _SUMMED = (
     *("prompt_n", "cached_n", "prompt_ms", "predicted_n", "stop_n", "predicted_ms"),
@@ -187,8 +185,12 @@ class _ChoicesReply(Reply):
         """opening: what each choice begins with."""
         super().__init__(request, work, desk)
         self._opening = opening
-        self._common = {"created": int(time.time()), "model": desk.model}
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "object": self.streamed,
+            "created": int(time.time()),
+            "model": desk.model,
+        }
         self._num_choices = len(work.prompts)
         self._has_logprobs = request.logprobs is not None
         self._results: list[GenerationResult] = []
@@ -229,9 +231,8 @@ class _ChoicesReply(Reply):
             said = self._all_said(index, result)
             choices.append(_choice(index, self.member, said, logprobs, _reason(result)))
         return {
-            "id": self._id,
+            **self._head,
             "object": self.kind,
-            **self._common,
             "choices": choices,
             "usage": usage(results, self._request.num_choices),
             "timings": timings(results),
@@ -241,8 +242,7 @@ class _ChoicesReply(Reply):
     def _event(self, choices: Sequence[Any], **others: Any) -> str:
         if self._request.tells_usage:
             others.setdefault("usage", None)
-        head = {"id": self._id, "object": self.streamed, **self._common}
-        return server_event(json.dumps({**head, "choices": choices, **others}))
+        return server_event({**self._head, "choices": choices, **others})
 
     def _origins(self, of: Round) -> dict[str, Any]:
         """Returns the member of an event that tells origins, where they are asked for."""

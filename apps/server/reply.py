@@ -7,29 +7,28 @@ import json
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import from_json
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import GenerationResult, PartKind
 from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
-from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.request import Request
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk, Request
 from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
-_STREAM_HEADERS = [
-    (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
-    (b"x-accel-buffering", b"no"),  # so does nginx
-]
+_STREAM_HEADERS = {
+    "cache-control": "no-store, no-transform",  # whoever packs it waits for more
+    "x-accel-buffering": "no",  # so does nginx
+}
 _SEALED = "edge-spec."
 
 
@@ -64,7 +63,7 @@ class Reply(ABC):
 
     def failure(self, error: ApiError) -> str:
         """Returns the end of a stream that an error has ended, in the form of its API."""
-        return server_event(json.dumps(error.document()))
+        return server_event(error.document())
 
     def waiting(self) -> str:
         """Returns what tells a client that waits for the next round that it is being written."""
@@ -126,10 +125,9 @@ def arguments_of(text: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
-def server_event(data: str, name: str | None = None) -> str:
-    """Returns a server-sent event. data: one line."""
+def server_event(document: Mapping[str, Any], name: str | None = None) -> str:
     named = f"event: {name}\n" if name else ""
-    return f"{named}data: {data}\n\n"
+    return f"{named}data: {json.dumps(document)}\n\n"
 
 
 def sealed(thought: str) -> str:
@@ -219,7 +217,7 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
-        answering = asyncio.ensure_future(self._respond(scope["path"], send))
+        answering = asyncio.ensure_future(self._respond(scope, receive, send))
         left = asyncio.ensure_future(_disconnected(receive))
         left.add_done_callback(lambda _: answering.cancel())
         try:
@@ -230,26 +228,22 @@ class AnswerResponse(Response):
         finally:
             left.cancel()
 
-    async def _respond(self, path: str, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The status tells of errors until the answer has begun, an event of those after it."""
         arrived = time.perf_counter()
         answer: ServerAnswer | None = None
         try:
-            async with self._running.models.using(self._model) as opened:
-                work, reply = await asyncio.to_thread(self._read, opened.desk)
-                answer = await self._running.begin(self._model, opened, work, arrived)
-            document = b""
-            if self._is_streamed:
-                await answer.begun()
+            try:
+                async with self._running.models.using(self._model) as opened:
+                    work, reply = await asyncio.to_thread(self._read, opened.desk)
+                    answer = await self._running.begin(self._model, opened, work, arrived)
+                response = await (_begun if self._is_streamed else _whole)(answer, reply)
+            except Exception as error:
+                response = error_response(error, scope["path"])
+            if isinstance(response, StreamingResponse):
+                await response.stream_response(send)  # who leaves is noticed by `__call__`
             else:
-                document = await _whole(answer, reply)
-        except Exception as error:
-            await send_error(send, error, path)
-        else:
-            if self._is_streamed:
-                await _stream(answer, reply, send)
-            else:
-                await _send_json(send, 200, document)
+                await response(scope, receive, send)
         finally:
             if answer is not None:
                 answer.cancel()
@@ -260,42 +254,26 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _whole(answer: ServerAnswer, reply: Reply) -> bytes:
+async def _whole(answer: ServerAnswer, reply: Reply) -> Response:
     async for rounds in answer.events():
         if reply.is_folded:
             reply.told(rounds)
     text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
-    return text.encode()
+    return Response(text, media_type="application/json")
 
 
-async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
-    async def write(text: str) -> None:
-        if text:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+async def _begun(answer: ServerAnswer, reply: Reply) -> Response:
+    await answer.begun()
+    events = (text async for text in _events(answer, reply) if text)
+    return StreamingResponse(events, headers={"content-type": reply.media_type, **_STREAM_HEADERS})
 
-    headers = [(b"content-type", reply.media_type.encode()), *_STREAM_HEADERS]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await write(reply.opening())
+
+async def _events(answer: ServerAnswer, reply: Reply) -> AsyncIterator[str]:
+    yield reply.opening()
     try:
         async for rounds in answer.events():
-            await write(reply.told(rounds) if rounds else reply.waiting())
+            yield reply.told(rounds) if rounds else reply.waiting()
     except Exception as error:
-        await write(reply.failure(api_error(error)))
+        yield reply.failure(api_error(error))
     else:
-        await write(reply.closing())
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_error(send: Send, error: Exception, path: str) -> None:
-    """path: what was asked for."""
-    told = api_error(error)
-    await _send_json(send, told.status, told.body(path), told.headers)
-
-
-async def _send_json(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
-    response = Response(body, status, headers, "application/json")
-    start = {"type": "http.response.start", "status": status, "headers": response.raw_headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+        yield reply.closing()

@@ -1,23 +1,23 @@
-"""What a client asks for, through whichever API."""
+"""What a client asks for, through whichever API, and what an engine is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal
 
-from edge_spec import Chunk, Generation, Grammar
+from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
+from edge_spec.apps.server.answer import Work
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.options import ServerOptions
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
 
 NO_LIMIT = -1  # of the tokens of an answer
-
-
-@dataclass(frozen=True)
-class AskedForm:
-    """What an answer has to look like."""
-
-    field: str  # of the body, for refusals
-    grammar: Grammar
-    is_json: bool = False
+_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
+_SEEDS = 2**64
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Request:
     messages: as chat templates read them. messages_field: their name in the body, for refusals.
     tools: functions in OpenAI's form. tool_name: the one tool that has to be called.
     sampling: fields of SamplingParams but for the seed.
+    form: what an answer has to look like, and the field that says so.
     max_tokens: NO_LIMIT where the request wants none. logprobs: the number of alternatives.
     cut: ends the text of an answer early.
     """
@@ -56,7 +57,7 @@ class Request:
     reasoning: Literal["auto", "off"] | int | None = None
     prompts: Sequence[str | Sequence[int]] = ()
     gap: Gap | None = None
-    form: AskedForm | None = None
+    form: tuple[str, Grammar] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     repeat_last_n: int | None = None
@@ -78,3 +79,183 @@ class Request:
     def tells_thoughts(self) -> bool:
         """Says whether the answer has its thoughts beside the text."""
         return self.thoughts != "hidden"
+
+
+class Desk:
+    """Reads requests for one model. Any thread may ask it: it changes nothing."""
+
+    def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
+        """model: its name, as answers have it."""
+        self.model = model
+        self.engine = engine
+        self.drafter = engine.drafter
+        self._options = options
+
+    def work(self, request: Request) -> Work:
+        """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
+        if request.messages:
+            return self._chat(request)
+        if request.gap is not None:
+            prompts = [self._between(request, request.gap)]
+        else:
+            encode = self.engine.encode
+            prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
+        return self._work(request, prompts, _grammar(request))
+
+    def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
+        return list(map(self.engine.parts.text.tokenizer.decode, prompts))
+
+    def _chat(self, request: Request) -> Work:
+        text = self.engine.parts.text
+        tools = () if request.tool_choice == "none" else request.tools
+        shown = [_without_strict(tool) for tool in tools]
+        self._require_read(request)
+        asked: dict[str, Any] = {
+            "template_kwargs": request.template_kwargs or None,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "reasoning": request.reasoning or self._options.reasoning,
+        }
+        options = {name: value for name, value in asked.items() if value is not None}
+        try:
+            prompt = self.engine.chat_prompt(request.messages, shown, **options)
+        except UnsupportedModelError as error:
+            field = request.messages_field
+            told = f"Change {field}, or continue a text with POST /v1/completions."
+            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
+        form = text.answer_form(prompt, shown, **options)
+        if form is not None and request.thoughts == "in text":
+            form = replace(form, tells_thought=False)
+        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
+
+    def _between(self, request: Request, gap: Gap) -> Sequence[int]:
+        limit = request.max_tokens or self._options.max_tokens
+        return self.engine.infill_prompt(
+            gap.prefix,
+            gap.suffix,
+            gap.files,
+            max_tokens=None if limit == NO_LIMIT else limit,
+            **gap.options,
+        )
+
+    def _chat_grammar(self, request: Request, tools: Sequence[dict[str, Any]]) -> Grammar | None:
+        """Return what the answer is held to. Raises ApiError."""
+        required = request.tool_choice == "required"
+        calls = self.engine.parts.text.tool_form() if tools else None
+        if calls is None:
+            if required:
+                told = "tool_choice asks for a call: send tools, too."
+                raise ApiError(400, told, param="tool_choice")
+            return _grammar(request)
+        if request.form is not None and request.form[1].kind != "json-schema":
+            field = request.form[0]
+            told = f"{field} does not go with tools: send a JSON Schema, or no tools."
+            raise ApiError(400, told, param=field)
+        several = request.parallel_tool_calls
+        if several is None:  # who was not trained to call tools repeats the first one
+            several = self.engine.parts.text.knows_tools
+        name, text = request.tool_name, _grammar(request)
+        if name is not None:
+            several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
+            if not tools:
+                told = f"tool_choice names {name}, which tools do not have."
+                raise ApiError(400, told, param="tool_choice")
+        with _naming("tools"):
+            return calls.grammar(list(tools), required=required, several=several, text=text)
+
+    def _require_read(self, request: Request) -> None:
+        """Raises ApiError for a variable that the chat template does not read, where its value asks
+        for something. What is said of thoughts is of none where the model has none."""
+        given = request.template_kwargs.items()
+        asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
+        for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
+            field = name if name == "documents" else "chat_template_kwargs"
+            raise ApiError(
+                400,
+                f"{field} gives this model's chat template {name}, which it does not read: leave "
+                "it out, or ask for another model.",
+                param=field,
+            )
+
+    def _work(
+        self,
+        request: Request,
+        prompts: Sequence[Sequence[int]],
+        grammar: Grammar | None,
+        form: AnswerForm | None = None,
+    ) -> Work:
+        if request.ignore_eos and grammar is not None:
+            raise ApiError(
+                400,
+                "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
+                param="ignore_eos",
+            )
+        limit, options = request.max_tokens, self._options
+        if limit is None and options.max_tokens is not None:
+            limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
+        asked: dict[str, Any] = {
+            "max_tokens": None if limit == NO_LIMIT else limit,
+            "stop": request.stop,
+            "stop_token_ids": request.stop_token_ids,
+            "prediction": request.prediction,
+            "logprobs": request.logprobs,
+            "grammar": grammar,
+            "form": form,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        sampling = self._sampling(request)
+        choices = [
+            {**given, "sampling": replace(sampling, seed=_seed(sampling.seed, request, choice))}
+            for choice in range(request.num_choices)
+        ]
+        return Work(
+            prompts=[prompt for prompt in prompts for _ in choices],
+            options=[options for _ in prompts for options in choices],
+            drafter=request.drafter or self.drafter,
+            session_id=request.session_id,
+            cut=request.cut,
+        )
+
+    def _sampling(self, request: Request) -> SamplingParams:
+        """Raises ApiError for penalties that are to look at the last tokens alone."""
+        given = dict(request.sampling)
+        if request.ignore_eos:
+            ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
+            given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
+        params, last = replace(self._options.sampling, **given), request.repeat_last_n
+        if params.penalized and last not in (None, -1) and last < self.engine.context_length:
+            told = "but penalties are of all tokens: leave it out or send -1."
+            raise ApiError(400, f"repeat_last_n is {last}, {told}", param="repeat_last_n")
+        return params
+
+
+def _seed(usual: int | None, request: Request, choice: int) -> int | None:
+    """Choices with the same seed would be the same."""
+    return usual if request.seed is None else (request.seed + choice) % _SEEDS
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool as the model is shown it."""
+    function = {name: each for name, each in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
+
+
+def _grammar(request: Request) -> Grammar | None:
+    """Returns what an answer without calls is held to. Raises ApiError for a schema that cannot be
+    held."""
+    if request.form is None:
+        return None
+    field, grammar = request.form
+    if grammar.kind == "json-schema":
+        with _naming(field):
+            grammar.held()
+    return grammar
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Names the field that a refusal is about."""
+    try:
+        yield
+    except UsageError as error:
+        raise ApiError(400, f"{field}: {error}", param=field.partition(".")[0]) from error

@@ -3,10 +3,9 @@ stored, so each request has the whole conversation."""
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -14,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from starlette.responses import Response
 
-from edge_spec import FinishReason, GenerationResult, PartKind
+from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round, Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
@@ -39,9 +38,8 @@ from edge_spec.apps.server.reply import (
     server_event,
     unsealed,
 )
-from edge_spec.apps.server.request import AskedForm, Request
-from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, asked_format
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk, Request
+from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
 from edge_spec.text.parts.part import CallHead
 
 # Agents offer these beside their own tools without being asked to.
@@ -267,10 +265,8 @@ class ResponsesBody(ConversationBody):
             return [tool for tool in value if tool.get("type") not in LEFT_OUT]
         return otherwise if value is None else value
 
-    def _forms(self) -> Iterator[AskedForm]:
-        if self.text is not None:
-            yield from asked_format("text.format", self.text.format)
-        yield from super()._forms()
+    def forms(self) -> dict[str, Grammar | None]:
+        return {"text.format": grammar_of(self.text and self.text.format), **super().forms()}
 
 
 Fields = dict[str, Any]
@@ -472,7 +468,7 @@ class ResponsesReply(PartsReply):
     def _event(self, name: str, /, **fields: Any) -> str:
         told = {"type": f"response.{name}", **fields, "sequence_number": self._num_events}
         self._num_events += 1
-        return server_event(json.dumps(told), told["type"])
+        return server_event(told, told["type"])
 
 
 def _usage(result: GenerationResult) -> dict[str, Any]:

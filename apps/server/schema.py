@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -39,7 +39,7 @@ from edge_spec.apps.server.messages import (
     Tool,
     joined,
 )
-from edge_spec.apps.server.request import NO_LIMIT, AskedForm, Gap, Request
+from edge_spec.apps.server.request import NO_LIMIT, Gap, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
 
@@ -59,39 +59,30 @@ class ObjectFormat(Body):
     given: Schema | None = Field(None, alias="schema")
 
 
-class JsonSchema(Body):
+class SchemaFormat(Body):
     """strict: where it is false, keywords that cannot be held are passed over."""
 
     harmless = frozenset(("name", "description"))
+    type: Literal["json_schema"]
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
-
-class SchemaFormat(Body):
-    """A schema that stands beside the type is the one that is meant."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
     @model_validator(mode="before")
     @classmethod
-    def _is_wrapped(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "schema" not in given or given.get("json_schema"):
-            return given
-        wrapped = {name: given[name] for name in given if name != "type"}
-        return {"type": given.get("type"), "json_schema": wrapped}
+    def _is_flat(cls, given: Any) -> Any:
+        """Reads OpenAI's older form, where all but the type stands in json_schema."""
+        wrapped = given.get("json_schema") if isinstance(given, dict) else None
+        return {**given, "json_schema": None, **wrapped} if isinstance(wrapped, dict) else given
 
 
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
-    if isinstance(format, SchemaFormat):
-        asked = format.json_schema
-        grammar = Grammar.json_schema(asked.given or None, strict=asked.strict is not False)
-        yield AskedForm(field, grammar, is_json=True)
-    elif isinstance(format, ObjectFormat):
-        yield AskedForm(field, Grammar.json_schema(format.given or None), is_json=True)
+def grammar_of(format: ResponseFormat | None) -> Grammar | None:
+    if format is None or isinstance(format, TextFormat):
+        return None
+    strict = isinstance(format, ObjectFormat) or format.strict is not False
+    return Grammar.json_schema(format.given or None, strict=strict)
 
 
 def _thinks(value: Any) -> Any:
@@ -246,7 +237,7 @@ class AnswerBody(Body):
         asked: dict[str, Any] = {
             "model": self.model or None,
             "stream": bool(self.stream),
-            "form": next(self._forms(), None),
+            "form": next(((name, form) for name, form in self.forms().items() if form), None),
             "sampling": {name: each for name, each in sampling.items() if each is not None},
             "seed": None if self.seed == -1 else self.seed,
             "repeat_last_n": self.repeat_last_n,
@@ -264,22 +255,22 @@ class AnswerBody(Body):
         }
         return Request(**{**asked, **own})
 
-    def _forms(self) -> Iterator[AskedForm]:
-        yield from asked_format("response_format", self.response_format)
-        if self.json_schema is not None:
-            grammar = Grammar.json_schema(self.json_schema or None)
-            yield AskedForm("json_schema", grammar, is_json=True)
-        if self.regex:
-            yield AskedForm("regex", Grammar.regex(self.regex))
-        if self.guided_choice:
-            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
-            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
-        if self.grammar:
-            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
+    def forms(self) -> dict[str, Grammar | None]:
+        """Returns what an answer has to look like, by the fields that may ask for it."""
+        schema, choices = self.json_schema, map(json.dumps, self.guided_choice or ())
+        return {
+            "response_format": grammar_of(self.response_format),
+            "json_schema": None if schema is None else Grammar.json_schema(schema or None),
+            "regex": Grammar.regex(self.regex) if self.regex else None,
+            "guided_choice": Grammar.lark(f"start: {' | '.join(choices)}")
+            if self.guided_choice
+            else None,
+            "grammar": Grammar.gbnf(self.grammar) if self.grammar else None,
+        }
 
     @model_validator(mode="after")
     def _asks_what_has_a_place(self) -> AnswerBody:
-        fields = [form.field for form in self._forms()]
+        fields = [name for name, grammar in self.forms().items() if grammar is not None]
         if len(fields) > 1:
             raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
         if self.speculative is not None and self.speculative.tokens and not self.has_origins:
