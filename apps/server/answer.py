@@ -25,10 +25,8 @@ QUIET_S = 15.0  # without news: clients and proxies take a connection that is si
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts to continue one after the other; the answer to each is a choice of one reply.
-
-    options: of each choice, as `Engine.generate` takes them. cut: ends its text early.
-    """
+    """Prompts to continue in turn; the answer to each is a choice of one reply. options: of each
+    choice, for `Engine.generate`. cut: ends its text early."""
 
     prompts: Sequence[Sequence[int]]
     options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
@@ -71,11 +69,10 @@ class _LiveRate:
 
 
 class ServerAnswer:
-    """Runs until its work is done or it is cancelled, whether or not anybody reads.
+    """An answer that is written until it is done or cancelled, whether or not anybody reads it.
 
-    limit_s: the time for writing, from the first token on. on_end: called in the event loop when
-    the slot is free again. What was written and not read stays in memory; the limits of the answers
-    are its bound.
+    limit_s: of writing, from the first token on. on_end: called in the event loop when the slot is
+    free again.
     """
 
     def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
@@ -100,8 +97,7 @@ class ServerAnswer:
         slot.thread.submit(self._run)
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """End it after the current round; what was written stays to be read. A choice without a
-        token is an error with this reason, by default that the server is shutting down."""
+        """End it after the current round. A choice without a token fails for this reason."""
         with self._lock:
             self._stopped = self._stopped or reason or shutting_down()
             if self._generation is not None:
@@ -115,8 +111,8 @@ class ServerAnswer:
             raise self._error
 
     async def events(self) -> AsyncIterator[list[Round]]:
-        """All that has happened since the last time; nothing where QUIET_S have passed. Raises what
-        ended the answer early."""
+        """Yield what has happened since the last time, nothing after QUIET_S without news.
+        Raises what ended the answer early."""
         while True:
             ended = self.ended.is_set()  # before the events are taken: none comes after the end
             events = [self._events.popleft() for _ in range(len(self._events))]

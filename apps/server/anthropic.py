@@ -1,5 +1,4 @@
-"""Anthropic's Messages API: its bodies, read as requests, and its replies, errors and lists of
-models."""
+"""Anthropic's Messages API: bodies, replies, errors and lists of models."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ class Message(OpenBody):
 
 
 def conversation(system: Content | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Returns the messages as chat templates read them: results of tools are messages of their
-    own, which go before what the user says."""
+    """Return the messages as chat templates read them, results of tools before what a user says."""
     texts = [system] if isinstance(system, str) else [joined([part]) for part in system or ()]
     brief = "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
     spoken = [message_of("system", brief)] if brief else []
@@ -212,8 +210,7 @@ _HARMLESS = words(
 
 
 class CountBody(AnswerBody):
-    """Asks how many tokens a request has. What `/v1/chat/completions` is asked by other names than
-    Anthropic's is understood here, too."""
+    """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
 
     harmless = HARMLESS | _HARMLESS
     has_origins = False
@@ -229,8 +226,8 @@ class CountBody(AnswerBody):
     n_probs: Literal[0] | None = None
 
     def request(self, **own: Any) -> Request:
-        """A budget and an effort are the most that is wanted: a model without thoughts is asked,
-        too. Who does not ask for thoughts expects the first block to be a text."""
+        """Return what the body asks for. Thinking is off unless it is asked for, and a model
+        that cannot think may be asked to."""
         messages = self.messages
         goes_on = messages[-1].role == "assistant"
         if goes_on and not messages[-1].blocks:  # an answer that has not begun
@@ -334,8 +331,8 @@ def models_page(models: Models, since: datetime) -> dict[str, Any]:
 
 
 class MessageReply(PartsReply):
-    """The assistant's next message: blocks, in the order in which the model wrote them. Where
-    thoughts are not asked for, their signatures alone stand in it."""
+    """The assistant's next message as blocks. Thoughts that are not asked for are signatures
+    without a text."""
 
     def __init__(self, request: Request, work: Work, desk: Desk) -> None:
         super().__init__(request, work, desk)
@@ -416,8 +413,7 @@ class MessageReply(PartsReply):
         return told + self._of_block("stop")
 
     def _signature(self, thought: str) -> str:
-        """Returns what a client sends back with the thought: many drop one without a signature.
-        Where the thought is not told, the model gets it back with it."""
+        """Return what a client sends back with the thought, which carries one that is not told."""
         if not self._request.tells_thoughts:
             return sealed(thought)
         return b64encode(sha256(thought.encode("utf-8", "replace")).digest()).decode()

@@ -128,14 +128,12 @@ def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
 
     @app.get("/edge-spec/info")
     async def what_runs(model: str | None = None) -> Mapping[str, Any]:
-        """What answers, and which drafters requests may ask for. A model that was never open is
-        opened."""
+        """What answers, and the drafters that requests may ask for. This opens the model."""
         return (await describe(model)).info
 
     @app.get("/props")
     async def settings(model: str | None = None) -> Mapping[str, Any]:
-        """How a conversation with the model is answered, as llama.cpp's server tells it. A model
-        that was never open is opened."""
+        """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
         return (await describe(model)).props
 
     @app.get("/edge-spec/plan")
@@ -177,8 +175,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Answer what a request was refused with, or failed with. OPTIONS asks for just the methods
-    that a path takes."""
+    """Return the response to a request that is refused or that failed."""
     path = request.scope["path"]
     if isinstance(error, RequestValidationError):
         faults = [{**each, "loc": each["loc"][1:]} for each in error.errors()]

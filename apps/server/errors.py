@@ -67,8 +67,7 @@ OTHER_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 
 
 def api_error(error: Exception) -> ApiError:
-    """Returns what clients get to know of an error: only its kind if it was not raised on
-    purpose."""
+    """Return what clients may know of an error: only its kind if it was not raised on purpose."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgeSpecError):
@@ -105,8 +104,8 @@ def stopped_early(reason: ApiError, progress: str) -> ApiError:
 
 
 def cannot_be_opened(name: str, error: Exception) -> ApiError:
-    """Returns the error of a model that cannot be opened: what whoever runs the server can do
-    about it is not theirs to do. OpenAI's client does not ask again on its own."""
+    """Return the error of a model that cannot be opened, without remedies that clients cannot
+    use."""
     told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
     return ApiError(
         503 if isinstance(error, DeviceMemoryError) else 500,
@@ -119,8 +118,7 @@ def cannot_be_opened(name: str, error: Exception) -> ApiError:
 
 
 def _for_client(error: EdgeSpecError, status: int) -> str:
-    """The error in words of which each is about the request. What only those can change who run the
-    server goes to its log."""
+    """Return the error's text for a client. Remedies for the operator go to the log."""
     if isinstance(error, ContextFullError):  # in the words that clients look for
         return f"This model's maximum context length is exceeded: {error}"
     if not _COMMAND.search(error.remedy):

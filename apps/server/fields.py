@@ -1,9 +1,5 @@
-"""What the objects of a request have in common: strict types, members that are all known, and
-refusals of one line that name a member as the client wrote it.
-
-A member that would change the answer is never passed over, and of a name that nobody knows nobody
-can tell whether it would.
-"""
+"""What the objects of a body have in common: strict types, refusals of one line, and no member
+that would change the answer is passed over."""
 
 from __future__ import annotations
 
@@ -122,8 +118,7 @@ _INSTEAD = {
 
 
 def refusal(name: str, fault: str) -> PydanticCustomError:
-    """Return the error of a member of the object that is being read, without halves of characters,
-    which no error of pydantic can hold."""
+    """Return the error of a member of the object that is being read."""
     told = {"fault": fault, "member": name}
     told = {each: text.encode("utf-8", "replace").decode() for each, text in told.items()}
     return PydanticCustomError("member", "{fault}", told)
@@ -152,11 +147,11 @@ def _closed(schema: JsonObject, kind: type[Body]) -> None:
 
 
 class Body(BaseModel):
-    """Takes its fields by their names, and by those that other servers have for them.
+    """An object of a request.
 
     also: other servers' names of its fields. harmless: members that change no answer. off: members
-    that are taken where their values ask for nothing. keeps_others: clients keep things of their
-    own in it; a mistyped name is refused there, too.
+    that are taken where their values ask for nothing. keeps_others: clients keep members of their
+    own in it; mistyped names are refused all the same.
     """
 
     model_config = ConfigDict(
@@ -170,8 +165,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_members(cls, given: Any) -> Any:
-        """Returns the members under the names of fields. null is the same as left out, under any
-        name."""
+        """Return the members by our names. null means left out, whatever the name."""
         if not isinstance(given, dict):
             return given
         taken = [field.alias or name for name, field in cls.model_fields.items()]

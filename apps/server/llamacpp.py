@@ -39,9 +39,11 @@ class InfillFile(Body):
 
 
 class InfillBody(AnswerBody):
-    """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
-    of the cursor. spm_infill: whether the suffix comes first; null is the model's own order.
-    max_tokens: 0 reads the prompt alone, so that it is kept for the next request."""
+    """Asks for what stands between two texts.
+
+    prompt: what follows input_prefix, such as the line of the cursor. spm_infill: whether the
+    suffix comes first. max_tokens: 0 reads the prompt alone, to be kept for the next request.
+    """
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
     harmless = HARMLESS | {"t_max_prompt_ms", "samplers"}  # which have their own order
@@ -85,8 +87,7 @@ class InfillBody(AnswerBody):
 
 
 class TokenizeRequest(Body):
-    """add_special: with the tokens that begin a text. parse_special: reads control tokens that the
-    text spells."""
+    """add_special: begin as texts do. parse_special: read control tokens that the text spells."""
 
     model: str | None = None
     content: str | list[str | TokenId] = ""
@@ -104,9 +105,8 @@ _UNFINISHED = re.compile(r"\n[ \t]*\Z")  # how far the next line is indented is 
 
 
 def limited(generation: Generation, least_indent: int, seconds: float) -> Iterator[Chunk]:
-    """Yield an answer up to a line after the first that is indented by less than `least_indent`
-    characters, an empty one included, or to the end of the line that is being written `seconds`
-    after the first chunk; 0: no such limit. The result then has that text, too."""
+    """Yield an answer up to the first later line that is indented by less than `least_indent`,
+    or to the end of the line `seconds` after the first chunk; 0: no limit. Cuts the result, too."""
     shallow = re.compile(rf"\n[ \t]{{0,{max(0, least_indent - 1)}}}(?=[^ \t])")
     text, num_shown, has_ended, began = "", 0, False, None
     for chunk in generation:
@@ -131,8 +131,7 @@ def limited(generation: Generation, least_indent: int, seconds: float) -> Iterat
 
 
 def fim_request(body: CompletionBody) -> Request:
-    """Return what asks for the text between the prompt and a suffix that may be empty. Raises
-    ApiError."""
+    """Return the request for what stands between prompt and suffix. Raises ApiError."""
     if not isinstance(body.prompt, str):
         raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
     if body.echo:
@@ -141,8 +140,8 @@ def fim_request(body: CompletionBody) -> Request:
 
 
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
-    """Return the tokens, or objects with the text of each, or its bytes where it is a part of a
-    character. Raises ApiError for what is no token of the model."""
+    """Return the tokens, with their texts or bytes where they are asked for. Raises ApiError for
+    what is no token of the model."""
     codec = desk.engine.parts.text.tokenizer
     plain = PlainText(codec, desk.engine.parts.text.eos_ids)
     given = [request.content] if isinstance(request.content, str) else request.content

@@ -38,8 +38,7 @@ def joined(content: Content) -> str:
 
 
 def message_of(role: str, content: str | None, **others: Any) -> dict[str, Any]:
-    """Returns a message as chat templates read it, without those of `others` that are None. One
-    without a text has None beside calls, and else an empty text."""
+    """Return a message as chat templates read it, without `others` that are None."""
     given = {name: value for name, value in others.items() if value is not None}
     if content is None and "tool_calls" not in given:
         content = ""
@@ -59,8 +58,8 @@ def answer_of(
 
 
 def call_of(id: str | None, name: str, arguments: Arguments | None) -> dict[str, Any]:
-    """Returns a call as chat templates read it, with its arguments as a mapping where the text is
-    one. Raises ApiError for arguments that are nested too deeply."""
+    """Return a call as chat templates read it. Raises ApiError for arguments that are nested too
+    deeply; those that are no JSON stay a text."""
     try:
         read = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
     except ValueError:
@@ -86,9 +85,8 @@ class ToolCall(OpenBody):
 
 
 class Message(Body):
-    """Parts of a content are joined; developer is another name of system. Of the assistant and of
-    tools, a content that is missing is an empty text. refusal: goes before such a one.
-    reasoning_content: goes to the chat template. prefix: the answer goes on with this message."""
+    """developer is another name of system. The assistant and tools may leave content out.
+    refusal: read in place of content. prefix: the answer goes on with this message."""
 
     also: ClassVar = {
         "reasoning": "reasoning_content",
@@ -142,8 +140,7 @@ class FunctionName(OpenBody):
 
 
 def _wrapped(given: Any) -> Any:
-    """Returns a function that stands beside its type, as OpenAI's newer API has it, in the place
-    that the older one has for it."""
+    """Return a function of OpenAI's newer form in the older one."""
     if not isinstance(given, dict) or "function" in given or "name" not in given:
         return given
     return {"type": given.get("type", "function"), "function": given}

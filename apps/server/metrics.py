@@ -17,8 +17,7 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Metrics:
-    """Used in the event loop alone. Where several models are served, what is about one of them has
-    its name as a label."""
+    """Used in the event loop alone. Several models have their names as labels."""
 
     def __init__(self, models: Models) -> None:
         self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one

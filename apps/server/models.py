@@ -43,8 +43,8 @@ class Description:
 
 
 class OpenModel:
-    """Slot 0 is the engine itself, the others are its forks. `close` closes them, and the engine
-    where it is owned; else it drafts as before, whatever requests asked for."""
+    """The slots of a model: its engine and forks of it. `close` closes the engine if it is
+    owned; else it drafts as before."""
 
     def __init__(
         self,
@@ -100,8 +100,7 @@ def _restore(engine: Engine, drafter: str) -> None:
 
 
 def _description(desk: Desk, options: ServerOptions) -> Description:
-    """Describe what runs, how the page has its conversations answered, and what requests get that
-    do not say."""
+    """Describe what runs, and the options of the page's conversations and of other requests."""
     engine, asked, text = desk.engine, options.asked_sampling, desk.engine.parts.text
     of_page = engine.chat_sampling(**asked)
     info = {
@@ -148,8 +147,7 @@ def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float
 class ServedModel:
     """One of a server's models. Used in the event loop alone.
 
-    users: requests that it is open for, or is being opened for; while there are any, it is not
-    closed. is_leaving: its place is wanted by another one, and new requests wait.
+    users: requests that keep it open. is_leaving: it will be closed, and new requests wait.
     """
 
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
@@ -192,11 +190,8 @@ class ServedModel:
 
 
 class Models:
-    """Opens models that requests ask for, one at a time, and closes the least recently used idle
-    one where there would be too many, or where memory does not hold all of them.
-
-    Used in the event loop alone, but for `close`.
-    """
+    """Opens models on demand, one at a time, and closes the least recently used idle one to make
+    room. Used in the event loop alone, but for `close`."""
 
     def __init__(self, models: Sequence[ServedModel], options: ServerOptions) -> None:
         """models: the first one is answered with where a request names none."""
@@ -243,8 +238,8 @@ class Models:
 
     @asynccontextmanager
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
-        """Keeps the model open within the block. Raises ApiError where it cannot be opened, too
-        many wait for that, it takes too long, or the server ends."""
+        """Keep the model open within the block. Raises ApiError if it cannot be opened, or not
+        in time."""
         if model.opened is not None and not model.is_leaving:
             self.hold(model)
         else:
@@ -367,8 +362,8 @@ class Models:
             raise _UnwantedError
 
     async def _make_room(self, model: ServedModel, forecast: Forecast | None) -> None:
-        """Returns when the model may be opened beside those that are. Idle ones are closed; where
-        that is not enough, the least recently used one gets no new requests until it is idle.
+        """Return when there is room for the model. Idle ones are closed; if that is not enough, the
+        least recently used one gets no new requests until it is idle.
 
         Raises _UnwantedError where nobody waits for the model any more.
         """
@@ -394,8 +389,7 @@ class Models:
             self._tell_released()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
-        """Tells whether one more is not too many, and all fit the memory of this machine
-        together."""
+        """Return whether one more is not too many, and all fit into memory together."""
         opened = [each for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:

@@ -1,10 +1,7 @@
-"""Answers as OpenAI's clients read them: one document, or events of a stream; their figures.
+"""Replies as OpenAI's clients read them, and their figures: timings by llama.cpp's names and ours.
 
-Timings are named as llama.cpp's server names them, and ours; tokens and log probabilities are
-written as OpenAI's two endpoints do. The listed tokens are those of the text, so that a stream
-tells what the whole reply does: an end token is counted in `usage` and not listed. Special tokens
-have their names and no bytes. The token that was chosen is among its alternatives; one that a stop
-string cuts is listed up to there.
+The listed tokens are those of the text: an end token is counted in `usage` and not listed. The
+token that was chosen is among its alternatives.
 """
 
 from __future__ import annotations
@@ -33,8 +30,7 @@ _SUMMED = (
 
 
 def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Returns the timings of one answer, or of all choices of a reply: sums, and rates over the
-    sums."""
+    """Return the timings of all choices of a reply: sums, and rates over the sums."""
     every = [result.stats for result in results]
     stats = replace(
         every[0],
@@ -129,9 +125,8 @@ def _scored(token: Token) -> tuple[Alternative, list[Alternative]]:
 
 
 def _names(tokens: Sequence[Alternative]) -> dict[int, str]:
-    """Returns by id the names that tell tokens apart: of several with one text, such as a letter
-    and the byte that stands for it, the first has it, and another is written as bytes or by id. A
-    part of a character is "bytes:\\xf0\\x9f"."""
+    """Return names by id that tell tokens apart. Of several with one text, the first has it;
+    another is written as bytes or by id. A part of a character is "bytes:\\xf0\\x9f"."""
     names: dict[int, str] = {}
     for token in tokens:
         choices = [token.text, f"token_id:{token.id}"]

@@ -33,8 +33,8 @@ _SEALED = "edge-spec."
 
 
 class Reply(ABC):
-    """The form of one reply. Each method gives what is sent then, "" where there is nothing to
-    tell; a stream has either `closing` or `failure` as its last."""
+    """The form of one reply. Each method returns what is sent then; "" sends nothing. A stream
+    ends with either `closing` or `failure`."""
 
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
     is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
@@ -75,9 +75,9 @@ class Reply(ABC):
 
 
 class PartsReply(Reply):
-    """A reply made of parts (texts, thoughts and calls) in the order in which they are written.
+    """A reply made of texts, thoughts and calls in the order in which they are written.
 
-    open: the kind of the last part, while it goes on. written: what there is of it.
+    open: the kind of the last part, while it goes on. written: its text so far.
     """
 
     is_folded = True
@@ -131,8 +131,7 @@ def server_event(document: Mapping[str, Any], name: str | None = None) -> str:
 
 
 def sealed(thought: str) -> str:
-    """Returns a thought for a client that is not shown it. It is no secret: whoever asks has the
-    answer anyway."""
+    """Return a thought, encoded, for a client that is not shown it."""
     return _SEALED + b64encode(thought.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -176,8 +175,7 @@ class Running:
         return answer
 
     async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
-        """Returns what a model's desk says to what is asked of it in a thread. model: as
-        `AnswerResponse` takes it. Raises ApiError for a model that is not served."""
+        """Return what a model's desk answers in a thread. Raises ApiError for an unknown model."""
         async with self.models.using(self.models.find(model or None)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
 

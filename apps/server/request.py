@@ -32,15 +32,12 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The bodies of all APIs are read as this. None: the server's own default.
+    """What a body of any API asks for. None: the server's own default.
 
-    It has messages, prompts or a gap; without any of them, a model is only to be opened.
-    messages: as chat templates read them. messages_field: their name in the body, for refusals.
-    tools: functions in OpenAI's form. tool_name: the one tool that has to be called.
-    sampling: fields of SamplingParams but for the seed.
-    form: what an answer has to look like, and the field that says so.
-    max_tokens: NO_LIMIT where the request wants none. logprobs: the number of alternatives.
-    cut: ends the text of an answer early.
+    Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
+    read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
+    tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
+    logprobs: the number of alternatives. cut: ends a text early.
     """
 
     model: str | None = None
@@ -164,8 +161,8 @@ class Desk:
             return calls.grammar(list(tools), required=required, several=several, text=text)
 
     def _require_read(self, request: Request) -> None:
-        """Raises ApiError for a variable that the chat template does not read, where its value asks
-        for something. What is said of thoughts is of none where the model has none."""
+        """Raises ApiError for a variable that asks for something and that the template does not
+        read. Models that cannot think may be asked to."""
         given = request.template_kwargs.items()
         asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
         for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
@@ -241,7 +238,7 @@ def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(request: Request) -> Grammar | None:
-    """Returns what an answer without calls is held to. Raises ApiError for a schema that cannot be
+    """Return the form of an answer without calls. Raises ApiError for a schema that cannot be
     held."""
     if request.form is None:
         return None

@@ -1,5 +1,5 @@
-"""OpenAI's Responses API: items instead of messages, and a stream of named events. Nothing is
-stored, so each request has the whole conversation."""
+"""OpenAI's Responses API: items in place of messages, and a stream of named events. Nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -130,11 +130,10 @@ Input = str | Annotated[list[Item], Field(min_length=1)]
 
 
 def conversation(instructions: str | None, given: Input) -> list[dict[str, Any]]:
-    """Returns the messages as chat templates read them. What an answer was made of (a thought, a
-    text and calls) becomes one message.
+    """Return the messages as chat templates read them, all items of an answer as one.
 
-    A call belongs to the answer before it; so does all that stands between calls, whose outputs
-    come after the last one. A text or thought after a text is the next answer.
+    A call belongs to the answer before it, and so does all that stands between calls. A text or
+    thought after a text is the next answer.
     """
     spoken = [message_of("system", instructions)] if instructions else []
     if isinstance(given, str):
@@ -185,8 +184,7 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Reasoning):
-    """summary: where it is asked for, the thought is told as its own summary, which is where such a
-    client looks for it."""
+    """summary: thoughts are told as their own summaries."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -273,8 +271,7 @@ Fields = dict[str, Any]
 
 
 class _Form(NamedTuple):
-    """The names of an item of the output, and of the events about it. member: of the item, in which
-    the part with its text is; a call has no part."""
+    """Names of an item and of the events about it. member: of the item, with its part."""
 
     prefix: str  # of its id
     type: str
@@ -444,9 +441,9 @@ class ResponsesReply(PartsReply):
         return told
 
     def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
-        """A complete answer has a message or a call, be the message empty: clients look for one.
+        """End the open item. A complete answer has a message or a call, which clients look for.
 
-        is_cut: it has ended within a call.
+        is_cut: the answer has ended within a call.
         """
         told = ""
         if is_complete and self.open in (None, PartKind.REASONING):

@@ -189,8 +189,7 @@ _SAMPLING = (
 
 
 class AnswerBody(Body):
-    """The fields of every request for an answer. Other servers' names of them are understood,
-    members that change no answer are taken, and any other is refused by name."""
+    """The fields of every request for an answer."""
 
     also = ALSO
     harmless = HARMLESS
@@ -298,8 +297,7 @@ def template_kwargs(
 def asked_reasoning(
     switches: JsonObject, effort: str | None, budget: int | None
 ) -> Literal["auto", "off"] | int | None:
-    """Returns what engines are asked for, as `edge_spec.text.parts.answer_form.Reasoning` has it;
-    None where the request says nothing of it. switches: as `template_kwargs` returns them."""
+    """Return what `Request.reasoning` is. switches: as `template_kwargs` returns them."""
     on = [switches.get(name) for name in SWITCHES]
     if effort == "none" or budget == 0 or any(each is False for each in on):
         return "off"

@@ -36,10 +36,7 @@ class Slot:
 
 
 class Pool:
-    """Hands out slots, and lets requests wait for one in the order of their arrival.
-
-    Used in the event loop alone.
-    """
+    """Hands out slots in the order of requests. Used in the event loop alone."""
 
     def __init__(self, slots: Sequence[Slot], queue: int, queue_timeout_s: float) -> None:
         self.slots = slots
@@ -56,8 +53,7 @@ class Pool:
         return len(self.slots) - len(self._free)
 
     async def take(self, prompt: Sequence[int], session_id: str | None) -> Slot:
-        """A slot to be given back by `release`. Raises ApiError where too many wait already, it
-        takes too long, or the server ends."""
+        """Return a slot, to be given back by `release`. Raises ApiError if that takes too long."""
         if self.num_waiting >= self._queue and self._turns.locked() and not self._closed:
             raise overloaded("Too many requests are waiting.")
         self.num_waiting += 1
@@ -87,8 +83,8 @@ class Pool:
         self._turns.release()
 
     def _best(self, prompt: Sequence[int], session_id: str | None) -> Slot:
-        """The session's own slot; else the one with most to share, unless that would drop more of
-        another conversation than it saves; else the one that was not used for longest."""
+        """Return the session's own slot; else the one that shares most, unless that would drop
+        more than it saves; else the least recently used one."""
         for slot in self._free:
             if session_id is not None and slot.session_id == session_id:
                 return slot
