@@ -104,7 +104,7 @@ class ServerAnswer:
                 self._generation.cancel()
 
     async def begun(self) -> None:
-        """Returns when the first choice is being answered. Raises what refused it."""
+        """Return when the first choice is being answered. Raises what refused it."""
         while not self._begun and not self.ended.is_set():
             await self._wait()
         if not self._begun and self._error is not None:
@@ -131,7 +131,7 @@ class ServerAnswer:
                 return
 
     async def _wait(self, limit_s: float | None = None) -> bool:
-        """Returns whether there are news within the limit."""
+        """Return whether there are news within the limit."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()

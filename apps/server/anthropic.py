@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
 from pydantic import Field, model_validator
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
 from edge_spec.apps.server.answer import Ended, Work
@@ -102,7 +102,7 @@ class ToolResult(OpenBody):
 
     @property
     def text(self) -> str:
-        """Returns what the model reads of it; templates have no other place for an error."""
+        """Return what the model reads of it; templates have no other place for an error."""
         content = self.content or ""
         if not isinstance(content, str):
             texts = (b.text if isinstance(b, TextPart) else b.tool_name for b in content)
@@ -298,12 +298,12 @@ def error_document(error: ApiError) -> dict[str, Any]:
 
 
 def asks_for_its_form(headers: Mapping[str, str]) -> bool:
-    """Tells whether a request for models, whose paths two APIs share, is of Anthropic's."""
+    """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
     return "anthropic-version" in headers
 
 
-def _document(model: ServedModel, since: datetime) -> dict[str, Any]:
-    """Describes one; its limits are known once it was open."""
+def model_document(model: ServedModel, since: datetime) -> dict[str, Any]:
+    """Describe a model; its limits are known once it was open."""
     limit = model.description and model.description.info["context_length"]
     return {
         "type": "model",
@@ -316,18 +316,10 @@ def _document(model: ServedModel, since: datetime) -> dict[str, Any]:
     }
 
 
-def found_model(models: Models, name: str, since: datetime) -> Response:
-    try:
-        return JSONResponse(_document(models.find(name), since))
-    except ApiError as error:
-        return JSONResponse(error_document(error), error.status)
-
-
 def models_page(models: Models, since: datetime) -> dict[str, Any]:
-    """All of them: there is one page."""
-    data = [_document(model, since) for model in models]
-    first, last = data[0]["id"], data[-1]["id"]
-    return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+    """Describe all of them: there is one page."""
+    data = [model_document(model, since) for model in models]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
 
 
 class MessageReply(PartsReply):
@@ -372,7 +364,7 @@ class MessageReply(PartsReply):
         return self._message
 
     def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
-        """Returns why the message has ended, and the stop string that ended it."""
+        """Return why the message has ended, and the stop string that ended it."""
         if result.finish_reason is FinishReason.STOP:
             if result.stop is not None:
                 return "stop_sequence", result.stop

@@ -13,14 +13,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge_spec.apps.server.anthropic import (
+    MESSAGES,
     add_messages,
     asks_for_its_form,
-    found_model,
+    model_document,
     models_page,
 )
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
@@ -116,15 +117,14 @@ def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
     async def all_models(request: Request) -> Any:
         """The models that are served, and which of them are open."""
         if asks_for_its_form(request.headers):
-            return JSONResponse(models_page(models, started))
+            return models_page(models, started)
         return {"object": "list", "data": [entry(model) for model in models]}
 
     @app.get("/v1/models/{model:path}")
     async def one_model(model: str, request: Request) -> Any:
         """One of them, by its name or an alias."""
-        if asks_for_its_form(request.headers):
-            return found_model(models, model, started)
-        return entry(models.find(model))
+        describe = partial(model_document, since=started)
+        return (describe if asks_for_its_form(request.headers) else entry)(models.find(model))
 
     @app.get("/edge-spec/info")
     async def what_runs(model: str | None = None) -> Mapping[str, Any]:
@@ -191,7 +191,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
         told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers)
-    return error_response(told, path)
+    return error_response(told, MESSAGES if asks_for_its_form(request.headers) else path)
 
 
 def _paths(app: FastAPI) -> list[str]:

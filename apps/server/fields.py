@@ -132,7 +132,7 @@ def require_off(name: str, value: Any, *, shown_as: str | None = None) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Returns a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
+    """Return a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

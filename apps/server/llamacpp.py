@@ -74,7 +74,7 @@ class InfillBody(AnswerBody):
 
     @property
     def reads_alone(self) -> bool:
-        """Says whether nothing is to be written."""
+        """Return whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
     @model_validator(mode="after")

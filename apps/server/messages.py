@@ -31,7 +31,7 @@ Arguments = str | JsonObject  # JSON, as a text or as it is
 
 
 def joined(content: Content) -> str:
-    """Returns the text of all parts."""
+    """Return the text of all parts."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -48,7 +48,7 @@ def message_of(role: str, content: str | None, **others: Any) -> dict[str, Any]:
 def answer_of(
     texts: Sequence[str], thoughts: Iterable[str], calls: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns an earlier answer as one message. thoughts: empty ones are none."""
+    """Return an earlier answer as one message. thoughts: empty ones are none."""
     return message_of(
         "assistant",
         "".join(texts) if texts else None,
@@ -112,7 +112,7 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Returns it as chat templates read it. Raises ApiError as `call_of` does."""
+        """Return it as chat templates read it. Raises ApiError as `call_of` does."""
         functions = [(each.id, each.function) for each in self.tool_calls or ()]
         calls = [call_of(id, function.name, function.arguments) for id, function in functions]
         return message_of(
@@ -161,7 +161,7 @@ class NamedTool(OpenBody):
 
 
 def _word(choice: Any) -> Any:
-    """Returns the word where it stands as the type of an object, as Anthropic's API has it."""
+    """Return the word where it stands as the type of an object, as Anthropic's API has it."""
     if isinstance(choice, dict) and list(choice) == ["type"]:
         return choice["type"] if choice["type"] in ("none", "auto", "required", "any") else choice
     return choice
@@ -172,6 +172,6 @@ Choice = Annotated[Word | NamedTool, BeforeValidator(_word)]
 
 
 def tool_of(name: str, **others: Any) -> dict[str, Any]:
-    """Returns a tool in OpenAI's form, without those of `others` that are None."""
+    """Return a tool in OpenAI's form, without those of `others` that are None."""
     given = {name: value for name, value in others.items() if value is not None}
     return {"type": "function", "function": {"name": name, **given}}

@@ -89,8 +89,20 @@ class Metrics:
 
 
 _NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
-    ("queue_length", "Requests that wait.", lambda model: model.num_in_queue),
-    ("slots_busy", "Slots that answer.", lambda model: model.num_busy),
-    ("slots", "Slots that there are.", lambda model: model.num_slots),
+    (
+        "queue_length",
+        "Requests that wait.",
+        lambda model: model.num_waiting + (model.opened.pool.num_waiting if model.opened else 0),
+    ),
+    (
+        "slots_busy",
+        "Slots that answer.",
+        lambda model: model.opened.pool.num_busy if model.opened else 0,
+    ),
+    (
+        "slots",
+        "Slots that there are.",
+        lambda model: len(model.opened.pool.slots) if model.opened else 0,
+    ),
     ("model_loaded", "1 where the model is open.", lambda model: model.opened is not None),
 )

@@ -29,6 +29,7 @@ from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory,
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
 
+_LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class ServedModel:
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
         """on_demand: None for one that is open from the start to the end."""
         self.name = name
+        self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
         self.opening: asyncio.Task[ApiError | None] | None = None
@@ -163,26 +165,10 @@ class ServedModel:
         self.last_use = 0
 
     @property
-    def aliases(self) -> tuple[str, ...]:
-        return () if self.on_demand is None else self.on_demand.aliases
-
-    @property
     def status(self) -> Literal["loaded", "loading", "unloaded"]:
         if self.opened is not None:
             return "loaded"
         return "unloaded" if self.opening is None else "loading"
-
-    @property
-    def num_in_queue(self) -> int:
-        return self.num_waiting + (self.opened.pool.num_waiting if self.opened else 0)
-
-    @property
-    def num_busy(self) -> int:
-        return self.opened.pool.num_busy if self.opened else 0
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.opened.pool.slots) if self.opened else 0
 
     def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
@@ -197,7 +183,8 @@ class Models:
         """models: the first one is answered with where a request names none."""
         self._models = models
         self._options = options
-        self._by_name = {name: each for each in models for name in (each.name, *each.aliases)}
+        named = [(name, each) for each in models for name in (each.name, *each.aliases)]
+        self._by_name = {f"{name}{_LATEST}": each for name, each in named} | dict(named)
         self._uses = count(1)
         self._turn = asyncio.Lock()  # of those that are opened
         self._released = asyncio.Event()  # another one each time
@@ -221,14 +208,10 @@ class Models:
     def __len__(self) -> int:
         return len(self._models)
 
-    @property
-    def first(self) -> ServedModel:
-        return self._models[0]
-
     def find(self, name: str | None) -> ServedModel:
-        """Raises ApiError."""
-        if name is None:
-            return self.first
+        """Raises ApiError. name: none is the first one's."""
+        if not name:
+            return self._models[0]
         if name not in self._by_name:
             others = ", ".join(repr(each.name) for each in self._models)
             there = f"There {'is' if len(self) == 1 else 'are'} {others}."

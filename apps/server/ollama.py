@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +16,7 @@ from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
 from edge_spec.apps.server.messages import Message, message_of
-from edge_spec.apps.server.models import Models, OpenModel, ServedModel
+from edge_spec.apps.server.models import OpenModel, ServedModel
 from edge_spec.apps.server.replies import chat_logprobs, reason_of
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.request import Gap, Request
@@ -88,7 +87,7 @@ _OF_TEMPLATES -= {"logprobs", "top_logprobs"}
 
 
 def _plain(given: Any) -> Any:
-    """Returns a request with the words for what Ollama says otherwise."""
+    """Return a request with the words for what Ollama says otherwise."""
     if not isinstance(given, dict):
         return given
     told = {name: value for name, value in given.items() if name not in ("options", "format")}
@@ -170,7 +169,7 @@ def _line(document: Mapping[str, Any]) -> str:
 
 
 def _calls(result: GenerationResult) -> dict[str, Any]:
-    """Returns the calls, without one that was cut: it would be made."""
+    """Return the calls, without one that was cut: it would be made."""
     calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
     told = []
     for index, call in enumerate(calls):
@@ -181,7 +180,7 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
 
 
 def _last(result: GenerationResult) -> dict[str, Any]:
-    """Returns what ends an answer. Durations are in nanoseconds."""
+    """Return what ends an answer. Durations are in nanoseconds."""
     stats = result.stats
     durations = {"prompt_eval": stats.prompt_ms, "eval": stats.predicted_ms}
     counts = {"prompt_eval_count": stats.prompt_n, "eval_count": stats.predicted_n}
@@ -192,7 +191,6 @@ def _last(result: GenerationResult) -> dict[str, Any]:
 
 OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
-_LATEST = ":latest"  # which clients add to names
 OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
 
 
@@ -209,7 +207,7 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
     async def answer(body: OllamaBody, reply: type[OllamaReply]) -> Response:
-        request = replace(body.request(), model=_plain_name(models, body.model))
+        request = body.request()
         if request.messages or request.prompts or request.gap:
             return AnswerResponse(running, request, reply)
         model = models.find(request.model)
@@ -244,18 +242,13 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     @app.post("/api/show")
     async def show(request: ShowRequest) -> dict[str, Any]:
         """One of them, and what it can do."""
-        async with models.using(models.find(_plain_name(models, request.model))) as opened:
+        async with models.using(models.find(request.model)) as opened:
             return {"modified_at": since, **_shown(opened)}
 
     @app.get("/api/version")
     async def spoken() -> dict[str, str]:
         """The version of Ollama whose API this is."""
         return {"version": _SPOKEN}
-
-
-def _plain_name(models: Models, name: str | None) -> str | None:
-    known = [each for model in models for each in (model.name, *model.aliases)]
-    return name if not name or name in known else name.removesuffix(_LATEST)
 
 
 def _shown(opened: OpenModel) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
 
 
 def _scored(token: Token) -> tuple[Alternative, list[Alternative]]:
-    """Returns the token, and the likeliest ones in its place, which it is one of."""
+    """Return the token, and the likeliest ones in its place, which it is one of."""
     own = Alternative(token.id, token.name, token.logprob or 0.0, token.raw)
     tops = [own if each.id == own.id else each for each in token.alternatives]
     return own, tops if own in tops or not tops else [*tops, own]
@@ -149,7 +149,7 @@ def _finite(logprob: float) -> float:
 
 
 def origin_of(token: Token) -> dict[str, Any]:
-    """Tells where a token came from; its probability has a place of its own."""
+    """Return where a token came from; its probability has a place of its own."""
     part = {} if token.kind is PartKind.TEXT else {"kind": token.kind.value}
     named = {"drafter": token.drafter} if token.drafter else {}
     return {"id": token.id, "text": token.text, "origin": token.origin.value, **part, **named}
@@ -240,7 +240,7 @@ class _ChoicesReply(Reply):
         return server_event({**self._head, "choices": choices, **others})
 
     def _origins(self, of: Round) -> dict[str, Any]:
-        """Returns the member of an event that tells origins, where they are asked for."""
+        """Return the member of an event that tells origins, where they are asked for."""
         if not self._request.tells_origins:
             return {}
         live = {
@@ -253,11 +253,11 @@ class _ChoicesReply(Reply):
 
     @abstractmethod
     def _said(self, choice: int, chunk: Chunk) -> Any:
-        """Returns what a chunk adds to a choice."""
+        """Return what a chunk adds to a choice."""
 
     @abstractmethod
     def _all_said(self, choice: int, result: GenerationResult) -> Any:
-        """Returns what all chunks of a choice, and its beginning, add up to."""
+        """Return what all chunks of a choice, and its beginning, add up to."""
 
     @abstractmethod
     def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]: ...

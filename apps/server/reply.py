@@ -48,30 +48,30 @@ class Reply(ABC):
 
     @abstractmethod
     def piece(self, round_: Round) -> str:
-        """Returns what a round wrote."""
+        """Return what a round wrote."""
 
     @abstractmethod
     def end(self, ended: Ended) -> str:
-        """Returns what is left to tell of a choice that is complete."""
+        """Return what is left to tell of a choice that is complete."""
 
     def told(self, rounds: Sequence[Round]) -> str:
         return "".join(self.end(e) if isinstance(e, Ended) else self.piece(e) for e in rounds)
 
     def closing(self) -> str:
-        """Returns the end of a stream whose choices are all complete."""
+        """Return the end of a stream whose choices are all complete."""
         return ""
 
     def failure(self, error: ApiError) -> str:
-        """Returns the end of a stream that an error has ended, in the form of its API."""
+        """Return the end of a stream that an error has ended, in the form of its API."""
         return server_event(error.document())
 
     def waiting(self) -> str:
-        """Returns what tells a client that waits for the next round that it is being written."""
+        """Return what tells a client that waits for the next round that it is being written."""
         return ": still at work\n\n"  # clients pass over lines that begin with a colon
 
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """Returns the whole reply, for a client that does not stream."""
+        """Return the whole reply, for a client that does not stream."""
 
 
 class PartsReply(Reply):
@@ -105,19 +105,19 @@ class PartsReply(Reply):
 
     @abstractmethod
     def begin(self, kind: PartKind, call: CallHead | None) -> str:
-        """Returns the beginning of a part."""
+        """Return the beginning of a part."""
 
     @abstractmethod
     def add(self, text: str) -> str:
-        """Returns what goes on with the open part."""
+        """Return what goes on with the open part."""
 
     @abstractmethod
     def close(self) -> str:
-        """Returns the end of the open part."""
+        """Return the end of the open part."""
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call, or what is complete of those of one that was cut."""
+    """Return the arguments of a call, or what is complete of those of one that was cut."""
     try:
         given = from_json(text, allow_partial=True)
     except ValueError:
@@ -136,7 +136,7 @@ def sealed(thought: str) -> str:
 
 
 def unsealed(text: str | None) -> str:
-    """Returns the thought, "" of what was not sealed here."""
+    """Return the thought, "" of what was not sealed here."""
     if text is None or not text.startswith(_SEALED):
         return ""
     try:
@@ -176,11 +176,11 @@ class Running:
 
     async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
         """Return what a model's desk answers in a thread. Raises ApiError for an unknown model."""
-        async with self.models.using(self.models.find(model or None)) as opened:
+        async with self.models.using(self.models.find(model)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
 
     async def read(self, request: Request) -> Work:
-        """Returns what an engine would be asked for. Raises ApiError as `ask` does."""
+        """Return what an engine would be asked for. Raises ApiError as `ask` does."""
         return await self.ask(request.model, lambda desk: desk.work(request))
 
     def cancel(self) -> None:
@@ -190,7 +190,7 @@ class Running:
             answer.cancel()
 
     async def ended(self) -> None:
-        """Returns when no slot is used any more; after `cancel`, that is a round later."""
+        """Return when no slot is used any more; after `cancel`, that is a round later."""
         while self.answers:
             await next(iter(self.answers)).ended.wait()
 

@@ -74,7 +74,7 @@ class Request:
 
     @property
     def tells_thoughts(self) -> bool:
-        """Says whether the answer has its thoughts beside the text."""
+        """Return whether the answer has its thoughts beside the text."""
         return self.thoughts != "hidden"
 
 
@@ -232,7 +232,7 @@ def _seed(usual: int | None, request: Request, choice: int) -> int | None:
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
-    """Returns a tool as the model is shown it."""
+    """Return a tool as the model is shown it."""
     function = {name: each for name, each in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 

@@ -77,7 +77,7 @@ Offered = Annotated[
 
 
 def qualified(namespace: str | None, name: str) -> str:
-    """Returns the name that the model knows a function by."""
+    """Return the name that the model knows a function by."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -116,7 +116,7 @@ class ThoughtItem(OpenBody):
 
     @property
     def text(self) -> str:
-        """Returns what is known of it; "" of a thought that another server sealed."""
+        """Return what is known of it; "" of a thought that another server sealed."""
         told = "".join(part.text for part in self.content or ())
         summary = "\n\n".join(part.text for part in self.summary or ())
         return told or unsealed(self.encrypted_content) or summary
@@ -243,7 +243,7 @@ class ResponsesBody(ConversationBody):
         return found
 
     def called(self, name: str) -> tuple[str | None, str]:
-        """Returns the namespace and the own name of a function that the model calls."""
+        """Return the namespace and the own name of a function that the model calls."""
         space, tool = self._functions.get(name, (None, None))
         return space, tool.function.name if tool else name
 
@@ -253,11 +253,11 @@ class ResponsesBody(ConversationBody):
 
     @property
     def summarizes(self) -> bool:
-        """Says whether thoughts are told as summaries."""
+        """Return whether thoughts are told as summaries."""
         return self.reasoning is not None and self.reasoning.summary is not None
 
     def as_sent(self, name: str, otherwise: Any = None) -> Any:
-        """Returns a field as it came, and of the tools those that the model is told of."""
+        """Return a field as it came, and of the tools those that the model is told of."""
         value = self._given.get(name)
         if name == "tools" and value is not None:
             return [tool for tool in value if tool.get("type") not in LEFT_OUT]

@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.port: int = sockets[0].getsockname()[1]
         self.url = f"http://{host}:{self.port}"
-        self.model = models.first.name
+        self.model = models.find(None).name
         self.interrupted = False
         self._sockets = sockets
         self._grace_s = options.grace_s
@@ -224,37 +224,29 @@ def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) ->
 
 
 def serve(
-    engine: Engine,
+    served: Engine | Sequence[ModelOnDemand],
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,
 ) -> None:
     """Serve until a signal: SIGTERM and SIGHUP return, SIGINT raises KeyboardInterrupt, when
-    answers have ended or `options.grace_s` has passed. The engine is not closed.
+    answers have ended or `options.grace_s` has passed. An engine is not closed.
 
     announce: called with the model's name, the address and the port, when connections are accepted.
     Raises DeviceError where the address cannot be used.
     """
-    _serve(engine, options, announce)
-
-
-def run(
-    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
-) -> None:
-    """`edge-spec serve`. settings: of ServerOptions, checked before a model is opened."""
-    _serve(models, ServerOptions(**settings), announce)
-
-
-def _serve(
-    served: Engine | Sequence[ModelOnDemand],
-    options: ServerOptions,
-    announce: Callable[[str, str, int], None],
-) -> None:
     with _opened(served, options) as server:
         with server.capture_signals():  # who was told that it serves may end it
             announce(server.model, server.url, server.port)
             server.answer()
         if server.interrupted:
             raise KeyboardInterrupt
+
+
+def run(
+    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
+) -> None:
+    """`edge-spec serve`. settings: of ServerOptions, checked before a model is opened."""
+    serve(models, ServerOptions(**settings), announce)
 
 
 class RunningServer:

@@ -116,7 +116,7 @@ def _is_limit(value: int) -> int:
 
 
 def _scores(value: Any) -> Any:
-    """Returns None for false, which asks for no scores as chat requests do."""
+    """Return None for false, which asks for no scores as chat requests do."""
     return None if value is False else value
 
 
@@ -225,7 +225,7 @@ class AnswerBody(Body):
     grammar: str | None = None
 
     def request(self, **own: Any) -> Request:
-        """Returns what the body asks for. own: fields of it that the body's API alone has."""
+        """Return what the body asks for. own: fields of it that the body's API alone has."""
         speculative = self.speculative or Speculative()
         limit = self.max_completion_tokens or self.max_tokens
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
@@ -234,7 +234,7 @@ class AnswerBody(Body):
         biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
         sampling["logit_bias"] = biases or None
         asked: dict[str, Any] = {
-            "model": self.model or None,
+            "model": self.model,
             "stream": bool(self.stream),
             "form": next(((name, form) for name, form in self.forms().items() if form), None),
             "sampling": {name: each for name, each in sampling.items() if each is not None},
@@ -255,7 +255,7 @@ class AnswerBody(Body):
         return Request(**{**asked, **own})
 
     def forms(self) -> dict[str, Grammar | None]:
-        """Returns what an answer has to look like, by the fields that may ask for it."""
+        """Return what an answer has to look like, by the fields that may ask for it."""
         schema, choices = self.json_schema, map(json.dumps, self.guided_choice or ())
         return {
             "response_format": grammar_of(self.response_format),
@@ -281,7 +281,7 @@ class AnswerBody(Body):
 def template_kwargs(
     kwargs: JsonObject | None, thinks: bool | None, effort: str | None, documents: Any = None
 ) -> JsonObject:
-    """Returns what the chat template is given by name. kwargs: as the client has named it."""
+    """Return what the chat template is given by name. kwargs: as the client has named it."""
     # Some templates know the switch by another name, and some think when they are asked alone.
     is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
     on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
