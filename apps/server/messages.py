@@ -135,10 +135,6 @@ class Function(OpenBody):
     strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
-class FunctionName(OpenBody):
-    name: str
-
-
 def _wrapped(given: Any) -> Any:
     """Return a function of OpenAI's newer form in the older one."""
     if not isinstance(given, dict) or "function" in given or "name" not in given:
@@ -155,7 +151,7 @@ class Tool(OpenBody):
 
 class NamedTool(OpenBody):
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: FunctionCall
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 

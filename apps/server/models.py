@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Literal
 
 from edge_spec import EdgeSpecError, Engine, SamplingParams
+from edge_spec.apps.server.answer import Pool, Slot
 from edge_spec.apps.server.errors import (
     ApiError,
     cannot_be_opened,
@@ -22,7 +23,6 @@ from edge_spec.apps.server.errors import (
 )
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.request import Desk
-from edge_spec.apps.server.slots import Pool, Slot
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory, forecast_here

@@ -20,7 +20,7 @@ from edge_spec.apps.server.models import OpenModel, ServedModel
 from edge_spec.apps.server.replies import chat_logprobs, reason_of
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import AnswerBody, ConversationBody
+from edge_spec.apps.server.schema import AnswerBody, ChatBody, ConversationBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -36,22 +36,29 @@ class OllamaBody(ConversationBody):
     stream: bool | None = True
     n: Literal[1] | None = None
 
-    def request(self, **own: Any) -> Request:
-        return super().request(**{"stream": self.stream is not False, **own})
-
     @model_validator(mode="before")
     @classmethod
     def _speaks_plainly(cls, given: Any) -> Any:
-        return _plain(given)
+        """Return a request with the words for what Ollama says otherwise."""
+        if not isinstance(given, dict):
+            return given
+        told = {name: value for name, value in given.items() if name not in ("options", "format")}
+        options, format = given.get("options") or {}, given.get("format")
+        if not isinstance(options, dict):
+            raise refusal("options", "should be an object")
+        if isinstance(format, dict):
+            told["response_format"] = {"type": "json_schema", "schema": format}
+        elif format == "json":
+            told["response_format"] = {"type": "json_object"}
+        elif format:
+            raise refusal("format", "is no form that is known here: send json or a JSON Schema")
+        if isinstance(told.get("think"), str):
+            told["reasoning_effort"] = told.pop("think")
+        return {**options, **told}
 
 
-class OllamaChatBody(OllamaBody):
+class OllamaChatBody(OllamaBody, ChatBody):
     messages: list[Message] = Field(default_factory=list)
-
-    def request(self, **own: Any) -> Request:
-        goes_on = self.continue_final_message or (self.messages and self.messages[-1].prefix)
-        messages = [message.for_template() for message in self.messages]
-        return super().request(messages=messages, continue_final_message=goes_on or None, **own)
 
 
 class OllamaGenerateBody(OllamaBody):
@@ -84,26 +91,6 @@ class OllamaGenerateBody(OllamaBody):
 
 _OF_TEMPLATES = ConversationBody.model_fields.keys() - AnswerBody.model_fields
 _OF_TEMPLATES -= {"logprobs", "top_logprobs"}
-
-
-def _plain(given: Any) -> Any:
-    """Return a request with the words for what Ollama says otherwise."""
-    if not isinstance(given, dict):
-        return given
-    told = {name: value for name, value in given.items() if name not in ("options", "format")}
-    options = given.get("options") or {}
-    if not isinstance(options, dict):
-        raise refusal("options", "should be an object")
-    format = given.get("format")
-    if isinstance(format, dict):
-        told["response_format"] = {"type": "json_schema", "schema": format}
-    elif format == "json":
-        told["response_format"] = {"type": "json_object"}
-    elif format:
-        raise refusal("format", "is no form that is known here: send json or a JSON Schema")
-    if isinstance(told.get("think"), str):
-        told["reasoning_effort"] = told.pop("think")
-    return {**options, **told}
 
 
 class OllamaReply(Reply):

@@ -404,7 +404,7 @@ class ChatBody(ConversationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
 
     def request(self, **own: Any) -> Request:
-        goes_on = self.continue_final_message or self.messages[-1].prefix
+        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
         messages = [message.for_template() for message in self.messages]
         return super().request(messages=messages, continue_final_message=goes_on, **own)
 
