@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +20,7 @@ from edge_spec.apps.server.errors import (
     stopped_early,
     timed_out,
 )
+from edge_spec.apps.server.request import Work
 from edge_spec.errors import UsageError
 
 _LIVE_S = 1.0  # the time that a live rate looks back
@@ -114,18 +115,6 @@ class Pool:
         if continued:
             return max(continued, key=lambda slot: shared[id(slot)])
         return min(self._free, key=lambda slot: slot.last_use)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Prompts to continue in turn; the answer to each is a choice of one reply. options: of each
-    choice, for `Engine.generate`. cut: ends its text early."""
-
-    prompts: Sequence[Sequence[int]]
-    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
-    drafter: str
-    session_id: str | None = None
-    cut: Callable[[Generation], Iterator[Chunk]] = iter
 
 
 @dataclass(frozen=True)
@@ -248,11 +237,11 @@ class ServerAnswer:
             self._loop.call_soon_threadsafe(self._end)
 
     def _choose_drafter(self) -> None:
-        engine = self._slot.engine
-        if engine.drafter == self._work.drafter:
+        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.desk.drafter
+        if engine.drafter == drafter:
             return
         try:
-            engine.set_drafter(self._work.drafter)
+            engine.set_drafter(drafter)
         except UsageError as error:
             raise ApiError(
                 400,
@@ -267,7 +256,7 @@ class ServerAnswer:
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
         try:
-            for chunk in self._work.cut(generation):
+            for chunk in self._work.request.cut(generation):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)

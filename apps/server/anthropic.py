@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
-from edge_spec.apps.server.answer import Ended, Work
+from edge_spec.apps.server.answer import Ended
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import (
     HARMLESS,
@@ -48,7 +48,7 @@ from edge_spec.apps.server.reply import (
     server_event,
     unsealed,
 )
-from edge_spec.apps.server.request import Desk, Request
+from edge_spec.apps.server.request import Request, Work
 from edge_spec.apps.server.schema import (
     AnswerBody,
     SchemaFormat,
@@ -326,14 +326,14 @@ class MessageReply(PartsReply):
     """The assistant's next message as blocks. Thoughts that are not asked for are signatures
     without a text."""
 
-    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
-        super().__init__(request, work, desk)
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
         self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
         self._message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": desk.model,
+            "model": self._model,
             "content": self._content,
             "stop_reason": None,
             "stop_sequence": None,

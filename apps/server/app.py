@@ -89,8 +89,7 @@ def _add_answers(app: FastAPI, running: Running) -> None:
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(body: CompletionBody) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        reply = partial(CompletionReply, echo=bool(body.echo))
-        return AnswerResponse(running, body.request(), reply)
+        return AnswerResponse(running, body.request(), CompletionReply)
 
 
 def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:

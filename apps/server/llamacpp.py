@@ -15,12 +15,12 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
-from edge_spec.apps.server.request import Desk, Gap, Request
+from edge_spec.apps.server.request import Desk, Gap, Request, Work
 from edge_spec.apps.server.schema import AnswerBody, ChatBody, CompletionBody, TokenId
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
@@ -193,11 +193,11 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
 class InfillReply(Reply):
     """One text. A stream has an event for each piece of it, and one with the figures at its end."""
 
-    def __init__(self, body: InfillBody, request: Request, work: Work, desk: Desk) -> None:
-        super().__init__(request, work, desk)
-        self._body = body
-        self._context_length = desk.engine.context_length
-        (self._prompt,) = desk.texts(work.prompts)
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._body: InfillBody = work.request.body
+        self._context_length = work.desk.engine.context_length
+        (self._prompt,) = work.desk.texts(work.prompts)
         (tokens,) = work.prompts
         self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
         self._prompt_n = len(tokens)
@@ -269,7 +269,7 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
     async def infill(body: InfillBody) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(running, body.request(), partial(InfillReply, body))
+        return AnswerResponse(running, body.request(), InfillReply)
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
     async def fim(body: CompletionBody) -> Response:

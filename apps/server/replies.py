@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.request import Desk, Request
+from edge_spec.apps.server.request import Work
 from edge_spec.engine.results import Alternative
 
 _DONE = "data: [DONE]\n\n"
@@ -176,18 +176,17 @@ class _ChoicesReply(Reply):
     piece_member: ClassVar[str]
     nothing: ClassVar[Any]  # what is written in the last event of a choice
 
-    def __init__(self, request: Request, work: Work, desk: Desk, opening: Sequence[Any]) -> None:
+    def __init__(self, work: Work, opening: Sequence[Any]) -> None:
         """opening: what each choice begins with."""
-        super().__init__(request, work, desk)
+        super().__init__(work)
         self._opening = opening
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.streamed,
             "created": int(time.time()),
-            "model": desk.model,
+            "model": self._model,
         }
-        self._num_choices = len(work.prompts)
-        self._has_logprobs = request.logprobs is not None
+        self._has_logprobs = work.request.logprobs is not None
         self._results: list[GenerationResult] = []
 
     def opening(self) -> str:
@@ -208,7 +207,7 @@ class _ChoicesReply(Reply):
         self._results.append(ended.result)
         last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
         event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
-        if not self._request.tells_usage or len(self._results) < self._num_choices:
+        if not self._request.tells_usage or len(self._results) < len(self._work.prompts):
             return event
         return event + self._event([], usage=usage(self._results, self._request.num_choices))
 
@@ -276,9 +275,9 @@ class ChatReply(_ChoicesReply):
     member, piece_member = "message", "delta"
     nothing: ClassVar = {}
 
-    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
+    def __init__(self, work: Work) -> None:
         opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
-        super().__init__(request, work, desk, opening)
+        super().__init__(work, opening)
         self._num_calls = [0] * len(opening)
 
     def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
@@ -321,8 +320,9 @@ class CompletionReply(_ChoicesReply):
     member = piece_member = "text"
     nothing = ""
 
-    def __init__(self, request: Request, work: Work, desk: Desk, *, echo: bool = False) -> None:
-        super().__init__(request, work, desk, desk.texts(work.prompts) if echo else ())
+    def __init__(self, work: Work) -> None:
+        echo = work.request.body.echo
+        super().__init__(work, work.desk.texts(work.prompts) if echo else ())
         self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
 
     def _said(self, choice: int, chunk: Chunk) -> str:

@@ -16,11 +16,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edge_spec import GenerationResult, PartKind
-from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
+from edge_spec.apps.server.answer import Ended, Round, ServerAnswer
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.request import Desk, Request
+from edge_spec.apps.server.request import Desk, Request, Work
 from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
@@ -39,9 +39,10 @@ class Reply(ABC):
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
     is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
 
-    def __init__(self, request: Request, work: Work, desk: Desk) -> None:
-        self._request = request
-        self._model = desk.model
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._request = work.request
+        self._model = work.desk.model
 
     def opening(self) -> str:
         return ""
@@ -158,7 +159,7 @@ class Running:
         self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
     ) -> ServerAnswer:
         """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
-        slot = await opened.pool.take(work.prompts[0], work.session_id)
+        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
         self.models.hold(model)  # as long as the slot is used, also when the client has left
         waited_s = time.perf_counter() - arrived
 
@@ -198,20 +199,13 @@ class Running:
 class AnswerResponse(Response):
     """Raises ApiError for a model that is not served."""
 
-    def __init__(
-        self, running: Running, request: Request, reply: Callable[[Request, Work, Desk], Reply]
-    ) -> None:
+    def __init__(self, running: Running, request: Request, reply: Callable[[Work], Reply]) -> None:
         """reply: called in a thread."""
         super().__init__()
         self._running = running
         self._model = running.models.find(request.model)
-        self._is_streamed = request.stream
-
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = desk.work(request)
-            return work, reply(request, work, desk)
-
-        self._read = read
+        self._request = request
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
@@ -233,9 +227,10 @@ class AnswerResponse(Response):
         try:
             try:
                 async with self._running.models.using(self._model) as opened:
-                    work, reply = await asyncio.to_thread(self._read, opened.desk)
+                    work = await asyncio.to_thread(opened.desk.work, self._request)
+                    reply = await asyncio.to_thread(self._reply, work)
                     answer = await self._running.begin(self._model, opened, work, arrived)
-                response = await (_begun if self._is_streamed else _whole)(answer, reply)
+                response = await (_begun if self._request.stream else _whole)(answer, reply)
             except Exception as error:
                 response = error_response(error, scope["path"])
             if isinstance(response, StreamingResponse):

@@ -9,7 +9,6 @@ from math import inf
 from typing import Any, Literal
 
 from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
-from edge_spec.apps.server.answer import Work
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
@@ -40,6 +39,7 @@ class Request:
     logprobs: the number of alternatives. cut: ends a text early.
     """
 
+    body: Any = None  # of the API, which some replies repeat
     model: str | None = None
     stream: bool = False
     messages: Sequence[Mapping[str, Any]] = ()
@@ -76,6 +76,19 @@ class Request:
     def tells_thoughts(self) -> bool:
         """Return whether the answer has its thoughts beside the text."""
         return self.thoughts != "hidden"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts to continue in turn; the answer to each is a choice of one reply.
+
+    options: of each choice, for `Engine.generate`.
+    """
+
+    desk: Desk
+    request: Request
+    prompts: Sequence[Sequence[int]]
+    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
 
 
 class Desk:
@@ -206,11 +219,10 @@ class Desk:
             for choice in range(request.num_choices)
         ]
         return Work(
+            desk=self,
+            request=request,
             prompts=[prompt for prompt in prompts for _ in choices],
             options=[options for _ in prompts for options in choices],
-            drafter=request.drafter or self.drafter,
-            session_id=request.session_id,
-            cut=request.cut,
         )
 
     def _sampling(self, request: Request) -> SamplingParams:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from fastapi import FastAPI
@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateA
 from starlette.responses import Response
 
 from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
 from edge_spec.apps.server.messages import (
@@ -38,7 +38,7 @@ from edge_spec.apps.server.reply import (
     server_event,
     unsealed,
 )
-from edge_spec.apps.server.request import Desk, Request
+from edge_spec.apps.server.request import Request, Work
 from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
 from edge_spec.text.parts.part import CallHead
 
@@ -315,9 +315,9 @@ _REPEATED: Fields = {  # fields of the request, and their values where it does n
 class ResponsesReply(PartsReply):
     """The items of an answer, in the order in which they are written."""
 
-    def __init__(self, body: ResponsesBody, request: Request, work: Work, desk: Desk) -> None:
-        super().__init__(request, work, desk)
-        self._body = body
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._body: ResponsesBody = work.request.body
         self._num_events = 0
         self._items: list[Fields] = []  # that are complete
         self._new_scores: list[Any] = []  # of tokens that are not told yet
@@ -335,10 +335,10 @@ class ResponsesReply(PartsReply):
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
-            "model": desk.model,
+            "model": self._model,
             "output": [],
             "usage": None,
-            **{name: body.as_sent(name, value) for name, value in _REPEATED.items()},
+            **{name: self._body.as_sent(name, value) for name, value in _REPEATED.items()},
             "background": False,
             "previous_response_id": None,
             "service_tier": "default",
@@ -489,7 +489,7 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(body: ResponsesBody) -> Response:
         """The next items of a conversation."""
-        return AnswerResponse(running, body.request(), partial(ResponsesReply, body))
+        return AnswerResponse(running, body.request(), ResponsesReply)
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:

@@ -234,6 +234,7 @@ class AnswerBody(Body):
         biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
         sampling["logit_bias"] = biases or None
         asked: dict[str, Any] = {
+            "body": self,
             "model": self.model,
             "stream": bool(self.stream),
             "form": next(((name, form) for name, form in self.forms().items() if form), None),
