@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -17,7 +17,6 @@ from edge_spec.apps.server.errors import (
     ApiError,
     overloaded,
     shutting_down,
-    stopped_early,
     timed_out,
 )
 from edge_spec.apps.server.request import Work
@@ -274,7 +273,8 @@ class ServerAnswer:
             num_choices = len(self._work.prompts)
             of = f" of answer {choice + 1} of {num_choices}" if num_choices > 1 else ""
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
-            raise stopped_early(self._stopped, read)
+            told = f"{self._stopped.message} {read}; asking again goes on from there."
+            raise replace(self._stopped, message=told)
         num_tokens = len(result.tokens)
         self._tell(Ended(choice, _NOTHING, num_tokens, rate, slot.plain_per_second, result))
 

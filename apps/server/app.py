@@ -189,7 +189,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
-        told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers)
+        told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
     return error_response(told, MESSAGES if asks_for_its_form(request.headers) else path)
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import Response
@@ -30,24 +31,18 @@ _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A refusal, with the status and the body that tell it."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def document(self) -> dict[str, Any]:
         other = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -85,6 +80,11 @@ def error_response(error: Exception, path: str) -> Response:
     return Response(told.body(path), told.status, told.headers, "application/json")
 
 
+def refused(member: str, fault: str) -> ApiError:
+    """Return the error of a member of the request."""
+    return ApiError(400, f"{member} {fault}", param=member.partition(".")[0])
+
+
 def overloaded(message: str) -> ApiError:
     return ApiError(429, message, code="overloaded", headers={"Retry-After": "1"})
 
@@ -95,12 +95,6 @@ def shutting_down() -> ApiError:
 
 def timed_out() -> ApiError:
     return ApiError(504, "The answer has taken longer than the server allows.", code="timeout")
-
-
-def stopped_early(reason: ApiError, progress: str) -> ApiError:
-    """Return the error of an answer that was stopped before its first token."""
-    told = f"{reason.message} {progress}; asking again goes on from there."
-    return ApiError(reason.status, told, code=reason.code, headers=reason.headers)
 
 
 def cannot_be_opened(name: str, error: Exception) -> ApiError:

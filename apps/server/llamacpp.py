@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
 from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
@@ -133,9 +133,9 @@ def limited(generation: Generation, least_indent: int, seconds: float) -> Iterat
 def fim_request(body: CompletionBody) -> Request:
     """Return the request for what stands between prompt and suffix. Raises ApiError."""
     if not isinstance(body.prompt, str):
-        raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
+        raise refused("prompt", "is no text: send the one before the answer.")
     if body.echo:
-        raise ApiError(400, "echo is not supported: leave it out.", param="echo")
+        raise refused("echo", "is not supported: leave it out.")
     return body.request(gap=Gap(body.prompt, body.suffix or ""))
 
 
@@ -176,7 +176,7 @@ def _check_tokens(desk: Desk, field: str, ids: Sequence[int]) -> None:
     size = desk.engine.parts.model.config.vocab_size
     wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
-        raise ApiError(400, f"{field} has {wrong}: tokens are 0 to {size - 1}.", param=field)
+        raise refused(field, f"has {wrong}: tokens are 0 to {size - 1}.")
 
 
 def _piece(codec: TextCodec, token: int) -> str | list[int]:

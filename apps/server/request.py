@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, Literal
 
 from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, refused
 from edge_spec.apps.server.options import ServerOptions
 from edge_spec.errors import UnsupportedModelError, UsageError
 from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
@@ -154,13 +154,11 @@ class Desk:
         calls = self.engine.parts.text.tool_form() if tools else None
         if calls is None:
             if required:
-                told = "tool_choice asks for a call: send tools, too."
-                raise ApiError(400, told, param="tool_choice")
+                raise refused("tool_choice", "asks for a call: send tools, too.")
             return _grammar(request)
         if request.form is not None and request.form[1].kind != "json-schema":
-            field = request.form[0]
-            told = f"{field} does not go with tools: send a JSON Schema, or no tools."
-            raise ApiError(400, told, param=field)
+            told = "does not go with tools: send a JSON Schema, or no tools."
+            raise refused(request.form[0], told)
         several = request.parallel_tool_calls
         if several is None:  # who was not trained to call tools repeats the first one
             several = self.engine.parts.text.knows_tools
@@ -168,8 +166,7 @@ class Desk:
         if name is not None:
             several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
             if not tools:
-                told = f"tool_choice names {name}, which tools do not have."
-                raise ApiError(400, told, param="tool_choice")
+                raise refused("tool_choice", f"names {name}, which tools do not have.")
         with _naming("tools"):
             return calls.grammar(list(tools), required=required, several=several, text=text)
 
@@ -180,12 +177,8 @@ class Desk:
         asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
         for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
             field = name if name == "documents" else "chat_template_kwargs"
-            raise ApiError(
-                400,
-                f"{field} gives this model's chat template {name}, which it does not read: leave "
-                "it out, or ask for another model.",
-                param=field,
-            )
+            told = f"gives this model's chat template {name}, which it does not read"
+            raise refused(field, f"{told}: leave it out, or ask for another model.")
 
     def _work(
         self,
@@ -195,11 +188,8 @@ class Desk:
         form: AnswerForm | None = None,
     ) -> Work:
         if request.ignore_eos and grammar is not None:
-            raise ApiError(
-                400,
-                "ignore_eos keeps an answer of a given form from its end: leave one of them out.",
-                param="ignore_eos",
-            )
+            told = "keeps an answer of a given form from its end: leave one of them out."
+            raise refused("ignore_eos", told)
         limit, options = request.max_tokens, self._options
         if limit is None and options.max_tokens is not None:
             limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
@@ -215,8 +205,8 @@ class Desk:
         given = {name: value for name, value in asked.items() if value is not None}
         sampling = self._sampling(request)
         choices = [
-            {**given, "sampling": replace(sampling, seed=_seed(sampling.seed, request, choice))}
-            for choice in range(request.num_choices)
+            {**given, "sampling": sampling if seed is None else replace(sampling, seed=seed)}
+            for seed in _seeds(request)
         ]
         return Work(
             desk=self,
@@ -234,13 +224,14 @@ class Desk:
         params, last = replace(self._options.sampling, **given), request.repeat_last_n
         if params.penalized and last not in (None, -1) and last < self.engine.context_length:
             told = "but penalties are of all tokens: leave it out or send -1."
-            raise ApiError(400, f"repeat_last_n is {last}, {told}", param="repeat_last_n")
+            raise refused("repeat_last_n", f"is {last}, {told}")
         return params
 
 
-def _seed(usual: int | None, request: Request, choice: int) -> int | None:
-    """Choices with the same seed would be the same."""
-    return usual if request.seed is None else (request.seed + choice) % _SEEDS
+def _seeds(request: Request) -> Iterator[int | None]:
+    """Yield one for each choice: with the same seed they would be the same."""
+    for choice in range(request.num_choices):
+        yield None if request.seed is None else (request.seed + choice) % _SEEDS
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:

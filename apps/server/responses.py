@@ -264,7 +264,10 @@ class ResponsesBody(ConversationBody):
         return otherwise if value is None else value
 
     def forms(self) -> dict[str, Grammar | None]:
-        return {"text.format": grammar_of(self.text and self.text.format), **super().forms()}
+        return {
+            "text.format": grammar_of(self.text.format if self.text else None),
+            **super().forms(),
+        }
 
 
 Fields = dict[str, Any]
