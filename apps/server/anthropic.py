@@ -52,10 +52,8 @@ from edge_spec.apps.server.request import Request, Work
 from edge_spec.apps.server.schema import (
     AnswerBody,
     SchemaFormat,
-    asked_reasoning,
     grammar_of,
-    require_place,
-    template_kwargs,
+    thinking_of,
 )
 from edge_spec.text.parts.part import CallHead
 
@@ -226,21 +224,10 @@ class CountBody(AnswerBody):
     n_probs: Literal[0] | None = None
 
     def request(self, **own: Any) -> Request:
-        """Return what the body asks for. Thinking is off unless it is asked for, and a model
-        that cannot think may be asked to."""
-        messages = self.messages
+        messages, choice = self.messages, self.tool_choice or ToolChoice(type="auto")
         goes_on = messages[-1].role == "assistant"
         if goes_on and not messages[-1].blocks:  # an answer that has not begun
             goes_on, messages = False, messages[:-1]
-        thinking = self.thinking or ThinkingOptions(type="disabled")
-        given, effort = (
-            self.chat_template_kwargs or {},
-            (self.output_config or OutputConfig()).effort,
-        )
-        thinks = None if "enable_thinking" in given else thinking.type != "disabled"
-        word = None if "reasoning_effort" in given else effort and _EFFORTS.get(effort, effort)
-        kwargs = template_kwargs(given, thinks, word)
-        choice = self.tool_choice or ToolChoice(type="auto")
         alone = choice.disable_parallel_tool_use
         return super().request(
             messages=conversation(self.system, messages),
@@ -248,11 +235,22 @@ class CountBody(AnswerBody):
             tool_choice="required" if choice.type in ("any", "tool") else choice.type,
             tool_name=choice.name,
             parallel_tool_calls=None if alone is None else not alone,
-            template_kwargs=kwargs,
             continue_final_message=goes_on or None,
-            reasoning=asked_reasoning(kwargs, word, thinking.budget_tokens),
-            thoughts="hidden" if thinking.display == "omitted" else "told",
+            thoughts="hidden" if self.thinking and self.thinking.display == "omitted" else "told",
+            **self._thinking(),
             **own,
+        )
+
+    def _thinking(self) -> dict[str, Any]:
+        """Thinking is off unless it is asked for, and a model that cannot think may be asked to."""
+        given, config = self.chat_template_kwargs or {}, self.output_config or OutputConfig()
+        asked = self.thinking or ThinkingOptions(type="disabled")
+        effort = config.effort and _EFFORTS.get(config.effort, config.effort)
+        return thinking_of(
+            given,
+            None if "enable_thinking" in given else asked.type != "disabled",
+            None if "reasoning_effort" in given else effort,
+            asked.budget_tokens,
         )
 
     def forms(self) -> dict[str, Grammar | None]:
@@ -268,7 +266,7 @@ class CountBody(AnswerBody):
             raise refusal("messages", f"ends with {last.blocks[-1].type}: {told}")
         if last.role == "assistant" and len(self.messages) == 1 and not last.blocks:
             raise refusal("messages", "says nothing: send a message of the user")
-        require_place(self.chat_template_kwargs)
+        self._thinking()  # refuses variables that have fields of their own
         return self
 
 

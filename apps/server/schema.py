@@ -279,39 +279,32 @@ class AnswerBody(Body):
         return self
 
 
-def template_kwargs(
-    kwargs: JsonObject | None, thinks: bool | None, effort: str | None, documents: Any = None
-) -> JsonObject:
-    """Return what the chat template is given by name. kwargs: as the client has named it."""
+def thinking_of(
+    kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None
+) -> dict[str, Any]:
+    """Return the fields of a request about thoughts. kwargs: of the chat template, as the client
+    named them."""
+    for name in ("messages", "tools"):
+        if name in kwargs:
+            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
     # Some templates know the switch by another name, and some think when they are asked alone.
     is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
-    on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
-    named: JsonObject = {
-        "enable_thinking": False if effort == "none" else thinks,
-        "reasoning_effort": None if effort == "none" else effort,
-        "documents": documents or None,
-    }
-    given = {name: value for name, value in named.items() if value is not None}
-    return {**on, **(kwargs or {}), **given}
-
-
-def asked_reasoning(
-    switches: JsonObject, effort: str | None, budget: int | None
-) -> Literal["auto", "off"] | int | None:
-    """Return what `Request.reasoning` is. switches: as `template_kwargs` returns them."""
-    on = [switches.get(name) for name in SWITCHES]
-    if effort == "none" or budget == 0 or any(each is False for each in on):
-        return "off"
-    if budget not in (None, -1):
-        return budget
-    return None if budget is None and effort is None and on == [None, None] else "auto"
-
-
-def require_place(kwargs: JsonObject | None) -> None:
-    """Refuses variables of a template that have a field of their own."""
-    for name in kwargs or ():
-        if name in ("messages", "tools"):
-            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+    given: JsonObject = {**(dict.fromkeys(SWITCHES, True) if is_on else {}), **kwargs}
+    if effort == "none":
+        thinks = False
+    elif effort is not None:
+        given["reasoning_effort"] = effort
+    if thinks is not None:
+        given["enable_thinking"] = thinks
+    switches = [given.get(name) for name in SWITCHES]
+    reasoning: Literal["auto", "off"] | int | None = "auto"
+    if effort == "none" or budget == 0 or any(each is False for each in switches):
+        reasoning = "off"
+    elif budget not in (None, -1):
+        reasoning = budget
+    elif budget is None and effort is None and switches == [None, None]:
+        reasoning = None
+    return {"template_kwargs": given, "reasoning": reasoning}
 
 
 class ConversationBody(AnswerBody):
@@ -339,9 +332,6 @@ class ConversationBody(AnswerBody):
 
     def request(self, **own: Any) -> Request:
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
-        kwargs, budget = self._template_kwargs(), self.reasoning_budget
-        if budget is None and self.reasoning is not None:
-            budget = self.reasoning.max_tokens
         name = choice.function.name if isinstance(choice, NamedTool) else None
         required = name is not None or choice in ("required", "any")
         asked: dict[str, Any] = {
@@ -349,24 +339,24 @@ class ConversationBody(AnswerBody):
             "tool_choice": "required" if required else choice or "auto",
             "tool_name": name,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "template_kwargs": kwargs,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
-            "reasoning": asked_reasoning(kwargs, self._effort, budget),
             "logprobs": scored if self.logprobs or scored else None,
             "thoughts": self._thoughts(),
+            **self._thinking(),
         }
         return super().request(**{**asked, **own})
 
-    @property
-    def _effort(self) -> str | None:
-        return self.reasoning_effort or (self.reasoning or Reasoning()).effort
-
-    def _template_kwargs(self) -> JsonObject:
-        thinks = self.enable_thinking
-        if thinks is None and self.reasoning is not None:
-            thinks = self.reasoning.enabled
-        return template_kwargs(self.chat_template_kwargs, thinks, self._effort, self.documents)
+    def _thinking(self) -> dict[str, Any]:
+        reasoning, kwargs = self.reasoning or Reasoning(), dict(self.chat_template_kwargs or {})
+        if self.documents:
+            kwargs["documents"] = list(self.documents)
+        return thinking_of(
+            kwargs,
+            reasoning.enabled if self.enable_thinking is None else self.enable_thinking,
+            self.reasoning_effort or reasoning.effort,
+            reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget,
+        )
 
     def _thoughts(self) -> Literal["told", "hidden", "in text"]:
         if self.reasoning_format in ("none", "raw") or self.separate_reasoning is False:
@@ -392,8 +382,7 @@ class ConversationBody(AnswerBody):
         if self.continue_final_message and self.add_generation_prompt:
             told = "goes on with a message, add_generation_prompt begins one: send one of them"
             raise refusal("continue_final_message", told)
-        require_place(self.chat_template_kwargs)
-        given = self._template_kwargs()
+        given = self._thinking()["template_kwargs"]
         for name, value in (self.chat_template_kwargs or {}).items():
             if given[name] != value:
                 told = f"has another {name} than the request: send one of them"
