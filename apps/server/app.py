@@ -31,11 +31,10 @@ from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
+from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
-from edge_spec.apps.server.replies import ChatReply, CompletionReply
-from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
+from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.responses import add_responses
-from edge_spec.apps.server.schema import ChatBody, CompletionBody
 from edge_spec.apps.web import INDEX, load_assets
 
 _GONE = {
@@ -58,7 +57,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     )
     for kind in (RequestValidationError, HTTPException, ApiError, Exception):
         app.add_exception_handler(kind, _refuse)
-    _add_answers(app, running)
+    add_openai(app, running)
     add_messages(app, running)
     add_ollama(app, running)
     add_llamacpp_paths(app, running)
@@ -78,18 +77,6 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
-
-
-def _add_answers(app: FastAPI, running: Running) -> None:
-    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
-    async def chat(body: ChatBody) -> Response:
-        """The assistant's next message."""
-        return AnswerResponse(running, body.request(), ChatReply)
-
-    @app.post("/v1/completions", response_model=None, responses=EVENTS)
-    async def completions(body: CompletionBody) -> Response:
-        """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(running, body.request(), CompletionReply)
 
 
 def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:

@@ -18,10 +18,11 @@ from edge_spec import Chunk, FinishReason, Generation, GenerationResult
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
+from edge_spec.apps.server.figures import chat_logprobs, timings
+from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
 from edge_spec.apps.server.request import Desk, Gap, Request, Work
-from edge_spec.apps.server.schema import AnswerBody, ChatBody, CompletionBody, TokenId
+from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt

@@ -15,12 +15,13 @@ from edge_spec import GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
+from edge_spec.apps.server.figures import chat_logprobs, reason_of
 from edge_spec.apps.server.messages import Message, message_of
 from edge_spec.apps.server.models import OpenModel, ServedModel
-from edge_spec.apps.server.replies import chat_logprobs, reason_of
+from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
 from edge_spec.apps.server.request import Gap, Request
-from edge_spec.apps.server.schema import AnswerBody, ChatBody, ConversationBody
+from edge_spec.apps.server.schema import AnswerBody, ConversationBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base

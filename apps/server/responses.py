@@ -17,6 +17,7 @@ from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
+from edge_spec.apps.server.figures import chat_logprobs, origin_of, timings, usage
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Arguments,
@@ -28,7 +29,6 @@ from edge_spec.apps.server.messages import (
     message_of,
     tool_of,
 )
-from edge_spec.apps.server.replies import chat_logprobs, origin_of, timings, usage
 from edge_spec.apps.server.reply import (
     EVENTS,
     AnswerResponse,

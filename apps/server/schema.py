@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
     Json,
-    Tag,
     model_validator,
 )
 
@@ -24,22 +21,19 @@ from edge_spec.apps.server.fields import (
     MAX_INT,
     OFF,
     Body,
-    Count,
     JsonObject,
     Whole,
     refusal,
-    whole,
 )
 from edge_spec.apps.server.messages import (
     MAX_TOOLS,
     Choice,
     Content,
-    Message,
     NamedTool,
     Tool,
     joined,
 )
-from edge_spec.apps.server.request import NO_LIMIT, Gap, Request
+from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
 
@@ -115,17 +109,6 @@ def _is_limit(value: int) -> int:
     return value
 
 
-def _scores(value: Any) -> Any:
-    """Return None for false, which asks for no scores as chat requests do."""
-    return None if value is False else value
-
-
-def _all_whole(value: Any) -> Any:
-    """Reads a list at once: prompts are long."""
-    is_plain = not isinstance(value, list) or float not in set(map(type, value))
-    return value if is_plain else [whole(each) for each in value]
-
-
 Limit = Annotated[Whole, Field(ge=-2, le=MAX_INT), AfterValidator(_is_limit)]
 Alternatives = Annotated[Whole, Field(ge=0, le=20)]
 Stop = Annotated[str, Field(max_length=1000)]
@@ -134,29 +117,6 @@ TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = dict[Biased, Bias]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
-]
-
-
-def _prompt_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    first = value[0] if isinstance(value, list) and value else None
-    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
-
-
-Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TokenIds, Tag("tokens")]
-    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
-    Discriminator(
-        _prompt_tag,
-        custom_error_type="no_prompt",
-        custom_error_message="Input should be a text, token ids, or a list of one of them",
-    ),
-]
 
 
 class Speculative(Body):
@@ -387,51 +347,4 @@ class ConversationBody(AnswerBody):
             if given[name] != value:
                 told = f"has another {name} than the request: send one of them"
                 raise refusal("chat_template_kwargs", told)
-        return self
-
-
-class ChatBody(ConversationBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
-
-    def request(self, **own: Any) -> Request:
-        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
-        messages = [message.for_template() for message in self.messages]
-        return super().request(messages=messages, continue_final_message=goes_on, **own)
-
-
-class CompletionBody(AnswerBody):
-    """Asks for the continuation of a text."""
-
-    prompt: Prompt
-    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
-    best_of: Count | None = None
-    echo: bool | None = False
-    suffix: str | None = None  # what follows the answer; "": nothing is known of it
-
-    def request(self, **own: Any) -> Request:
-        prompts: Sequence[Any] = [self.prompt]
-        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
-            prompts = self.prompt
-        asked: dict[str, Any] = {"prompts": prompts, "logprobs": self._num_logprobs}
-        if self.suffix:
-            assert isinstance(self.prompt, str)  # as it was checked to be
-            asked["gap"] = Gap(self.prompt, self.suffix)
-        return super().request(**{**asked, **own})
-
-    @property
-    def _num_logprobs(self) -> int | None:
-        if self.logprobs is None:
-            return self.n_probs or None
-        return max(self.logprobs, self.n_probs or 0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise refusal("best_of", "is not supported, but where it is n: leave it out")
-        if self.echo and self._num_logprobs is not None:
-            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
-        if self.suffix and self.echo:
-            raise refusal("echo", "goes without suffix: the text is known on both sides")
-        if self.suffix and not isinstance(self.prompt, str):
-            raise refusal("suffix", "needs a prompt that is one text")
         return self

@@ -1,163 +1,118 @@
-"""Replies as OpenAI's clients read them, and their figures: timings by llama.cpp's names and ours.
-
-The listed tokens are those of the text: an end token is counted in `usage` and not listed. The
-token that was chosen is among its alternatives.
-"""
+"""OpenAI's chat and text completions: bodies, replies and endpoints."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from edge_spec import Chunk, FinishReason, GenerationResult, PartKind, Token
+from fastapi import FastAPI
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from starlette.responses import Response
+
+from edge_spec import Chunk, GenerationResult, PartKind, Token
 from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.reply import Reply, server_event
-from edge_spec.apps.server.request import Work
-from edge_spec.engine.results import Alternative
+from edge_spec.apps.server.fields import MAX_INT, Count, refusal, whole
+from edge_spec.apps.server.figures import (
+    chat_logprobs,
+    completion_logprobs,
+    origin_of,
+    reason_of,
+    timings,
+    usage,
+)
+from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
+from edge_spec.apps.server.request import Gap, Request, Work
+from edge_spec.apps.server.schema import MAX_CHOICES, Alternatives, AnswerBody, ConversationBody
 
 _DONE = "data: [DONE]\n\n"
-_NEVER = -9999.0  # OpenAI's for a probability of 0, whose logarithm JSON cannot write
-_SUMMED = (
-    *("prompt_n", "cached_n", "prompt_ms", "predicted_n", "stop_n", "predicted_ms"),
-    *("draft_n", "draft_n_accepted", "rounds", "plain_rounds"),
-)
 
 
-def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Return the timings of all choices of a reply: sums, and rates over the sums."""
-    every = [result.stats for result in results]
-    stats = replace(
-        every[0],
-        **{name: sum(getattr(each, name) for each in every) for name in _SUMMED},
-        acceptance_histogram=sum((each.acceptance_histogram for each in every), Counter()),
-        plain_reasons=sum((each.plain_reasons for each in every), Counter()),
-        plain_per_second=next(filter(None, (s.plain_per_second for s in reversed(every))), None),
-    )
-    read_n = stats.prompt_n - stats.cached_n
-    histogram = sorted(stats.acceptance_histogram.items())
-    return {
-        "cache_n": stats.cached_n,
-        "prompt_n": read_n,
-        "prompt_ms": round(stats.prompt_ms, 3),
-        "prompt_per_token_ms": _ratio(stats.prompt_ms, read_n),
-        "prompt_per_second": _ratio(read_n * 1e3, stats.prompt_ms),
-        "predicted_n": stats.predicted_n,
-        "predicted_ms": round(stats.predicted_ms, 3),
-        "predicted_per_token_ms": _ratio(stats.predicted_ms, stats.predicted_n),
-        "predicted_per_second": _ratio(stats.predicted_n * 1e3, stats.predicted_ms),
-        "draft_n": stats.draft_n,
-        "draft_n_accepted": stats.draft_n_accepted,
-        "speedup": stats.speedup,
-        "acceptance_rate": stats.acceptance_rate,
-        "mean_accepted_length": stats.mean_accepted_length,
-        "acceptance_histogram": {str(n): count for n, count in histogram},
-        "rounds": stats.rounds,
-        "plain_rounds": stats.plain_rounds,
-        "plain_reasons": dict(stats.plain_reasons),
-        "lossless": stats.lossless,
-        "ttft_ms": round(stats.ttft_ms, 3),
-    }
+class ChatBody(ConversationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+    def request(self, **own: Any) -> Request:
+        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
+        messages = [message.for_template() for message in self.messages]
+        return super().request(messages=messages, continue_final_message=goes_on, **own)
 
 
-def usage(results: Sequence[GenerationResult], choices_a_prompt: int) -> dict[str, Any]:
-    """Tokens as OpenAI counts them: each prompt once, however many choices it has."""
-    first = [result.stats for result in results[::choices_a_prompt]]
-    prompt_n = sum(stats.prompt_n for stats in first)
-    predicted_n = sum(result.stats.predicted_n for result in results)
-    counts = [result.prediction for result in results if result.prediction is not None]
-    details = {}
-    if counts:
-        details["accepted_prediction_tokens"] = sum(each.accepted for each in counts)
-        details["rejected_prediction_tokens"] = sum(each.rejected for each in counts)
-    if reasoning_n := sum(result.reasoning_n for result in results):
-        details["reasoning_tokens"] = reasoning_n
-    return {
-        "prompt_tokens": prompt_n,
-        "completion_tokens": predicted_n,
-        "total_tokens": prompt_n + predicted_n,
-        "prompt_tokens_details": {"cached_tokens": sum(stats.cached_n for stats in first)},
-        **({"completion_tokens_details": details} if details else {}),
-    }
+def _all_whole(value: Any) -> Any:
+    """Reads a list at once: prompts are long."""
+    is_plain = not isinstance(value, list) or float not in set(map(type, value))
+    return value if is_plain else [whole(each) for each in value]
 
 
-def _ratio(dividend: float, divisor: float) -> float:
-    return round(dividend / divisor, 3) if divisor else 0.0
+def _scores(value: Any) -> Any:
+    """Return None for false, which asks for no scores as chat requests do."""
+    return None if value is False else value
 
 
-def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    scored = [_scored(token) for token in tokens if not token.ends]
-    content = [_entry(own) | {"top_logprobs": list(map(_entry, tops))} for own, tops in scored]
-    return {"content": content, "refusal": None}
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
+]
 
 
-def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any]:
-    """offset: of the first token in the text, in characters."""
-    names, scores, offsets, tops = [], [], [], []
-    for token in tokens:
-        if token.ends:
-            continue
-        own, listed = _scored(token)
-        name_of = _names([own, *listed])
-        names.append(name_of[token.id])
-        scores.append(_finite(own.logprob))
-        tops.append({name_of[each.id]: _finite(each.logprob) for each in listed})
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": names,
-        "token_logprobs": scores,
-        "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
-    }
+def _prompt_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
 
 
-def _scored(token: Token) -> tuple[Alternative, list[Alternative]]:
-    """Return the token, and the likeliest ones in its place, which it is one of."""
-    own = Alternative(token.id, token.name, token.logprob or 0.0, token.raw)
-    tops = [own if each.id == own.id else each for each in token.alternatives]
-    return own, tops if own in tops or not tops else [*tops, own]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
+    Discriminator(
+        _prompt_tag,
+        custom_error_type="no_prompt",
+        custom_error_message="Input should be a text, token ids, or a list of one of them",
+    ),
+]
 
 
-def _names(tokens: Sequence[Alternative]) -> dict[int, str]:
-    """Return names by id that tell tokens apart. Of several with one text, the first has it;
-    another is written as bytes or by id. A part of a character is "bytes:\\xf0\\x9f"."""
-    names: dict[int, str] = {}
-    for token in tokens:
-        choices = [token.text, f"token_id:{token.id}"]
-        if token.raw is not None:
-            choices.insert(1, "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw))
-            if token.raw.decode(errors="ignore").encode() != token.raw:
-                del choices[0]
-        if token.id not in names:
-            names[token.id] = next(name for name in choices if name not in names.values())
-    return names
+class CompletionBody(AnswerBody):
+    """Asks for the continuation of a text."""
 
+    prompt: Prompt
+    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
+    best_of: Count | None = None
+    echo: bool | None = False
+    suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
-def _entry(token: Alternative) -> dict[str, Any]:
-    raw = list(token.raw or b"")
-    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": raw}
+    def request(self, **own: Any) -> Request:
+        prompts: Sequence[Any] = [self.prompt]
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
+            prompts = self.prompt
+        asked: dict[str, Any] = {"prompts": prompts, "logprobs": self._num_logprobs}
+        if self.suffix:
+            assert isinstance(self.prompt, str)  # as it was checked to be
+            asked["gap"] = Gap(self.prompt, self.suffix)
+        return super().request(**{**asked, **own})
 
+    @property
+    def _num_logprobs(self) -> int | None:
+        if self.logprobs is None:
+            return self.n_probs or None
+        return max(self.logprobs, self.n_probs or 0)
 
-def _finite(logprob: float) -> float:
-    return max(logprob, _NEVER)
-
-
-def origin_of(token: Token) -> dict[str, Any]:
-    """Return where a token came from; its probability has a place of its own."""
-    part = {} if token.kind is PartKind.TEXT else {"kind": token.kind.value}
-    named = {"drafter": token.drafter} if token.drafter else {}
-    return {"id": token.id, "text": token.text, "origin": token.origin.value, **part, **named}
-
-
-def reason_of(result: GenerationResult) -> str:
-    """An answer that the server ended early is incomplete, as one that met a limit is."""
-    return "stop" if result.finish_reason is FinishReason.STOP else "length"
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise refusal("best_of", "is not supported, but where it is n: leave it out")
+        if self.echo and self._num_logprobs is not None:
+            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
+        if self.suffix and self.echo:
+            raise refusal("echo", "goes without suffix: the text is known on both sides")
+        if self.suffix and not isinstance(self.prompt, str):
+            raise refusal("suffix", "needs a prompt that is one text")
+        return self
 
 
 def _reason(result: GenerationResult) -> str:
@@ -335,3 +290,15 @@ class CompletionReply(_ChoicesReply):
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(token.text) for token in tokens)
         return completion_logprobs(tokens, offset)
+
+
+def add_openai(app: FastAPI, running: Running) -> None:
+    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
+    async def chat(body: ChatBody) -> Response:
+        """The assistant's next message."""
+        return AnswerResponse(running, body.request(), ChatReply)
+
+    @app.post("/v1/completions", response_model=None, responses=EVENTS)
+    async def completions(body: CompletionBody) -> Response:
+        """The continuation of a text, or of token ids, without a chat template."""
+        return AnswerResponse(running, body.request(), CompletionReply)
