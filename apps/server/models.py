@@ -294,24 +294,14 @@ class Models:
         while model.opened is None:
             if self._has_ended:
                 raise shutting_down()
-            opening = model.opening or asyncio.create_task(self._open_in_turn(model))
+            opening = model.opening or asyncio.create_task(self._load(model))
             model.opening = opening
             await asyncio.wait((opening,))  # who leaves does not end it
             if not opening.cancelled() and (error := opening.result()):
                 raise error
 
-    async def _open_in_turn(self, model: ServedModel) -> ApiError | None:
-        try:
-            async with self._turn:
-                wanted = model.users and not self._has_ended
-                return await self._load(model) if wanted else None
-        finally:
-            model.opening = None
-
     async def _load(self, model: ServedModel) -> ApiError | None:
-        _log.info("opening %s", model.name)
-        on_demand = model.on_demand
-        assert on_demand is not None  # else it is open
+        """Open the model when it is its turn. Returns why it cannot be opened."""
         loop = asyncio.get_running_loop()
 
         def make_room(forecast: Forecast | None) -> None:
@@ -319,17 +309,22 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            opened = OpenModel.open(on_demand, self._options, self._report, make_room)
+            assert model.on_demand is not None  # else it is open
+            opened = OpenModel.open(model.on_demand, self._options, self._report, make_room)
             if self._has_ended:
                 opened.close()
                 raise _UnwantedError
             return opened
 
-        self._loading = _in_thread(open_model)
         try:
-            model.take(await asyncio.wrap_future(self._loading))
-            self._loading = None
-            return None
+            async with self._turn:
+                if not model.users or self._has_ended:
+                    return None
+                _log.info("opening %s", model.name)
+                self._loading = _in_thread(open_model)
+                model.take(await asyncio.wrap_future(self._loading))
+                self._loading = None
+                return None
         except _UnwantedError:
             return None
         except Exception as error:
@@ -338,6 +333,8 @@ class Models:
             else:
                 _log.exception("%s cannot be opened", model.name)
             return cannot_be_opened(model.name, error)
+        finally:
+            model.opening = None
 
     def _report(self, what: str, fraction: float) -> None:
         """Takes progress from the thread that opens: ends what takes long where the server ends."""

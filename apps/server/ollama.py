@@ -99,8 +99,6 @@ class OllamaReply(Reply):
 
     media_type: ClassVar[str] = "application/x-ndjson"
 
-    is_chat: ClassVar[bool] = True
-
     def waiting(self) -> str:
         return _line(self._document())
 
@@ -134,20 +132,17 @@ class OllamaReply(Reply):
         return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
 
     def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        return _document(self._model, said or {}, is_chat=self.is_chat, **fields)
-
-
-class GenerateReply(OllamaReply):
-    is_chat = False
+        return _document(self._request.body, self._model, said or {}, **fields)
 
 
 def _document(
-    model: str, said: Mapping[str, Any], *, is_chat: bool, **fields: Any
+    body: OllamaBody, model: str, said: Mapping[str, Any], **fields: Any
 ) -> dict[str, Any]:
-    others = {name: value for name, value in said.items() if name != "content"}
-    told: dict[str, Any] = {"response": said.get("content", ""), **others}
-    if is_chat:
-        told = {"message": {"role": "assistant", "content": "", **said}}
+    if isinstance(body, OllamaChatBody):
+        told: dict[str, Any] = {"message": {"role": "assistant", "content": "", **said}}
+    else:
+        told = {"response": "", **said}
+        told["response"] = told.pop("content", "")
     now = datetime.now(UTC).isoformat()
     return {"model": model, "created_at": now, **told, "done": False, **fields}
 
@@ -194,24 +189,24 @@ class ShowRequest(Body):
 def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
-    async def answer(body: OllamaBody, reply: type[OllamaReply]) -> Response:
+    async def answer(body: OllamaBody) -> Response:
         request = body.request()
         if request.messages or request.prompts or request.gap:
-            return AnswerResponse(running, request, reply)
+            return AnswerResponse(running, request, OllamaReply)
         model = models.find(request.model)
         async with models.using(model):
             ended = {"done": True, "done_reason": "load"}
-            return JSONResponse(_document(model.name, {}, is_chat=reply.is_chat, **ended))
+            return JSONResponse(_document(body, model.name, {}, **ended))
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
     async def chat(body: OllamaChatBody) -> Response:
         """The assistant's next message, in Ollama's form."""
-        return await answer(body, OllamaReply)
+        return await answer(body)
 
     @app.post("/api/generate", response_model=None, responses=_LINES)
     async def generate(body: OllamaGenerateBody) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
-        return await answer(body, GenerateReply)
+        return await answer(body)
 
     def entry(model: ServedModel) -> dict[str, Any]:
         named = {"name": model.name, "model": model.name}

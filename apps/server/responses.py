@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from fastapi import FastAPI
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
@@ -43,7 +43,7 @@ from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFo
 from edge_spec.text.parts.part import CallHead
 
 # Agents offer these beside their own tools without being asked to.
-LEFT_OUT = ("web_search", "web_search_preview", "image_generation")
+LeftOut = Literal["web_search", "web_search_preview", "image_generation"]
 
 
 class Namespace(OpenBody):
@@ -58,7 +58,7 @@ class Namespace(OpenBody):
 class HostedTool(OpenBody):
     """A tool that OpenAI would run; the model is not told of it."""
 
-    type: Literal["web_search", "web_search_preview", "image_generation"]
+    type: LeftOut
 
 
 def _with_type(usual: str) -> BeforeValidator:
@@ -260,7 +260,7 @@ class ResponsesBody(ConversationBody):
         """Return a field as it came, and of the tools those that the model is told of."""
         value = self._given.get(name)
         if name == "tools" and value is not None:
-            return [tool for tool in value if tool.get("type") not in LEFT_OUT]
+            return [tool for tool in value if tool.get("type") not in get_args(LeftOut)]
         return otherwise if value is None else value
 
     def forms(self) -> dict[str, Grammar | None]:
