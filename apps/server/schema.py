@@ -138,17 +138,28 @@ class Prediction(Body):
     content: Content
 
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+class SamplingBody(Body):
+    """Fields of SamplingParams."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
+    logit_bias: Biases | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return those that are given, as SamplingParams takes them."""
+        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        given["top_k"] = self.top_k and max(self.top_k, 0)
+        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
+        given["logit_bias"] = biases or None
+        return {name: value for name, value in given.items() if value is not None}
 
 
-class AnswerBody(Body):
+class AnswerBody(SamplingBody):
     """The fields of every request for an answer."""
 
     also = ALSO
@@ -160,15 +171,7 @@ class AnswerBody(Body):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Limit | None = None  # goes before max_tokens, its older name
     max_tokens: Limit | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
     repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
-    logit_bias: Biases | None = None
     ignore_eos: bool | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: a fresh one
     stop: Stops | None = None
@@ -189,16 +192,12 @@ class AnswerBody(Body):
         speculative = self.speculative or Speculative()
         limit = self.max_completion_tokens or self.max_tokens
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        sampling = {name: getattr(self, name) for name in _SAMPLING}
-        sampling["top_k"] = self.top_k and max(self.top_k, 0)
-        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
-        sampling["logit_bias"] = biases or None
         asked: dict[str, Any] = {
             "body": self,
             "model": self.model,
             "stream": bool(self.stream),
             "form": next(((name, form) for name, form in self.forms().items() if form), None),
-            "sampling": {name: each for name, each in sampling.items() if each is not None},
+            "sampling": self.sampling(),
             "seed": None if self.seed == -1 else self.seed,
             "repeat_last_n": self.repeat_last_n,
             "ignore_eos": bool(self.ignore_eos),
@@ -208,7 +207,7 @@ class AnswerBody(Body):
             "stop_token_ids": self.stop_token_ids,
             "prediction": self.prediction and joined(self.prediction.content),
             "logprobs": self.n_probs or None,
-            "drafter": speculative.drafter or None,
+            "drafter": speculative.drafter,
             "session_id": self.session_id,
             "tells_origins": speculative.tokens,
             "tells_usage": bool(self.stream_options and self.stream_options.include_usage),
