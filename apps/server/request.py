@@ -105,8 +105,11 @@ class Desk:
         """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
         if request.messages:
             return self._chat(request)
-        if request.gap is not None:
-            prompts = [self._between(request, request.gap)]
+        prompts: list[Sequence[int]]
+        if (gap := request.gap) is not None:
+            limit = request.max_tokens or self._options.max_tokens
+            room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
+            prompts = [self.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
         else:
             encode = self.engine.encode
             prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
@@ -137,16 +140,6 @@ class Desk:
         if form is not None and request.thoughts == "in text":
             form = replace(form, tells_thought=False)
         return self._work(request, [prompt], self._chat_grammar(request, tools), form)
-
-    def _between(self, request: Request, gap: Gap) -> Sequence[int]:
-        limit = request.max_tokens or self._options.max_tokens
-        return self.engine.infill_prompt(
-            gap.prefix,
-            gap.suffix,
-            gap.files,
-            max_tokens=None if limit == NO_LIMIT else limit,
-            **gap.options,
-        )
 
     def _chat_grammar(self, request: Request, tools: Sequence[dict[str, Any]]) -> Grammar | None:
         """Return what the answer is held to. Raises ApiError."""

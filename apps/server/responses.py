@@ -247,15 +247,6 @@ class ResponsesBody(ConversationBody):
         space, tool = self._functions.get(name, (None, None))
         return space, tool.function.name if tool else name
 
-    @property
-    def seals_thoughts(self) -> bool:
-        return SEALED_THOUGHTS in (self.include or ())
-
-    @property
-    def summarizes(self) -> bool:
-        """Return whether thoughts are told as summaries."""
-        return self.reasoning is not None and self.reasoning.summary is not None
-
     def as_sent(self, name: str, otherwise: Any = None) -> Any:
         """Return a field as it came, and of the tools those that the model is told of."""
         value = self._given.get(name)
@@ -401,9 +392,9 @@ class ResponsesReply(PartsReply):
             fields = {"call_id": call.id, **named, "arguments": ""}
         elif kind is PartKind.REASONING:
             fields = {"summary": []}
-            if self._body.summarizes:
+            if self._body.reasoning is not None and self._body.reasoning.summary is not None:
                 self._form = _SUMMARY
-            if self._body.seals_thoughts:
+            if SEALED_THOUGHTS in (self._body.include or ()):
                 fields["encrypted_content"] = sealed("")
         id = f"{self._form.prefix}_{secrets.token_hex(16)}"
         self._scores = []
