@@ -6,6 +6,7 @@ import re
 import secrets
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any, Literal
@@ -223,22 +224,22 @@ class CountBody(AnswerBody):
     n: Literal[1] | None = None
     n_probs: Literal[0] | None = None
 
-    def request(self, **own: Any) -> Request:
+    def request(self) -> Request:
         messages, choice = self.messages, self.tool_choice or ToolChoice(type="auto")
         goes_on = messages[-1].role == "assistant"
         if goes_on and not messages[-1].blocks:  # an answer that has not begun
             goes_on, messages = False, messages[:-1]
-        alone = choice.disable_parallel_tool_use
-        return super().request(
+        alone, forced = choice.disable_parallel_tool_use, choice.type in ("any", "tool")
+        return replace(
+            super().request(),
             messages=conversation(self.system, messages),
             tools=[tool.for_chat() for tool in self.tools or ()],
-            tool_choice="required" if choice.type in ("any", "tool") else choice.type,
+            tool_choice="none" if choice.type == "none" else "required" if forced else "auto",
             tool_name=choice.name,
             parallel_tool_calls=None if alone is None else not alone,
             continue_final_message=goes_on or None,
             thoughts="hidden" if self.thinking and self.thinking.display == "omitted" else "told",
             **self._thinking(),
-            **own,
         )
 
     def _thinking(self) -> dict[str, Any]:
@@ -435,9 +436,9 @@ def add_messages(app: FastAPI, running: Running) -> None:
     @app.post(MESSAGES, response_model=None, responses=EVENTS)
     async def messages(body: MessagesBody) -> Response:
         """The assistant's next message, in Anthropic's form."""
-        return AnswerResponse(running, body.request(), MessageReply)
+        return AnswerResponse(running, body, MessageReply)
 
     @app.post(f"{MESSAGES}/count_tokens")
     async def count(body: CountBody) -> dict[str, int]:
         """The tokens of a conversation with its tools."""
-        return {"input_tokens": len((await running.read(body.request())).prompts[0])}
+        return {"input_tokens": len((await running.read(body)).prompts[0])}

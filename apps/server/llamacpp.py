@@ -61,17 +61,18 @@ class InfillBody(AnswerBody):
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
-    def request(self, **own: Any) -> Request:
+    def request(self) -> Request:
+        asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
         files = [(each.filename, each.text) for each in self.input_extra or ()]
-        prefix = self.input_prefix + (self.prompt or "")
         options = {"names_file": True, "suffix_first": self.spm_infill}
-        own["gap"] = Gap(prefix, self.input_suffix, files, options)
         indent, time_ms = self.n_indent or 0, max(0, self.t_max_predict_ms or 0)
-        if indent or time_ms:
-            own["cut"] = partial(limited, least_indent=indent, seconds=time_ms / 1e3)
-        if self.reads_alone:
-            own["max_tokens"] = 1
-        return super().request(**own)
+        cut = partial(limited, least_indent=indent, seconds=time_ms / 1e3)
+        return replace(
+            asked,
+            gap=Gap(prefix, self.input_suffix, files, options),
+            cut=cut if indent or time_ms else iter,
+            max_tokens=1 if self.reads_alone else asked.max_tokens,
+        )
 
     @property
     def reads_alone(self) -> bool:
@@ -85,6 +86,17 @@ class InfillBody(AnswerBody):
         if not given:
             raise refusal("input_prefix", "is missing: send the text before the cursor")
         return self
+
+
+class FimBody(CompletionBody):
+    """Asks for what stands between a prompt and a suffix that may be empty."""
+
+    def request(self) -> Request:
+        if not isinstance(self.prompt, str):
+            raise refused("prompt", "is no text: send the one before the answer.")
+        if self.echo:
+            raise refused("echo", "is not supported: leave it out.")
+        return replace(super().request(), gap=Gap(self.prompt, self.suffix or ""))
 
 
 class TokenizeRequest(Body):
@@ -129,15 +141,6 @@ def limited(generation: Generation, least_indent: int, seconds: float) -> Iterat
     if num_shown < len(text):
         yield Chunk(text[num_shown:], ())
     generation.result.text = text
-
-
-def fim_request(body: CompletionBody) -> Request:
-    """Return the request for what stands between prompt and suffix. Raises ApiError."""
-    if not isinstance(body.prompt, str):
-        raise refused("prompt", "is no text: send the one before the answer.")
-    if body.echo:
-        raise refused("echo", "is not supported: leave it out.")
-    return body.request(gap=Gap(body.prompt, body.suffix or ""))
 
 
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
@@ -270,12 +273,12 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
     async def infill(body: InfillBody) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(running, body.request(), InfillReply)
+        return AnswerResponse(running, body, InfillReply)
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
-    async def fim(body: CompletionBody) -> Response:
+    async def fim(body: FimBody) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(running, fim_request(body), ChatReply)
+        return AnswerResponse(running, body, ChatReply)
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
@@ -291,9 +294,8 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/apply-template")
     async def apply_template(body: ChatBody) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
-        request = body.request()
 
         def rendered(desk: Desk) -> str:
-            return detokenized(desk, desk.work(request).prompts[0])
+            return detokenized(desk, desk.work(body.request()).prompts[0])
 
-        return {"prompt": await running.ask(request.model, rendered)}
+        return {"prompt": await running.ask(body.model, rendered)}

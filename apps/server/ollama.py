@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
@@ -61,6 +62,10 @@ class OllamaBody(ConversationBody):
 class OllamaChatBody(OllamaBody, ChatBody):
     messages: list[Message] = Field(default_factory=list)
 
+    @property
+    def says_something(self) -> bool:
+        return bool(self.messages)
+
 
 class OllamaGenerateBody(OllamaBody):
     """raw: the prompt is continued without a template. suffix: a text between both is asked for."""
@@ -70,15 +75,18 @@ class OllamaGenerateBody(OllamaBody):
     suffix: str | None = None
     raw: bool | None = None
 
-    def request(self, **own: Any) -> Request:
+    @property
+    def says_something(self) -> bool:
+        return bool(self.prompt or self.suffix)
+
+    def request(self) -> Request:
+        asked = super().request()
         if self.suffix:
-            own["gap"] = Gap(self.prompt, self.suffix)
-        elif self.prompt and self.raw:
-            own["prompts"] = [self.prompt]
-        elif self.prompt:
-            system = [message_of("system", self.system)] if self.system else []
-            own["messages"] = [*system, message_of("user", self.prompt)]
-        return super().request(**own)
+            return replace(asked, gap=Gap(self.prompt, self.suffix))
+        if self.raw:
+            return replace(asked, prompts=[self.prompt])
+        system = [message_of("system", self.system)] if self.system else []
+        return replace(asked, messages=[*system, message_of("user", self.prompt)])
 
     @model_validator(mode="after")
     def _goes_without_template(self) -> OllamaGenerateBody:
@@ -189,11 +197,10 @@ class ShowRequest(Body):
 def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
-    async def answer(body: OllamaBody) -> Response:
-        request = body.request()
-        if request.messages or request.prompts or request.gap:
-            return AnswerResponse(running, request, OllamaReply)
-        model = models.find(request.model)
+    async def answer(body: OllamaChatBody | OllamaGenerateBody) -> Response:
+        if body.says_something:
+            return AnswerResponse(running, body, OllamaReply)
+        model = models.find(body.model)
         async with models.using(model):
             ended = {"done": True, "done_reason": "load"}
             return JSONResponse(_document(body, model.name, {}, **ended))

@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI
@@ -35,10 +36,10 @@ _DONE = "data: [DONE]\n\n"
 class ChatBody(ConversationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
 
-    def request(self, **own: Any) -> Request:
+    def request(self) -> Request:
         goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
         messages = [message.for_template() for message in self.messages]
-        return super().request(messages=messages, continue_final_message=goes_on, **own)
+        return replace(super().request(), messages=messages, continue_final_message=goes_on)
 
 
 def _all_whole(value: Any) -> Any:
@@ -86,15 +87,11 @@ class CompletionBody(AnswerBody):
     echo: bool | None = False
     suffix: str | None = None  # what follows the answer; "": nothing is known of it
 
-    def request(self, **own: Any) -> Request:
-        prompts: Sequence[Any] = [self.prompt]
-        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
-            prompts = self.prompt
-        asked: dict[str, Any] = {"prompts": prompts, "logprobs": self._num_logprobs}
-        if self.suffix:
-            assert isinstance(self.prompt, str)  # as it was checked to be
-            asked["gap"] = Gap(self.prompt, self.suffix)
-        return super().request(**{**asked, **own})
+    def request(self) -> Request:
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        prompts: Sequence[Any] = [self.prompt] if is_one else self.prompt
+        gap = Gap(prompts[0], self.suffix) if self.suffix else None
+        return replace(super().request(), prompts=prompts, gap=gap, logprobs=self._num_logprobs)
 
     @property
     def _num_logprobs(self) -> int | None:
@@ -162,7 +159,7 @@ class _ChoicesReply(Reply):
         self._results.append(ended.result)
         last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
         event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
-        if not self._request.tells_usage or len(self._results) < len(self._work.prompts):
+        if not self._request.tells_usage or len(self._results) < len(self.work.prompts):
             return event
         return event + self._event([], usage=usage(self._results, self._request.num_choices))
 
@@ -296,9 +293,9 @@ def add_openai(app: FastAPI, running: Running) -> None:
     @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
     async def chat(body: ChatBody) -> Response:
         """The assistant's next message."""
-        return AnswerResponse(running, body.request(), ChatReply)
+        return AnswerResponse(running, body, ChatReply)
 
     @app.post("/v1/completions", response_model=None, responses=EVENTS)
     async def completions(body: CompletionBody) -> Response:
         """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(running, body.request(), CompletionReply)
+        return AnswerResponse(running, body, CompletionReply)

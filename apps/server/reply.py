@@ -20,7 +20,8 @@ from edge_spec.apps.server.answer import Ended, Round, ServerAnswer
 from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.request import Desk, Request, Work
+from edge_spec.apps.server.request import Desk, Work
+from edge_spec.apps.server.schema import AnswerBody
 from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Reply(ABC):
     is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self.work = work
         self._request = work.request
         self._model = work.desk.model
 
@@ -180,9 +181,9 @@ class Running:
         async with self.models.using(self.models.find(model)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
 
-    async def read(self, request: Request) -> Work:
+    async def read(self, body: AnswerBody) -> Work:
         """Return what an engine would be asked for. Raises ApiError as `ask` does."""
-        return await self.ask(request.model, lambda desk: desk.work(request))
+        return await self.ask(body.model, lambda desk: desk.work(body.request()))
 
     def cancel(self) -> None:
         """Nothing new begins, what runs ends after its round."""
@@ -199,13 +200,15 @@ class Running:
 class AnswerResponse(Response):
     """Raises ApiError for a model that is not served."""
 
-    def __init__(self, running: Running, request: Request, reply: Callable[[Work], Reply]) -> None:
-        """reply: called in a thread."""
+    def __init__(self, running: Running, body: AnswerBody, kind: type[Reply]) -> None:
         super().__init__()
         self._running = running
-        self._model = running.models.find(request.model)
-        self._request = request
-        self._reply = reply
+        self._model = running.models.find(body.model)
+        self._body = body
+        self._kind = kind
+
+    def _read(self, desk: Desk) -> Reply:
+        return self._kind(desk.work(self._body.request()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
@@ -227,10 +230,9 @@ class AnswerResponse(Response):
         try:
             try:
                 async with self._running.models.using(self._model) as opened:
-                    work = await asyncio.to_thread(opened.desk.work, self._request)
-                    reply = await asyncio.to_thread(self._reply, work)
-                    answer = await self._running.begin(self._model, opened, work, arrived)
-                response = await (_begun if self._request.stream else _whole)(answer, reply)
+                    reply = await asyncio.to_thread(self._read, opened.desk)
+                    answer = await self._running.begin(self._model, opened, reply.work, arrived)
+                response = await (_begun if reply.work.request.stream else _whole)(answer, reply)
             except Exception as error:
                 response = error_response(error, scope["path"])
             if isinstance(response, StreamingResponse):

@@ -40,7 +40,6 @@ class Request:
     """
 
     body: Any = None  # of the API, which some replies repeat
-    model: str | None = None
     stream: bool = False
     messages: Sequence[Mapping[str, Any]] = ()
     messages_field: str = "messages"

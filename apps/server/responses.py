@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -220,15 +221,15 @@ class ResponsesBody(ConversationBody):
         body._given = given
         return body
 
-    def request(self, **own: Any) -> Request:
-        return super().request(
+    def request(self) -> Request:
+        return replace(
+            super().request(),
             messages=conversation(self.instructions, self.input),
             messages_field="input",
             tools=[
                 tool_of(name, **tool.function.model_dump(exclude={"name"}))
                 for name, (_, tool) in self._functions.items()
             ],
-            **own,
         )
 
     @cached_property
@@ -483,10 +484,10 @@ def add_responses(app: FastAPI, running: Running) -> None:
     @app.post("/v1/responses", response_model=None, responses=EVENTS)
     async def responses(body: ResponsesBody) -> Response:
         """The next items of a conversation."""
-        return AnswerResponse(running, body.request(), ResponsesReply)
+        return AnswerResponse(running, body, ResponsesReply)
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
         """How many tokens a request has the model read."""
-        work = await running.read(body.request())
+        work = await running.read(body)
         return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -187,32 +188,30 @@ class AnswerBody(SamplingBody):
     guided_choice: Choices | None = None
     grammar: str | None = None
 
-    def request(self, **own: Any) -> Request:
-        """Return what the body asks for. own: fields of it that the body's API alone has."""
+    def request(self) -> Request:
         speculative = self.speculative or Speculative()
         limit = self.max_completion_tokens or self.max_tokens
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        asked: dict[str, Any] = {
-            "body": self,
-            "model": self.model,
-            "stream": bool(self.stream),
-            "form": next(((name, form) for name, form in self.forms().items() if form), None),
-            "sampling": self.sampling(),
-            "seed": None if self.seed == -1 else self.seed,
-            "repeat_last_n": self.repeat_last_n,
-            "ignore_eos": bool(self.ignore_eos),
-            "num_choices": self.n or 1,
-            "max_tokens": limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
-            "stop": tuple(filter(None, stops)),
-            "stop_token_ids": self.stop_token_ids,
-            "prediction": self.prediction and joined(self.prediction.content),
-            "logprobs": self.n_probs or None,
-            "drafter": speculative.drafter,
-            "session_id": self.session_id,
-            "tells_origins": speculative.tokens,
-            "tells_usage": bool(self.stream_options and self.stream_options.include_usage),
-        }
-        return Request(**{**asked, **own})
+        forms = [(name, form) for name, form in self.forms().items() if form is not None]
+        return Request(
+            body=self,
+            stream=bool(self.stream),
+            form=forms[0] if forms else None,
+            sampling=self.sampling(),
+            seed=None if self.seed == -1 else self.seed,
+            repeat_last_n=self.repeat_last_n,
+            ignore_eos=bool(self.ignore_eos),
+            num_choices=self.n or 1,
+            max_tokens=limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
+            stop=tuple(filter(None, stops)),
+            stop_token_ids=self.stop_token_ids,
+            prediction=joined(self.prediction.content) if self.prediction else None,
+            logprobs=self.n_probs or None,
+            drafter=speculative.drafter,
+            session_id=self.session_id,
+            tells_origins=speculative.tokens,
+            tells_usage=bool(self.stream_options and self.stream_options.include_usage),
+        )
 
     def forms(self) -> dict[str, Grammar | None]:
         """Return what an answer has to look like, by the fields that may ask for it."""
@@ -289,22 +288,23 @@ class ConversationBody(AnswerBody):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
-    def request(self, **own: Any) -> Request:
+    def request(self) -> Request:
         scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
         name = choice.function.name if isinstance(choice, NamedTool) else None
-        required = name is not None or choice in ("required", "any")
-        asked: dict[str, Any] = {
-            "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
-            "tool_choice": "required" if required else choice or "auto",
-            "tool_name": name,
-            "parallel_tool_calls": self.parallel_tool_calls,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-            "logprobs": scored if self.logprobs or scored else None,
-            "thoughts": self._thoughts(),
+        if isinstance(choice, NamedTool) or choice == "any":
+            choice = "required"
+        return replace(
+            super().request(),
+            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tool_choice=choice or "auto",
+            tool_name=name,
+            parallel_tool_calls=self.parallel_tool_calls,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            logprobs=scored if self.logprobs or scored else None,
+            thoughts=self._thoughts(),
             **self._thinking(),
-        }
-        return super().request(**{**asked, **own})
+        )
 
     def _thinking(self) -> dict[str, Any]:
         reasoning, kwargs = self.reasoning or Reasoning(), dict(self.chat_template_kwargs or {})
