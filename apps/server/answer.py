@@ -1,18 +1,25 @@
-"""An answer in a slot's thread, read in the event loop."""
+"""Slots, who gets which, and answers that are written in a slot and read in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import count
 from threading import Lock
 from typing import Any
 
 from edge_spec import Chunk, Engine, FinishReason, Generation, GenerationResult
-from edge_spec.apps.server.errors import ApiError, shutting_down, stopped_early, timed_out
-from edge_spec.apps.server.slots import Slot
+from edge_spec.apps.server.errors import (
+    ApiError,
+    overloaded,
+    shutting_down,
+    timed_out,
+)
+from edge_spec.apps.server.request import Work
 from edge_spec.errors import UsageError
 
 _LIVE_S = 1.0  # the time that a live rate looks back
@@ -23,18 +30,90 @@ _NOTHING = Chunk("", ())
 QUIET_S = 15.0  # without news: clients and proxies take a connection that is silent longer for dead
 
 
-@dataclass(frozen=True)
-class Work:
-    """Prompts to continue one after the other; the answer to each is a choice of one reply.
+class Slot:
+    """One conversation's cache. The engine is used in the slot's own thread alone.
 
-    options: of each choice, as `Engine.generate` takes them. cut: ends its text early.
+    tokens: about what the cache holds, to find prompts that begin like it.
     """
 
-    prompts: Sequence[Sequence[int]]
-    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
-    drafter: str
-    session_id: str | None = None
-    cut: Callable[[Generation], Iterator[Chunk]] = iter
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
+        self.tokens: Sequence[int] = ()
+        self.plain_per_second: float | None = None  # measured by its answers so far
+        self.session_id: str | None = None
+        self.last_use = 0
+
+    def num_shared(self, prompt: Sequence[int]) -> int:
+        """Tokens that the prompt begins with and that are in the cache."""
+        shared = 0
+        for held, token in zip(self.tokens, prompt, strict=False):
+            if held != token:
+                break
+            shared += 1
+        return shared
+
+
+class Pool:
+    """Hands out slots in the order of requests. Used in the event loop alone."""
+
+    def __init__(self, slots: Sequence[Slot], queue: int, queue_timeout_s: float) -> None:
+        self.slots = slots
+        self.num_waiting = 0
+        self._free = list(slots)
+        self._turns = asyncio.Semaphore(len(slots))  # in the order of arrival
+        self._queue = queue
+        self._queue_timeout_s = queue_timeout_s
+        self._uses = count(1)
+        self._closed = False
+
+    @property
+    def num_busy(self) -> int:
+        return len(self.slots) - len(self._free)
+
+    async def take(self, prompt: Sequence[int], session_id: str | None) -> Slot:
+        """Return a slot, to be given back by `release`. Raises ApiError if that takes too long."""
+        if self.num_waiting >= self._queue and self._turns.locked() and not self._closed:
+            raise overloaded("Too many requests are waiting.")
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise overloaded("The request has waited too long.") from None
+        finally:
+            self.num_waiting -= 1
+        if self._closed:
+            self._turns.release()  # so that whoever waits hears of it, too
+            raise shutting_down()
+        slot = self._best(prompt, session_id)
+        self._free.remove(slot)
+        slot.session_id = session_id
+        slot.last_use = next(self._uses)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        self._free.append(slot)
+        self._turns.release()
+
+    def close(self) -> None:
+        """Nobody gets a slot any more, those that wait included."""
+        self._closed = True
+        self._turns.release()
+
+    def _best(self, prompt: Sequence[int], session_id: str | None) -> Slot:
+        """Return the session's own slot; else the one that shares most, unless that would drop
+        more than it saves; else the least recently used one."""
+        for slot in self._free:
+            if session_id is not None and slot.session_id == session_id:
+                return slot
+        shared = {id(slot): slot.num_shared(prompt) for slot in self._free}
+        continued = [
+            slot for slot in self._free if slot.tokens and 2 * shared[id(slot)] >= len(slot.tokens)
+        ]
+        if continued:
+            return max(continued, key=lambda slot: shared[id(slot)])
+        return min(self._free, key=lambda slot: slot.last_use)
 
 
 @dataclass(frozen=True)
@@ -71,11 +150,10 @@ class _LiveRate:
 
 
 class ServerAnswer:
-    """Runs until its work is done or it is cancelled, whether or not anybody reads.
+    """An answer that is written until it is done or cancelled, whether or not anybody reads it.
 
-    limit_s: the time for writing, from the first token on. on_end: called in the event loop when
-    the slot is free again. What was written and not read stays in memory; the limits of the answers
-    are its bound.
+    limit_s: of writing, from the first token on. on_end: called in the event loop when the slot is
+    free again.
     """
 
     def __init__(self, slot: Slot, work: Work, limit_s: float, on_end: Callable[[], None]) -> None:
@@ -100,23 +178,22 @@ class ServerAnswer:
         slot.thread.submit(self._run)
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """End it after the current round; what was written stays to be read. A choice without a
-        token is an error with this reason, by default that the server is shutting down."""
+        """End it after the current round. A choice without a token fails for this reason."""
         with self._lock:
             self._stopped = self._stopped or reason or shutting_down()
             if self._generation is not None:
                 self._generation.cancel()
 
     async def begun(self) -> None:
-        """Returns when the first choice is being answered. Raises what refused it."""
+        """Return when the first choice is being answered. Raises what refused it."""
         while not self._begun and not self.ended.is_set():
             await self._wait()
         if not self._begun and self._error is not None:
             raise self._error
 
     async def events(self) -> AsyncIterator[list[Round]]:
-        """All that has happened since the last time; nothing where QUIET_S have passed. Raises what
-        ended the answer early."""
+        """Yield what has happened since the last time, nothing after QUIET_S without news.
+        Raises what ended the answer early."""
         while True:
             ended = self.ended.is_set()  # before the events are taken: none comes after the end
             events = [self._events.popleft() for _ in range(len(self._events))]
@@ -135,7 +212,7 @@ class ServerAnswer:
                 return
 
     async def _wait(self, limit_s: float | None = None) -> bool:
-        """Returns whether there are news within the limit."""
+        """Return whether there are news within the limit."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._news.wait()
@@ -159,11 +236,11 @@ class ServerAnswer:
             self._loop.call_soon_threadsafe(self._end)
 
     def _choose_drafter(self) -> None:
-        engine = self._slot.engine
-        if engine.drafter == self._work.drafter:
+        engine, drafter = self._slot.engine, self._work.request.drafter or self._work.desk.drafter
+        if engine.drafter == drafter:
             return
         try:
-            engine.set_drafter(self._work.drafter)
+            engine.set_drafter(drafter)
         except UsageError as error:
             raise ApiError(
                 400,
@@ -178,7 +255,7 @@ class ServerAnswer:
         slot.tokens = ()
         generation = self._start(slot.engine, prompt, options)
         try:
-            for chunk in self._work.cut(generation):
+            for chunk in self._work.request.cut(generation):
                 if self.first_token_s is None:
                     self.first_token_s = time.perf_counter() - self._made
                     self._loop.call_soon_threadsafe(self._limit)
@@ -196,7 +273,8 @@ class ServerAnswer:
             num_choices = len(self._work.prompts)
             of = f" of answer {choice + 1} of {num_choices}" if num_choices > 1 else ""
             read = f"{generation.num_read} of {len(prompt)} tokens of the prompt{of} were read"
-            raise stopped_early(self._stopped, read)
+            told = f"{self._stopped.message} {read}; asking again goes on from there."
+            raise replace(self._stopped, message=told)
         num_tokens = len(result.tokens)
         self._tell(Ended(choice, _NOTHING, num_tokens, rate, slot.plain_per_second, result))
 

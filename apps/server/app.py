@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,29 +13,28 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from edge_spec.apps.server.anthropic.write import (
+from edge_spec.apps.server.anthropic import (
+    MESSAGES,
     add_messages,
     asks_for_its_form,
-    found_model,
+    model_document,
     models_page,
 )
-from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.fields import refused_body
 from edge_spec.apps.server.guard import Guard
 from edge_spec.apps.server.llamacpp import add_llamacpp_paths
 from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
+from edge_spec.apps.server.openai import add_openai
 from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
-from edge_spec.apps.server.replies import ChatReply, CompletionReply
-from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Running
-from edge_spec.apps.server.responses.write import add_responses
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.reply import Running
+from edge_spec.apps.server.responses import add_responses
 from edge_spec.apps.web import INDEX, load_assets
 
 _GONE = {
@@ -57,7 +57,7 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
     )
     for kind in (RequestValidationError, HTTPException, ApiError, Exception):
         app.add_exception_handler(kind, _refuse)
-    _add_answers(app, running)
+    add_openai(app, running)
     add_messages(app, running)
     add_ollama(app, running)
     add_llamacpp_paths(app, running)
@@ -77,18 +77,6 @@ def build_app(running: Running, options: ServerOptions) -> ASGIApp:
             expose_headers=["Retry-After", "X-Should-Retry"],
         )
     return guarded
-
-
-def _add_answers(app: FastAPI, running: Running) -> None:
-    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
-    async def chat(request: ChatRequest) -> Response:
-        """The assistant's next message."""
-        return AnswerResponse(running, request, Desk.chat, ChatReply)
-
-    @app.post("/v1/completions", response_model=None, responses=EVENTS)
-    async def completions(request: CompletionRequest) -> Response:
-        """The continuation of a text, or of token ids, without a chat template."""
-        return AnswerResponse(running, request, Desk.completion, CompletionReply)
 
 
 def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
@@ -115,26 +103,23 @@ def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
     async def all_models(request: Request) -> Any:
         """The models that are served, and which of them are open."""
         if asks_for_its_form(request.headers):
-            return JSONResponse(models_page(models, started))
+            return models_page(models, started)
         return {"object": "list", "data": [entry(model) for model in models]}
 
     @app.get("/v1/models/{model:path}")
     async def one_model(model: str, request: Request) -> Any:
         """One of them, by its name or an alias."""
-        if asks_for_its_form(request.headers):
-            return found_model(models, model, started)
-        return entry(models.find(model))
+        describe = partial(model_document, since=started)
+        return (describe if asks_for_its_form(request.headers) else entry)(models.find(model))
 
     @app.get("/edge-spec/info")
     async def what_runs(model: str | None = None) -> Mapping[str, Any]:
-        """What answers, and which drafters requests may ask for. A model that was never open is
-        opened."""
+        """What answers, and the drafters that requests may ask for. This opens the model."""
         return (await describe(model)).info
 
     @app.get("/props")
     async def settings(model: str | None = None) -> Mapping[str, Any]:
-        """How a conversation with the model is answered, as llama.cpp's server tells it. A model
-        that was never open is opened."""
+        """How conversations are answered, as llama.cpp's server tells it. This opens the model."""
         return (await describe(model)).props
 
     @app.get("/edge-spec/plan")
@@ -176,8 +161,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Answer what a request was refused with, or failed with. OPTIONS asks for just the methods
-    that a path takes."""
+    """Return the response to a request that is refused or that failed."""
     path = request.scope["path"]
     if isinstance(error, RequestValidationError):
         faults = [{**each, "loc": each["loc"][1:]} for each in error.errors()]
@@ -192,8 +176,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif error.status_code == 404:
         told = ApiError(404, f"There is no {path[:200]} here. {_hint(request.app, path)}")
     else:
-        told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers)
-    return Response(told.body(path), told.status, told.headers, "application/json")
+        told = ApiError(error.status_code, f"{error.detail}.", headers=error.headers or {})
+    return error_response(told, MESSAGES if asks_for_its_form(request.headers) else path)
 
 
 def _paths(app: FastAPI) -> list[str]:

@@ -6,7 +6,10 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import Response
 
 from edge_spec import EdgeSpecError
 from edge_spec.errors import (
@@ -28,24 +31,18 @@ _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A refusal, with the status and the body that tell it."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def document(self) -> dict[str, Any]:
         other = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -65,8 +62,7 @@ OTHER_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 
 
 def api_error(error: Exception) -> ApiError:
-    """Returns what clients get to know of an error: only its kind if it was not raised on
-    purpose."""
+    """Return what clients may know of an error: only its kind if it was not raised on purpose."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgeSpecError):
@@ -76,6 +72,17 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, UnicodeEncodeError):
         return ApiError(400, "The request has a string that is no Unicode text.")
     return ApiError(500, f"The server failed: {type(error).__name__}.")
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """path: what was asked for."""
+    told = api_error(error)
+    return Response(told.body(path), told.status, told.headers, "application/json")
+
+
+def refused(member: str, fault: str) -> ApiError:
+    """Return the error of a member of the request."""
+    return ApiError(400, f"{member} {fault}", param=member.partition(".")[0])
 
 
 def overloaded(message: str) -> ApiError:
@@ -90,15 +97,9 @@ def timed_out() -> ApiError:
     return ApiError(504, "The answer has taken longer than the server allows.", code="timeout")
 
 
-def stopped_early(reason: ApiError, progress: str) -> ApiError:
-    """Return the error of an answer that was stopped before its first token."""
-    told = f"{reason.message} {progress}; asking again goes on from there."
-    return ApiError(reason.status, told, code=reason.code, headers=reason.headers)
-
-
 def cannot_be_opened(name: str, error: Exception) -> ApiError:
-    """Returns the error of a model that cannot be opened: what whoever runs the server can do
-    about it is not theirs to do. OpenAI's client does not ask again on its own."""
+    """Return the error of a model that cannot be opened, without remedies that clients cannot
+    use."""
     told = error.shown if isinstance(error, EdgeSpecError) else type(error).__name__
     return ApiError(
         503 if isinstance(error, DeviceMemoryError) else 500,
@@ -111,8 +112,7 @@ def cannot_be_opened(name: str, error: Exception) -> ApiError:
 
 
 def _for_client(error: EdgeSpecError, status: int) -> str:
-    """The error in words of which each is about the request. What only those can change who run the
-    server goes to its log."""
+    """Return the error's text for a client. Remedies for the operator go to the log."""
     if isinstance(error, ContextFullError):  # in the words that clients look for
         return f"This model's maximum context length is exceeded: {error}"
     if not _COMMAND.search(error.remedy):

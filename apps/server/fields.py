@@ -1,15 +1,11 @@
-"""What the objects of a request have in common: strict types, members that are all known, and
-refusals of one line that name a member as the client wrote it.
-
-A member that would change the answer is never passed over, and of a name that nobody knows nobody
-can tell whether it would.
-"""
+"""What the objects of a body have in common: strict types, refusals of one line, and no member
+that would change the answer is passed over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -17,7 +13,6 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -28,7 +23,6 @@ from edge_spec.apps.server.errors import ApiError
 MAX_INT = 2**31 - 1
 LEAVE_OUT = "leave it out"
 JsonObject = dict[str, JsonValue]
-Read = TypeVar("Read", bound="Body")
 _SHOWN = 60  # characters of a name that a client made up
 _ALIKE = 0.8  # of the letters of a name, from which on it is one of ours, mistyped
 
@@ -117,21 +111,28 @@ _INSTEAD = {
     **dict.fromkeys(("options", "extra_body"), "send its members beside the others"),
     **dict.fromkeys(("images", "audio"), "the model reads text"),
     **dict.fromkeys(("format", "structured_outputs"), "send response_format, regex or grammar"),
+    "messages": "send prompt or input, or ask POST /v1/chat/completions",
     "functions": "send tools",
     "function_call": "send tool_choice, or tool_calls in a message",
 }
 
 
 def refusal(name: str, fault: str) -> PydanticCustomError:
-    """Return the error of a member of the object that is being read, without halves of characters,
-    which no error of pydantic can hold."""
+    """Return the error of a member of the object that is being read."""
     told = {"fault": fault, "member": name}
     told = {each: text.encode("utf-8", "replace").decode() for each, text in told.items()}
     return PydanticCustomError("member", "{fault}", told)
 
 
+def require_off(name: str, value: Any, *, shown_as: str | None = None) -> None:
+    """Refuses a member that is not supported, unless its value asks for nothing."""
+    if value not in OFF.get(name, ()):
+        told = f"is not supported: {_INSTEAD.get(name, LEAVE_OUT)}"
+        raise refusal(shown_as or name, told)
+
+
 def whole(value: Any) -> Any:
-    """Returns a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
+    """Return a number such as 100.0 as the whole number that it is: JSON has numbers alone."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -146,11 +147,11 @@ def _closed(schema: JsonObject, kind: type[Body]) -> None:
 
 
 class Body(BaseModel):
-    """Takes its fields by their names, and by those that other servers have for them.
+    """An object of a request.
 
     also: other servers' names of its fields. harmless: members that change no answer. off: members
-    that are taken where their values ask for nothing. keeps_others: clients keep things of their
-    own in it; a mistyped name is refused there, too.
+    that are taken where their values ask for nothing. keeps_others: clients keep members of their
+    own in it; mistyped names are refused all the same.
     """
 
     model_config = ConfigDict(
@@ -164,8 +165,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_members(cls, given: Any) -> Any:
-        """Returns the members under the names of fields. null is the same as left out, under any
-        name."""
+        """Return the members by our names. null means left out, whatever the name."""
         if not isinstance(given, dict):
             return given
         taken = [field.alias or name for name, field in cls.model_fields.items()]
@@ -180,8 +180,8 @@ class Body(BaseModel):
                 known[meaning] = value
             elif meaning not in cls.off:
                 cls._refuse_unknown(name, taken)
-            elif value not in OFF[meaning]:
-                raise refusal(name, f"is not supported: {_INSTEAD.get(meaning, LEAVE_OUT)}")
+            else:
+                require_off(meaning, value, shown_as=name)
         return known
 
     @classmethod
@@ -198,14 +198,6 @@ class OpenBody(Body):
     """An object in which clients keep things of their own, such as ids."""
 
     keeps_others = True
-
-
-def converted(kind: type[Read], body: dict[str, Any]) -> Read:
-    """Return the request that another API's stands for. Raises ApiError."""
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise refused_body(error.errors(include_url=False), body) from error
 
 
 def refused_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.errors import ApiError, error_response
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.reply import send_error
 
 _OPEN_PATHS = ("/", "/health")
 _OPEN_FOLDER = "/static/"
@@ -29,9 +28,8 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI: checks host, key, type and size of a request, and reads its body, before `app` sees it,
-    at the path that is meant. HEAD is asked of `app` as GET, whose body the connection leaves
-    out."""
+    """ASGI: checks host, key, type and size of a request and reads its body before `app` sees
+    it. HEAD is asked of `app` as GET; the connection leaves the body out."""
 
     def __init__(
         self, app: ASGIApp, options: ServerOptions, observe: Callable[[str, int], None]
@@ -62,7 +60,7 @@ class Guard:
                 _check_type(headers.get("content-type", ""))
                 receive = await self._read(headers, receive)
         except ApiError as error:
-            await send_error(send_guarded, error, scope["path"])
+            await error_response(error, scope["path"])(scope, receive, send_guarded)
         except _DisconnectError:
             pass
         else:
@@ -137,8 +135,7 @@ def _check_type(kind: str) -> None:
 
 
 def plain_path(path: str) -> str:
-    """Return the path that a client means that joined it to the wrong address: with a slash too
-    many, /v1 twice, or without it."""
+    """Return the path without doubled slashes, and with /v1 once where it belongs."""
     parts = [part for part in path.split("/") if part]
     while parts[:2] == ["v1", "v1"]:
         del parts[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,13 +15,14 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from edge_spec import Chunk, FinishReason, Generation, GenerationResult
-from edge_spec.apps.server.answer import Ended, Round, Work
-from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.errors import refused
 from edge_spec.apps.server.fields import ALSO, HARMLESS, MAX_INT, Body, Whole, refusal
-from edge_spec.apps.server.replies import ChatReply, chat_logprobs, timings
+from edge_spec.apps.server.figures import chat_logprobs, timings
+from edge_spec.apps.server.openai import ChatBody, ChatReply, CompletionBody
 from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
-from edge_spec.apps.server.schema import AnswerRequest, ChatRequest, CompletionRequest, TokenId
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk, Gap, Request, Work
+from edge_spec.apps.server.schema import AnswerBody, TokenId
 from edge_spec.core.text_codec import PiecewiseCodec, TextCodec
 from edge_spec.text.control_tokens import PlainText
 from edge_spec.text.infill import InfillPrompt
@@ -38,10 +39,12 @@ class InfillFile(Body):
     filename: str = "tmp"
 
 
-class InfillRequest(AnswerRequest):
-    """Asks for what stands between two texts. prompt: what follows input_prefix, such as the line
-    of the cursor. spm_infill: whether the suffix comes first; null is the model's own order.
-    max_tokens: 0 reads the prompt alone, so that it is kept for the next request."""
+class InfillBody(AnswerBody):
+    """Asks for what stands between two texts.
+
+    prompt: what follows input_prefix, such as the line of the cursor. spm_infill: whether the
+    suffix comes first. max_tokens: 0 reads the prompt alone, to be kept for the next request.
+    """
 
     also: ClassVar = ALSO | {"extra_context": "input_extra"}
     harmless = HARMLESS | {"t_max_prompt_ms", "samplers"}  # which have their own order
@@ -58,17 +61,26 @@ class InfillRequest(AnswerRequest):
     response_fields: list[str] | None = None
     return_tokens: bool | None = None
 
-    @property
-    def limit(self) -> int | None:
-        return 1 if self.reads_alone else super().limit
+    def request(self) -> Request:
+        asked, prefix = super().request(), self.input_prefix + (self.prompt or "")
+        files = [(each.filename, each.text) for each in self.input_extra or ()]
+        options = {"names_file": True, "suffix_first": self.spm_infill}
+        indent, time_ms = self.n_indent or 0, max(0, self.t_max_predict_ms or 0)
+        cut = partial(limited, least_indent=indent, seconds=time_ms / 1e3)
+        return replace(
+            asked,
+            gap=Gap(prefix, self.input_suffix, files, options),
+            cut=cut if indent or time_ms else iter,
+            max_tokens=1 if self.reads_alone else asked.max_tokens,
+        )
 
     @property
     def reads_alone(self) -> bool:
-        """Says whether nothing is to be written."""
+        """Return whether nothing is to be written."""
         return self.max_tokens == 0 and self.max_completion_tokens is None
 
     @model_validator(mode="after")
-    def _has_text(self) -> InfillRequest:
+    def _has_text(self) -> InfillBody:
         """An empty file has no text, and a prompt that is only read may have other files alone."""
         given = {"input_prefix", "input_suffix", "input_extra", "prompt"} & self.model_fields_set
         if not given:
@@ -76,9 +88,19 @@ class InfillRequest(AnswerRequest):
         return self
 
 
+class FimBody(CompletionBody):
+    """Asks for what stands between a prompt and a suffix that may be empty."""
+
+    def request(self) -> Request:
+        if not isinstance(self.prompt, str):
+            raise refused("prompt", "is no text: send the one before the answer.")
+        if self.echo:
+            raise refused("echo", "is not supported: leave it out.")
+        return replace(super().request(), gap=Gap(self.prompt, self.suffix or ""))
+
+
 class TokenizeRequest(Body):
-    """add_special: with the tokens that begin a text. parse_special: reads control tokens that the
-    text spells."""
+    """add_special: begin as texts do. parse_special: read control tokens that the text spells."""
 
     model: str | None = None
     content: str | list[str | TokenId] = ""
@@ -96,9 +118,8 @@ _UNFINISHED = re.compile(r"\n[ \t]*\Z")  # how far the next line is indented is 
 
 
 def limited(generation: Generation, least_indent: int, seconds: float) -> Iterator[Chunk]:
-    """Yield an answer up to a line after the first that is indented by less than `least_indent`
-    characters, an empty one included, or to the end of the line that is being written `seconds`
-    after the first chunk; 0: no such limit. The result then has that text, too."""
+    """Yield an answer up to the first later line that is indented by less than `least_indent`,
+    or to the end of the line `seconds` after the first chunk; 0: no limit. Cuts the result, too."""
     shallow = re.compile(rf"\n[ \t]{{0,{max(0, least_indent - 1)}}}(?=[^ \t])")
     text, num_shown, has_ended, began = "", 0, False, None
     for chunk in generation:
@@ -122,35 +143,9 @@ def limited(generation: Generation, least_indent: int, seconds: float) -> Iterat
     generation.result.text = text
 
 
-def infill_work(desk: Desk, request: InfillRequest) -> Work:
-    """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
-    work = desk.between(
-        request,
-        request.input_prefix + (request.prompt or ""),
-        request.input_suffix,
-        [(each.filename, each.text) for each in request.input_extra or ()],
-        names_file=True,
-        suffix_first=request.spm_infill,
-    )
-    indent, time_ms = request.n_indent or 0, max(0, request.t_max_predict_ms or 0)
-    if not (indent or time_ms):
-        return work
-    return replace(work, cut=partial(limited, least_indent=indent, seconds=time_ms / 1e3))
-
-
-def fim_work(desk: Desk, request: CompletionRequest) -> Work:
-    """Return what stands between the prompt and a suffix that may be empty. Raises as
-    `infill_work` does."""
-    if not isinstance(request.prompt, str):
-        raise ApiError(400, "prompt is no text: send the one before the answer.", param="prompt")
-    if request.echo:
-        raise ApiError(400, "echo is not supported: leave it out.", param="echo")
-    return desk.between(request, request.prompt, request.suffix or "")
-
-
 def tokenized(desk: Desk, request: TokenizeRequest) -> list[Any]:
-    """Return the tokens, or objects with the text of each, or its bytes where it is a part of a
-    character. Raises ApiError for what is no token of the model."""
+    """Return the tokens, with their texts or bytes where they are asked for. Raises ApiError for
+    what is no token of the model."""
     codec = desk.engine.parts.text.tokenizer
     plain = PlainText(codec, desk.engine.parts.text.eos_ids)
     given = [request.content] if isinstance(request.content, str) else request.content
@@ -185,7 +180,7 @@ def _check_tokens(desk: Desk, field: str, ids: Sequence[int]) -> None:
     size = desk.engine.parts.model.config.vocab_size
     wrong = next((token for token in ids if token >= size), None)
     if wrong is not None:
-        raise ApiError(400, f"{field} has {wrong}: tokens are 0 to {size - 1}.", param=field)
+        raise refused(field, f"has {wrong}: tokens are 0 to {size - 1}.")
 
 
 def _piece(codec: TextCodec, token: int) -> str | list[int]:
@@ -202,51 +197,48 @@ def _piece(codec: TextCodec, token: int) -> str | list[int]:
 class InfillReply(Reply):
     """One text. A stream has an event for each piece of it, and one with the figures at its end."""
 
-    def __init__(self, request: InfillRequest, work: Work, desk: Desk) -> None:
-        self._request = request
-        self._model = desk.model
-        self._context_length = desk.engine.context_length
-        (self._prompt,) = desk.texts(work.prompts)
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._body: InfillBody = work.request.body
+        self._context_length = work.desk.engine.context_length
+        (self._prompt,) = work.desk.texts(work.prompts)
         (tokens,) = work.prompts
         self._is_cut = isinstance(tokens, InfillPrompt) and tokens.is_cut
         self._prompt_n = len(tokens)
 
     def piece(self, round_: Round) -> str:
         text, tokens = round_.chunk.text, [token.id for token in round_.chunk.tokens]
-        if self._request.reads_alone or not (text or tokens):
+        if self._body.reads_alone or not (text or tokens):
             return ""
         told = {
             "index": 0,
             "content": text,
-            "tokens": tokens if self._request.return_tokens else [],
+            "tokens": tokens if self._body.return_tokens else [],
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": round_.predicted_n,
             "tokens_evaluated": self._prompt_n,
         }
-        return server_event(json.dumps(told))
+        return server_event(told)
 
     def end(self, ended: Ended) -> str:
-        return server_event(json.dumps(self._told(ended.result, content="", tokens=[])))
-
-    def failure(self, error: ApiError) -> str:
-        return server_event(json.dumps(error.document()))
+        return server_event(self._told(ended.result, content="", tokens=[]))
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return self._told(results[0])
 
     def _told(self, result: GenerationResult, **streamed: Any) -> dict[str, Any]:
         """Return the fields that are asked for, all where none is named."""
-        request, stats = self._request, result.stats
-        written = [] if request.reads_alone else result.tokens
+        body, stats = self._body, result.stats
+        written = [] if body.reads_alone else result.tokens
         is_full = stats.prompt_n + stats.predicted_n >= self._context_length
         stop_type = "eos" if result.stop is None else "word"
         if result.finish_reason is not FinishReason.STOP:
             stop_type = "limit"
         told = {
             "index": 0,
-            "content": "" if request.reads_alone else result.text,
-            "tokens": [each.id for each in written if not each.ends and request.return_tokens],
+            "content": "" if body.reads_alone else result.text,
+            "tokens": [each.id for each in written if not each.ends and body.return_tokens],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
@@ -262,34 +254,31 @@ class InfillReply(Reply):
             "timings": timings([result]),
             **streamed,
         }
-        if request.num_logprobs is not None:
+        if self._request.logprobs is not None:
             told["completion_probabilities"] = chat_logprobs(result.tokens)["content"]
-        return dict(_members(told, request.response_fields)) if request.response_fields else told
+        return dict(_members(told, body.response_fields)) if body.response_fields else told
 
 
 def _members(told: Mapping[str, Any], fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield those that there are; "timings/prompt_n" is a member of a member."""
     for field in fields:
         found: Any = told
-        for name in field.split("/"):
-            found = found.get(name, _NONE) if isinstance(found, dict) else _NONE
-        if found is not _NONE:
+        with suppress(KeyError, TypeError):
+            for name in field.split("/"):
+                found = found[name]
             yield field, found
-
-
-_NONE = object()
 
 
 def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
     @app.post("/infill", response_model=None, responses=EVENTS)
-    async def infill(request: InfillRequest) -> Response:
+    async def infill(body: InfillBody) -> Response:
         """What stands between two texts, such as those around a cursor."""
-        return AnswerResponse(running, request, infill_work, InfillReply)
+        return AnswerResponse(running, body, InfillReply)
 
     @app.post("/v1/fim/completions", response_model=None, responses=EVENTS)
-    async def fim(request: CompletionRequest) -> Response:
+    async def fim(body: FimBody) -> Response:
         """What stands between a prompt and its suffix, in the form of Mistral's API."""
-        return AnswerResponse(running, request, fim_work, ChatReply)
+        return AnswerResponse(running, body, ChatReply)
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
@@ -303,10 +292,10 @@ def add_llamacpp_paths(app: FastAPI, running: Running) -> None:
         return {"content": await running.ask(request.model, lambda desk: detokenized(desk, asked))}
 
     @app.post("/apply-template")
-    async def apply_template(request: ChatRequest) -> dict[str, Any]:
+    async def apply_template(body: ChatBody) -> dict[str, Any]:
         """The prompt that the chat template makes of a request."""
 
         def rendered(desk: Desk) -> str:
-            return detokenized(desk, desk.chat(request).prompts[0])
+            return detokenized(desk, desk.work(body.request()).prompts[0])
 
-        return {"prompt": await running.ask(request.model, rendered)}
+        return {"prompt": await running.ask(body.model, rendered)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from edge_spec.apps.server.errors import ApiError
 from edge_spec.apps.server.fields import Body, JsonObject, OpenBody, refusal
-from edge_spec.errors import UsageError
 
 MAX_TOOLS = 128
 
@@ -30,10 +31,44 @@ Arguments = str | JsonObject  # JSON, as a text or as it is
 
 
 def joined(content: Content) -> str:
-    """Returns the text of all parts."""
+    """Return the text of all parts."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def message_of(role: str, content: str | None, **others: Any) -> dict[str, Any]:
+    """Return a message as chat templates read it, without `others` that are None."""
+    given = {name: value for name, value in others.items() if value is not None}
+    if content is None and "tool_calls" not in given:
+        content = ""
+    return {"role": "system" if role == "developer" else role, "content": content, **given}
+
+
+def answer_of(
+    texts: Sequence[str], thoughts: Iterable[str], calls: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return an earlier answer as one message. thoughts: empty ones are none."""
+    return message_of(
+        "assistant",
+        "".join(texts) if texts else None,
+        reasoning_content="\n\n".join(filter(None, thoughts)) or None,
+        tool_calls=calls or None,
+    )
+
+
+def call_of(id: str | None, name: str, arguments: Arguments | None) -> dict[str, Any]:
+    """Return a call as chat templates read it. Raises ApiError for arguments that are nested too
+    deeply; those that are no JSON stay a text."""
+    try:
+        read = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
+    except ValueError:
+        read = arguments
+    except RecursionError:
+        told = "the arguments of a call are nested too deeply. Give them fewer levels."
+        raise ApiError(400, told) from None
+    named = {} if id is None else {"id": id}
+    return {**named, "type": "function", "function": {"name": name, "arguments": read}}
 
 
 class FunctionCall(OpenBody):
@@ -50,9 +85,8 @@ class ToolCall(OpenBody):
 
 
 class Message(Body):
-    """Parts of a content are joined; developer is another name of system. Of the assistant and of
-    tools, a content that is missing is an empty text. refusal: goes before such a one.
-    reasoning_content: goes to the chat template. prefix: the answer goes on with this message."""
+    """developer is another name of system. The assistant and tools may leave content out.
+    refusal: read in place of content. prefix: the answer goes on with this message."""
 
     also: ClassVar = {
         "reasoning": "reasoning_content",
@@ -77,9 +111,18 @@ class Message(Body):
             raise refusal("content", f"is missing: a message of the role {self.role} needs a text")
         return self
 
-    @property
-    def text(self) -> str:
-        return self.refusal or "" if self.content is None else joined(self.content)
+    def for_template(self) -> dict[str, Any]:
+        """Return it as chat templates read it. Raises ApiError as `call_of` does."""
+        functions = [(each.id, each.function) for each in self.tool_calls or ()]
+        calls = [call_of(id, function.name, function.arguments) for id, function in functions]
+        return message_of(
+            self.role,
+            self.refusal if self.content is None else joined(self.content),
+            name=self.name,
+            tool_call_id=self.tool_call_id,
+            reasoning_content=self.reasoning_content,
+            tool_calls=calls or None,
+        )
 
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
@@ -92,13 +135,8 @@ class Function(OpenBody):
     strict: bool | None = None  # True: keywords that cannot be held are refused
 
 
-class FunctionName(OpenBody):
-    name: str
-
-
 def _wrapped(given: Any) -> Any:
-    """Returns a function that stands beside its type, as OpenAI's newer API has it, in the place
-    that the older one has for it."""
+    """Return a function of OpenAI's newer form in the older one."""
     if not isinstance(given, dict) or "function" in given or "name" not in given:
         return given
     return {"type": given.get("type", "function"), "function": given}
@@ -113,13 +151,13 @@ class Tool(OpenBody):
 
 class NamedTool(OpenBody):
     type: Literal["function"] = "function"
-    function: FunctionName
+    function: FunctionCall
 
     _is_wrapped = model_validator(mode="before")(_wrapped)
 
 
 def _word(choice: Any) -> Any:
-    """Returns the word where it stands as the type of an object, as Anthropic's API has it."""
+    """Return the word where it stands as the type of an object, as Anthropic's API has it."""
     if isinstance(choice, dict) and list(choice) == ["type"]:
         return choice["type"] if choice["type"] in ("none", "auto", "required", "any") else choice
     return choice
@@ -129,30 +167,7 @@ Word = Literal["none", "auto", "required", "any"]
 Choice = Annotated[Word | NamedTool, BeforeValidator(_word)]
 
 
-def for_template(message: Message) -> dict[str, Any]:
-    """Returns the message as chat templates read it. Calls of tools have their arguments as a
-    mapping there, where the text is one; no text is no arguments. Raises UsageError for arguments
-    that are nested too deeply."""
-    names = {"name", "tool_call_id", "reasoning_content"}
-    if message.tool_calls:
-        names.add("tool_calls")
-    role = "system" if message.role == "developer" else message.role
-    is_silent = message.content is None and message.refusal is None and role == "assistant"
-    given = {
-        "role": role,
-        "content": None if is_silent and message.tool_calls else message.text,
-        **message.model_dump(include=names, exclude_none=True),
-    }
-    for call in given.get("tool_calls", ()):
-        call["function"]["arguments"] = _arguments(call["function"].get("arguments") or {})
-    return given
-
-
-def _arguments(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
-    except RecursionError:
-        told = "the arguments of a call are nested too deeply"
-        raise UsageError(told, remedy="Give them fewer levels.") from None
+def tool_of(name: str, **others: Any) -> dict[str, Any]:
+    """Return a tool in OpenAI's form, without those of `others` that are None."""
+    given = {name: value for name, value in others.items() if value is not None}
+    return {"type": "function", "function": {"name": name, **given}}

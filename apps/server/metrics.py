@@ -17,8 +17,7 @@ _TOKENS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 
 
 
 class Metrics:
-    """Used in the event loop alone. Where several models are served, what is about one of them has
-    its name as a label."""
+    """Used in the event loop alone. Several models have their names as labels."""
 
     def __init__(self, models: Models) -> None:
         self.paths: Sequence[str] = ()  # that requests are counted by; all others count as one
@@ -90,8 +89,20 @@ class Metrics:
 
 
 _NOW: Sequence[tuple[str, str, Callable[[ServedModel], float]]] = (
-    ("queue_length", "Requests that wait.", lambda model: model.num_in_queue),
-    ("slots_busy", "Slots that answer.", lambda model: model.num_busy),
-    ("slots", "Slots that there are.", lambda model: model.num_slots),
+    (
+        "queue_length",
+        "Requests that wait.",
+        lambda model: model.num_waiting + (model.opened.pool.num_waiting if model.opened else 0),
+    ),
+    (
+        "slots_busy",
+        "Slots that answer.",
+        lambda model: model.opened.pool.num_busy if model.opened else 0,
+    ),
+    (
+        "slots",
+        "Slots that there are.",
+        lambda model: len(model.opened.pool.slots) if model.opened else 0,
+    ),
     ("model_loaded", "1 where the model is open.", lambda model: model.opened is not None),
 )

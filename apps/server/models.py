@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Literal
 
 from edge_spec import EdgeSpecError, Engine, SamplingParams
+from edge_spec.apps.server.answer import Pool, Slot
 from edge_spec.apps.server.errors import (
     ApiError,
     cannot_be_opened,
@@ -21,14 +22,14 @@ from edge_spec.apps.server.errors import (
     shutting_down,
 )
 from edge_spec.apps.server.options import ServerOptions
-from edge_spec.apps.server.slots import Pool, Slot
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory, forecast_here
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
 
+_LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ class Description:
 
 
 class OpenModel:
-    """Slot 0 is the engine itself, the others are its forks. `close` closes them, and the engine
-    where it is owned; else it drafts as before, whatever requests asked for."""
+    """The slots of a model: its engine and forks of it. `close` closes the engine if it is
+    owned; else it drafts as before."""
 
     def __init__(
         self,
@@ -100,8 +101,7 @@ def _restore(engine: Engine, drafter: str) -> None:
 
 
 def _description(desk: Desk, options: ServerOptions) -> Description:
-    """Describe what runs, how the page has its conversations answered, and what requests get that
-    do not say."""
+    """Describe what runs, and the options of the page's conversations and of other requests."""
     engine, asked, text = desk.engine, options.asked_sampling, desk.engine.parts.text
     of_page = engine.chat_sampling(**asked)
     info = {
@@ -148,13 +148,13 @@ def _params(sampling: SamplingParams, options: ServerOptions) -> dict[str, float
 class ServedModel:
     """One of a server's models. Used in the event loop alone.
 
-    users: requests that it is open for, or is being opened for; while there are any, it is not
-    closed. is_leaving: its place is wanted by another one, and new requests wait.
+    users: requests that keep it open. is_leaving: it will be closed, and new requests wait.
     """
 
     def __init__(self, name: str, on_demand: ModelOnDemand | None) -> None:
         """on_demand: None for one that is open from the start to the end."""
         self.name = name
+        self.aliases = () if on_demand is None else on_demand.aliases
         self.on_demand = on_demand
         self.opened: OpenModel | None = None
         self.opening: asyncio.Task[ApiError | None] | None = None
@@ -165,26 +165,10 @@ class ServedModel:
         self.last_use = 0
 
     @property
-    def aliases(self) -> tuple[str, ...]:
-        return () if self.on_demand is None else self.on_demand.aliases
-
-    @property
     def status(self) -> Literal["loaded", "loading", "unloaded"]:
         if self.opened is not None:
             return "loaded"
         return "unloaded" if self.opening is None else "loading"
-
-    @property
-    def num_in_queue(self) -> int:
-        return self.num_waiting + (self.opened.pool.num_waiting if self.opened else 0)
-
-    @property
-    def num_busy(self) -> int:
-        return self.opened.pool.num_busy if self.opened else 0
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.opened.pool.slots) if self.opened else 0
 
     def take(self, opened: OpenModel) -> None:
         """It is open from now on."""
@@ -192,17 +176,15 @@ class ServedModel:
 
 
 class Models:
-    """Opens models that requests ask for, one at a time, and closes the least recently used idle
-    one where there would be too many, or where memory does not hold all of them.
-
-    Used in the event loop alone, but for `close`.
-    """
+    """Opens models on demand, one at a time, and closes the least recently used idle one to make
+    room. Used in the event loop alone, but for `close`."""
 
     def __init__(self, models: Sequence[ServedModel], options: ServerOptions) -> None:
         """models: the first one is answered with where a request names none."""
         self._models = models
         self._options = options
-        self._by_name = {name: each for each in models for name in (each.name, *each.aliases)}
+        named = [(name, each) for each in models for name in (each.name, *each.aliases)]
+        self._by_name = {f"{name}{_LATEST}": each for name, each in named} | dict(named)
         self._uses = count(1)
         self._turn = asyncio.Lock()  # of those that are opened
         self._released = asyncio.Event()  # another one each time
@@ -226,14 +208,10 @@ class Models:
     def __len__(self) -> int:
         return len(self._models)
 
-    @property
-    def first(self) -> ServedModel:
-        return self._models[0]
-
     def find(self, name: str | None) -> ServedModel:
-        """Raises ApiError."""
-        if name is None:
-            return self.first
+        """Raises ApiError. name: none is the first one's."""
+        if not name:
+            return self._models[0]
         if name not in self._by_name:
             others = ", ".join(repr(each.name) for each in self._models)
             there = f"There {'is' if len(self) == 1 else 'are'} {others}."
@@ -243,8 +221,8 @@ class Models:
 
     @asynccontextmanager
     async def using(self, model: ServedModel) -> AsyncIterator[OpenModel]:
-        """Keeps the model open within the block. Raises ApiError where it cannot be opened, too
-        many wait for that, it takes too long, or the server ends."""
+        """Keep the model open within the block. Raises ApiError if it cannot be opened, or not
+        in time."""
         if model.opened is not None and not model.is_leaving:
             self.hold(model)
         else:
@@ -316,24 +294,14 @@ class Models:
         while model.opened is None:
             if self._has_ended:
                 raise shutting_down()
-            opening = model.opening or asyncio.create_task(self._open_in_turn(model))
+            opening = model.opening or asyncio.create_task(self._load(model))
             model.opening = opening
             await asyncio.wait((opening,))  # who leaves does not end it
             if not opening.cancelled() and (error := opening.result()):
                 raise error
 
-    async def _open_in_turn(self, model: ServedModel) -> ApiError | None:
-        try:
-            async with self._turn:
-                wanted = model.users and not self._has_ended
-                return await self._load(model) if wanted else None
-        finally:
-            model.opening = None
-
     async def _load(self, model: ServedModel) -> ApiError | None:
-        _log.info("opening %s", model.name)
-        on_demand = model.on_demand
-        assert on_demand is not None  # else it is open
+        """Open the model when it is its turn. Returns why it cannot be opened."""
         loop = asyncio.get_running_loop()
 
         def make_room(forecast: Forecast | None) -> None:
@@ -341,17 +309,22 @@ class Models:
             asyncio.run_coroutine_threadsafe(self._make_room(model, forecast), loop).result()
 
         def open_model() -> OpenModel:
-            opened = OpenModel.open(on_demand, self._options, self._report, make_room)
+            assert model.on_demand is not None  # else it is open
+            opened = OpenModel.open(model.on_demand, self._options, self._report, make_room)
             if self._has_ended:
                 opened.close()
                 raise _UnwantedError
             return opened
 
-        self._loading = _in_thread(open_model)
         try:
-            model.take(await asyncio.wrap_future(self._loading))
-            self._loading = None
-            return None
+            async with self._turn:
+                if not model.users or self._has_ended:
+                    return None
+                _log.info("opening %s", model.name)
+                self._loading = _in_thread(open_model)
+                model.take(await asyncio.wrap_future(self._loading))
+                self._loading = None
+                return None
         except _UnwantedError:
             return None
         except Exception as error:
@@ -360,6 +333,8 @@ class Models:
             else:
                 _log.exception("%s cannot be opened", model.name)
             return cannot_be_opened(model.name, error)
+        finally:
+            model.opening = None
 
     def _report(self, what: str, fraction: float) -> None:
         """Takes progress from the thread that opens: ends what takes long where the server ends."""
@@ -367,8 +342,8 @@ class Models:
             raise _UnwantedError
 
     async def _make_room(self, model: ServedModel, forecast: Forecast | None) -> None:
-        """Returns when the model may be opened beside those that are. Idle ones are closed; where
-        that is not enough, the least recently used one gets no new requests until it is idle.
+        """Return when there is room for the model. Idle ones are closed; if that is not enough, the
+        least recently used one gets no new requests until it is idle.
 
         Raises _UnwantedError where nobody waits for the model any more.
         """
@@ -394,8 +369,7 @@ class Models:
             self._tell_released()
 
     def _has_room(self, forecast: Forecast | None) -> bool:
-        """Tells whether one more is not too many, and all fit the memory of this machine
-        together."""
+        """Return whether one more is not too many, and all fit into memory together."""
         opened = [each for each in self._models if each.opened is not None]
         limit = self._options.max_models
         if limit is not None and len(opened) >= limit:

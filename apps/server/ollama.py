@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
@@ -12,15 +13,16 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from edge_spec import GenerationResult, PartKind, Token
-from edge_spec.apps.server.answer import Ended, Round, Work
+from edge_spec.apps.server.answer import Ended, Round
 from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
-from edge_spec.apps.server.fields import HARMLESS, Body, converted, refusal, words
-from edge_spec.apps.server.messages import Message
-from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.replies import chat_logprobs, reason_of
+from edge_spec.apps.server.fields import HARMLESS, Body, refusal, require_off, words
+from edge_spec.apps.server.figures import chat_logprobs, reason_of
+from edge_spec.apps.server.messages import Message, message_of
+from edge_spec.apps.server.models import OpenModel, ServedModel
+from edge_spec.apps.server.openai import ChatBody
 from edge_spec.apps.server.reply import AnswerResponse, Reply, Running, arguments_of
-from edge_spec.apps.server.schema import ChatRequest, CompletionRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Gap, Request
+from edge_spec.apps.server.schema import AnswerBody, ConversationBody
 
 _OF_ITS_RUNNER = words(
     """numa main_gpu vocab_only logits_all f16_kv embedding_only num_gqa rope_frequency_base
@@ -28,84 +30,82 @@ _OF_ITS_RUNNER = words(
 )
 
 
-class OllamaChatRequest(ChatRequest):
-    """No messages: the model is to be opened."""
+class OllamaBody(ConversationBody):
+    """Without messages or a prompt, the model is to be opened."""
 
     harmless = HARMLESS | _OF_ITS_RUNNER
     has_origins = False
     stream: bool | None = True
-    messages: list[Message] = Field(default_factory=list)
     n: Literal[1] | None = None
-
-    def continued(self) -> CompletionRequest | None:
-        """Returns what asks for a continuation, if it does. Raises ApiError."""
-        return None
 
     @model_validator(mode="before")
     @classmethod
     def _speaks_plainly(cls, given: Any) -> Any:
-        return _plain(given)
+        """Return a request with the words for what Ollama says otherwise."""
+        if not isinstance(given, dict):
+            return given
+        told = {name: value for name, value in given.items() if name not in ("options", "format")}
+        options, format = given.get("options") or {}, given.get("format")
+        if not isinstance(options, dict):
+            raise refusal("options", "should be an object")
+        if isinstance(format, dict):
+            told["response_format"] = {"type": "json_schema", "schema": format}
+        elif format == "json":
+            told["response_format"] = {"type": "json_object"}
+        elif format:
+            raise refusal("format", "is no form that is known here: send json or a JSON Schema")
+        if isinstance(told.get("think"), str):
+            told["reasoning_effort"] = told.pop("think")
+        return {**options, **told}
 
 
-class OllamaGenerateRequest(OllamaChatRequest):
-    """No prompt: likewise. raw: it is continued without a template. suffix: a text between both."""
+class OllamaChatBody(OllamaBody, ChatBody):
+    messages: list[Message] = Field(default_factory=list)
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.messages)
+
+
+class OllamaGenerateBody(OllamaBody):
+    """raw: the prompt is continued without a template. suffix: a text between both is asked for."""
 
     prompt: str = ""
     system: str | None = None
     suffix: str | None = None
     raw: bool | None = None
 
+    @property
+    def says_something(self) -> bool:
+        return bool(self.prompt or self.suffix)
+
+    def request(self) -> Request:
+        asked = super().request()
+        if self.suffix:
+            return replace(asked, gap=Gap(self.prompt, self.suffix))
+        if self.raw:
+            return replace(asked, prompts=[self.prompt])
+        system = [message_of("system", self.system)] if self.system else []
+        return replace(asked, messages=[*system, message_of("user", self.prompt)])
+
     @model_validator(mode="after")
-    def _asks_as_a_user(self) -> OllamaGenerateRequest:
-        if self.messages:
-            raise refusal("messages", "belongs to POST /api/chat: send prompt")
+    def _goes_without_template(self) -> OllamaGenerateBody:
         if self.system and (self.raw or self.suffix):
             raise refusal("system", "is of the chat template, which raw and suffix go without")
-        if self.prompt:
-            system = [Message(role="system", content=self.system)] if self.system else []
-            self.messages = [*system, Message(role="user", content=self.prompt)]
+        if self.suffix or (self.raw and self.prompt):
+            for name in self.model_fields_set & _OF_TEMPLATES:
+                require_off(name, getattr(self, name))
         return self
 
-    def continued(self) -> CompletionRequest | None:
-        if not (self.suffix or (self.raw and self.prompt)):
-            return None
-        asked = self.given(ChatRequest)  # what only a template reads is refused by its name
-        for name in ("messages", "top_logprobs"):
-            asked.pop(name, None)
-        own = {"prompt": self.prompt, "suffix": self.suffix, "logprobs": self.num_logprobs}
-        return converted(CompletionRequest, {**asked, **own})
 
-
-def _plain(given: Any) -> Any:
-    """Returns a request with the words for what Ollama says otherwise."""
-    if not isinstance(given, dict):
-        return given
-    told = {name: value for name, value in given.items() if name not in ("options", "format")}
-    options = given.get("options") or {}
-    if not isinstance(options, dict):
-        raise refusal("options", "should be an object")
-    format = given.get("format")
-    if isinstance(format, dict):
-        told["response_format"] = {"type": "json_schema", "schema": format}
-    elif format == "json":
-        told["response_format"] = {"type": "json_object"}
-    elif format:
-        raise refusal("format", "is no form that is known here: send json or a JSON Schema")
-    if isinstance(told.get("think"), str):
-        told["reasoning_effort"] = told.pop("think")
-    return {**options, **told}
+_OF_TEMPLATES = ConversationBody.model_fields.keys() - AnswerBody.model_fields
+_OF_TEMPLATES -= {"logprobs", "top_logprobs"}
 
 
 class OllamaReply(Reply):
     """Calls of tools are told when all of them are complete."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
-
-    def __init__(self, request: OllamaChatRequest, model: str) -> None:
-        self._model = model
-        self._is_chat = not isinstance(request, OllamaGenerateRequest)
-        self._has_scores = request.num_logprobs is not None
-        self._tells_thoughts = request.tells_thoughts
 
     def waiting(self) -> str:
         return _line(self._document())
@@ -114,7 +114,7 @@ class OllamaReply(Reply):
         chunk = round_.chunk
         scores = self._scores(chunk.tokens)
         is_text = chunk.kind is PartKind.TEXT
-        is_told = is_text or (chunk.kind is PartKind.REASONING and self._tells_thoughts)
+        is_told = is_text or (chunk.kind is PartKind.REASONING and self._request.tells_thoughts)
         if not is_told or not (chunk.text or scores):
             return ""
         name = "content" if is_text else "thinking"
@@ -130,27 +130,29 @@ class OllamaReply(Reply):
 
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         (result,) = results
-        is_told = result.reasoning and self._tells_thoughts
+        is_told = result.reasoning and self._request.tells_thoughts
         thought = {"thinking": result.reasoning} if is_told else {}
         said = {"content": result.text, **thought, **_calls(result)}
         return self._document(said, **self._scores(result.tokens), **_last(result))
 
-    def opened(self) -> dict[str, Any]:
-        """Returns the answer to who asks for the model alone."""
-        return self._document(done=True, done_reason="load")
-
     def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        asked = self._has_scores and tokens
+        asked = self._request.logprobs is not None and tokens
         return {"logprobs": chat_logprobs(tokens)["content"]} if asked else {}
 
     def _document(self, said: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "", **(said or {})}
-        told: dict[str, Any] = {"message": message}
-        if not self._is_chat:
-            told = {"response": message.pop("content"), **message}
-            del told["role"]
-        now = datetime.now(UTC).isoformat()
-        return {"model": self._model, "created_at": now, **told, "done": False, **fields}
+        return _document(self._request.body, self._model, said or {}, **fields)
+
+
+def _document(
+    body: OllamaBody, model: str, said: Mapping[str, Any], **fields: Any
+) -> dict[str, Any]:
+    if isinstance(body, OllamaChatBody):
+        told: dict[str, Any] = {"message": {"role": "assistant", "content": "", **said}}
+    else:
+        told = {"response": "", **said}
+        told["response"] = told.pop("content", "")
+    now = datetime.now(UTC).isoformat()
+    return {"model": model, "created_at": now, **told, "done": False, **fields}
 
 
 def _line(document: Mapping[str, Any]) -> str:
@@ -158,7 +160,7 @@ def _line(document: Mapping[str, Any]) -> str:
 
 
 def _calls(result: GenerationResult) -> dict[str, Any]:
-    """Returns the calls, without one that was cut: it would be made."""
+    """Return the calls, without one that was cut: it would be made."""
     calls = result.tool_calls[:-1] if result.is_cut else result.tool_calls
     told = []
     for index, call in enumerate(calls):
@@ -169,7 +171,7 @@ def _calls(result: GenerationResult) -> dict[str, Any]:
 
 
 def _last(result: GenerationResult) -> dict[str, Any]:
-    """Returns what ends an answer. Durations are in nanoseconds."""
+    """Return what ends an answer. Durations are in nanoseconds."""
     stats = result.stats
     durations = {"prompt_eval": stats.prompt_ms, "eval": stats.predicted_ms}
     counts = {"prompt_eval_count": stats.prompt_n, "eval_count": stats.predicted_n}
@@ -180,7 +182,6 @@ def _last(result: GenerationResult) -> dict[str, Any]:
 
 OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version")
 _SPOKEN = "0.12.0"  # the version of Ollama whose API this is: clients refuse older ones
-_LATEST = ":latest"  # which clients add to names
 OTHER_FORMS.update(dict.fromkeys(OLLAMA_PATHS, lambda error: {"error": error.message}))
 
 
@@ -196,29 +197,23 @@ class ShowRequest(Body):
 def add_ollama(app: FastAPI, running: Running) -> None:
     models, since = running.models, datetime.now(UTC).isoformat()
 
-    async def answer(request: OllamaChatRequest) -> Response:
-        model = models.find(_plain_name(models, request.model) or None)
-        reply = OllamaReply(request, model.name)
-        continued = request.continued()
-        if not request.messages and continued is None:
-            async with models.using(model):
-                return JSONResponse(reply.opened())
-        request.model, request.stream = model.name, request.stream is not False
-
-        def ask(desk: Desk, request: OllamaChatRequest) -> Work:
-            return desk.chat(request) if continued is None else desk.completion(continued)
-
-        return AnswerResponse(running, request, ask, lambda *_: reply)
+    async def answer(body: OllamaChatBody | OllamaGenerateBody) -> Response:
+        if body.says_something:
+            return AnswerResponse(running, body, OllamaReply)
+        model = models.find(body.model)
+        async with models.using(model):
+            ended = {"done": True, "done_reason": "load"}
+            return JSONResponse(_document(body, model.name, {}, **ended))
 
     @app.post("/api/chat", response_model=None, responses=_LINES)
-    async def chat(request: OllamaChatRequest) -> Response:
+    async def chat(body: OllamaChatBody) -> Response:
         """The assistant's next message, in Ollama's form."""
-        return await answer(request)
+        return await answer(body)
 
     @app.post("/api/generate", response_model=None, responses=_LINES)
-    async def generate(request: OllamaGenerateRequest) -> Response:
+    async def generate(body: OllamaGenerateBody) -> Response:
         """The answer to a text, or its continuation, in Ollama's form."""
-        return await answer(request)
+        return await answer(body)
 
     def entry(model: ServedModel) -> dict[str, Any]:
         named = {"name": model.name, "model": model.name}
@@ -237,18 +232,13 @@ def add_ollama(app: FastAPI, running: Running) -> None:
     @app.post("/api/show")
     async def show(request: ShowRequest) -> dict[str, Any]:
         """One of them, and what it can do."""
-        async with models.using(models.find(_plain_name(models, request.model))) as opened:
+        async with models.using(models.find(request.model)) as opened:
             return {"modified_at": since, **_shown(opened)}
 
     @app.get("/api/version")
     async def spoken() -> dict[str, str]:
         """The version of Ollama whose API this is."""
         return {"version": _SPOKEN}
-
-
-def _plain_name(models: Models, name: str | None) -> str | None:
-    known = [each for model in models for each in (model.name, *model.aliases)]
-    return name if name is None or name in known else name.removesuffix(_LATEST)
 
 
 def _shown(opened: OpenModel) -> dict[str, Any]:

@@ -27,10 +27,8 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 def origin_pattern(origin: str) -> str:
     """Return the regular expression of an Origin header that is meant. Raises UsageError.
 
-    The host may be * where it changes with each installation, which it does for extensions and the
-    views of editors: no page of the web has such a scheme. The port may be *, too. Apps that load
-    their pages from files say file:// and nothing more. Any site can make a page of the origin
-    null.
+    The host may be * for extensions and views of editors, where it changes with each installation,
+    and the port may be *. Apps that load their pages from files say file://.
     """
     found = _ORIGIN.fullmatch(origin)
     scheme, host, port = found.group("scheme", "host", "port") if found else ("file", "*", None)
@@ -64,17 +62,13 @@ _RANGES: Sequence[tuple[str, Callable[[float], bool], str]] = (
 @dataclass(frozen=True)
 class ServerOptions:
     """Raises UsageError for an address that others reach without a key, and for values out of
-    their range.
+    range.
 
-    cors_origins: sites whose pages may ask, as `origin_pattern` reads them.
-    allowed_hosts: further names of this machine, by which its own containers and tunnels ask.
-    parallel: answers of a model at once, each with a cache of its own. queue: requests that may
-    wait for one. max_models: that are open at the same time; None: as many as memory holds.
-    load_timeout_s: that a request may wait for its model to be opened.
-    sampling, max_tokens, reasoning: of requests that do not say. thought_tokens: beside max_tokens,
-    those of a thought that has no budget; 0: a thought has no room of its own. asked_sampling: by
-    the names of SamplingParams, what goes before how the model's makers mean its answers to be
-    drawn, which is how the page has them drawn. plan: as `edge-spec plan --json` prints it.
+    cors_origins: for `origin_pattern`. allowed_hosts: more names of this machine. parallel: answers
+    of a model at once. queue: requests that may wait. max_models: open at once; None: as many as
+    fit. sampling, max_tokens, reasoning: of requests that do not say. thought_tokens: beside
+    max_tokens, of a thought without a budget. asked_sampling: of the page, in place of the makers'
+    sampling. plan: as `edge-spec plan --json` prints it.
     """
 
     host: str = "127.0.0.1"
@@ -141,11 +135,10 @@ class ServerOptions:
             return False
 
     def allows_host(self, header: str) -> bool:
-        """Tell whether a request that only this machine can send may call it so.
+        """Return whether a request from this machine may call it so.
 
-        A page of another site can have its own name lead here (DNS rebinding), and its requests
-        carry that name. An address in figures belongs to no name, and no name server answers for
-        localhost and what ends with .localhost.
+        A page of another site can have its own name lead here (DNS rebinding). Addresses belong to
+        no name, and no name server answers for localhost.
         """
         found = _HOST.fullmatch(header.strip().lower())
         if found is None:

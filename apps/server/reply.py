@@ -7,72 +7,119 @@ import json
 import time
 from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from pydantic_core import from_json
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from edge_spec import GenerationResult
-from edge_spec.apps.server.answer import Ended, Round, ServerAnswer, Work
-from edge_spec.apps.server.errors import ApiError, api_error
+from edge_spec import GenerationResult, PartKind
+from edge_spec.apps.server.answer import Ended, Round, ServerAnswer
+from edge_spec.apps.server.errors import ApiError, api_error, error_response
 from edge_spec.apps.server.metrics import Metrics
 from edge_spec.apps.server.models import Models, OpenModel, ServedModel
-from edge_spec.apps.server.schema import AnswerRequest
-from edge_spec.apps.server.work import Desk
+from edge_spec.apps.server.request import Desk, Work
+from edge_spec.apps.server.schema import AnswerBody
+from edge_spec.text.parts.part import CallHead
 
 T = TypeVar("T")
-Asked = TypeVar("Asked", bound=AnswerRequest)
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}  # for /openapi.json
-_STREAM_HEADERS = [
-    (b"cache-control", b"no-store, no-transform"),  # whoever packs it waits for more
-    (b"x-accel-buffering", b"no"),  # so does nginx
-]
+_STREAM_HEADERS = {
+    "cache-control": "no-store, no-transform",  # whoever packs it waits for more
+    "x-accel-buffering": "no",  # so does nginx
+}
 _SEALED = "edge-spec."
 
 
 class Reply(ABC):
-    """The form of one reply. Each method gives what is sent then, "" where there is nothing to
-    tell; a stream has either `closing` or `failure` as its last."""
+    """The form of one reply. Each method returns what is sent then; "" sends nothing. A stream
+    ends with either `closing` or `failure`."""
 
     media_type: ClassVar[str] = "text/event-stream"  # of a stream
     is_folded: ClassVar[bool] = False  # the document is made of what the stream has told
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._request = work.request
+        self._model = work.desk.model
 
     def opening(self) -> str:
         return ""
 
     @abstractmethod
     def piece(self, round_: Round) -> str:
-        """Returns what a round wrote."""
+        """Return what a round wrote."""
 
     @abstractmethod
     def end(self, ended: Ended) -> str:
-        """Returns what is left to tell of a choice that is complete."""
+        """Return what is left to tell of a choice that is complete."""
 
     def told(self, rounds: Sequence[Round]) -> str:
         return "".join(self.end(e) if isinstance(e, Ended) else self.piece(e) for e in rounds)
 
     def closing(self) -> str:
-        """Returns the end of a stream whose choices are all complete."""
+        """Return the end of a stream whose choices are all complete."""
         return ""
 
     def failure(self, error: ApiError) -> str:
-        """Returns the end of a stream that an error has ended, in the form of its API."""
-        return server_event(json.dumps(error.document()))
+        """Return the end of a stream that an error has ended, in the form of its API."""
+        return server_event(error.document())
 
     def waiting(self) -> str:
-        """Returns what tells a client that waits for the next round that it is being written."""
+        """Return what tells a client that waits for the next round that it is being written."""
         return ": still at work\n\n"  # clients pass over lines that begin with a colon
 
     @abstractmethod
     def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """Returns the whole reply, for a client that does not stream."""
+        """Return the whole reply, for a client that does not stream."""
+
+
+class PartsReply(Reply):
+    """A reply made of texts, thoughts and calls in the order in which they are written.
+
+    open: the kind of the last part, while it goes on. written: its text so far.
+    """
+
+    is_folded = True
+    open: PartKind | None = None
+    written = ""
+
+    def piece(self, round_: Round) -> str:
+        chunk, told = round_.chunk, ""
+        if chunk.call is not None or chunk.kind is not self.open:
+            if not chunk.text and chunk.call is None:
+                return ""  # the beginning of a character, or space after a call
+            told = self.begin_part(chunk.kind, chunk.call)
+        self.written += chunk.text
+        return told + self.add(chunk.text)
+
+    def begin_part(self, kind: PartKind, call: CallHead | None = None) -> str:
+        told = self.end_part()
+        self.open, self.written = kind, ""
+        return told + self.begin(kind, call)
+
+    def end_part(self) -> str:
+        told = "" if self.open is None else self.close()
+        self.open = None
+        return told
+
+    @abstractmethod
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
+        """Return the beginning of a part."""
+
+    @abstractmethod
+    def add(self, text: str) -> str:
+        """Return what goes on with the open part."""
+
+    @abstractmethod
+    def close(self) -> str:
+        """Return the end of the open part."""
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call, or what is complete of those of one that was cut."""
+    """Return the arguments of a call, or what is complete of those of one that was cut."""
     try:
         given = from_json(text, allow_partial=True)
     except ValueError:
@@ -80,20 +127,18 @@ def arguments_of(text: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
-def server_event(data: str, name: str | None = None) -> str:
-    """Returns a server-sent event. data: one line."""
+def server_event(document: Mapping[str, Any], name: str | None = None) -> str:
     named = f"event: {name}\n" if name else ""
-    return f"{named}data: {data}\n\n"
+    return f"{named}data: {json.dumps(document)}\n\n"
 
 
 def sealed(thought: str) -> str:
-    """Returns a thought for a client that is not shown it. It is no secret: whoever asks has the
-    answer anyway."""
+    """Return a thought, encoded, for a client that is not shown it."""
     return _SEALED + b64encode(thought.encode("utf-8", "surrogatepass")).decode()
 
 
 def unsealed(text: str | None) -> str:
-    """Returns the thought, "" of what was not sealed here."""
+    """Return the thought, "" of what was not sealed here."""
     if text is None or not text.startswith(_SEALED):
         return ""
     try:
@@ -115,7 +160,7 @@ class Running:
         self, model: ServedModel, opened: OpenModel, work: Work, arrived: float
     ) -> ServerAnswer:
         """Waits for a slot, as `Pool.take` does. arrived: on the clock `time.perf_counter`."""
-        slot = await opened.pool.take(work.prompts[0], work.session_id)
+        slot = await opened.pool.take(work.prompts[0], work.request.session_id)
         self.models.hold(model)  # as long as the slot is used, also when the client has left
         waited_s = time.perf_counter() - arrived
 
@@ -132,10 +177,13 @@ class Running:
         return answer
 
     async def ask(self, model: str | None, asked: Callable[[Desk], T]) -> T:
-        """Returns what a model's desk says to what is asked of it in a thread. model: as
-        `AnswerResponse` takes it. Raises ApiError for a model that is not served."""
-        async with self.models.using(self.models.find(model or None)) as opened:
+        """Return what a model's desk answers in a thread. Raises ApiError for an unknown model."""
+        async with self.models.using(self.models.find(model)) as opened:
             return await asyncio.to_thread(asked, opened.desk)
+
+    async def read(self, body: AnswerBody) -> Work:
+        """Return what an engine would be asked for. Raises ApiError as `ask` does."""
+        return await self.ask(body.model, lambda desk: desk.work(body.request()))
 
     def cancel(self) -> None:
         """Nothing new begins, what runs ends after its round."""
@@ -144,38 +192,27 @@ class Running:
             answer.cancel()
 
     async def ended(self) -> None:
-        """Returns when no slot is used any more; after `cancel`, that is a round later."""
+        """Return when no slot is used any more; after `cancel`, that is a round later."""
         while self.answers:
             await next(iter(self.answers)).ended.wait()
 
 
 class AnswerResponse(Response):
-    """Raises ApiError for a model that is not served.
+    """Raises ApiError for a model that is not served."""
 
-    ask: what is asked of an engine; reply: what is made of it. Both are called in a thread.
-    """
-
-    def __init__(
-        self,
-        running: Running,
-        request: Asked,
-        ask: Callable[[Desk, Asked], Work],
-        reply: Callable[[Asked, Work, Desk], Reply],
-    ) -> None:
+    def __init__(self, running: Running, body: AnswerBody, kind: type[Reply]) -> None:
         super().__init__()
         self._running = running
-        self._model = running.models.find(request.model or None)
-        self._is_streamed = request.stream
+        self._model = running.models.find(body.model)
+        self._body = body
+        self._kind = kind
 
-        def read(desk: Desk) -> tuple[Work, Reply]:
-            work = ask(desk, request)
-            return work, reply(request, work, desk)
-
-        self._read = read
+    def _read(self, desk: Desk) -> Reply:
+        return self._kind(desk.work(self._body.request()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A client that leaves gives its place in the queue or its slot back within a round."""
-        answering = asyncio.ensure_future(self._respond(scope["path"], send))
+        answering = asyncio.ensure_future(self._respond(scope, receive, send))
         left = asyncio.ensure_future(_disconnected(receive))
         left.add_done_callback(lambda _: answering.cancel())
         try:
@@ -186,26 +223,22 @@ class AnswerResponse(Response):
         finally:
             left.cancel()
 
-    async def _respond(self, path: str, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The status tells of errors until the answer has begun, an event of those after it."""
         arrived = time.perf_counter()
         answer: ServerAnswer | None = None
         try:
-            async with self._running.models.using(self._model) as opened:
-                work, reply = await asyncio.to_thread(self._read, opened.desk)
-                answer = await self._running.begin(self._model, opened, work, arrived)
-            document = b""
-            if self._is_streamed:
-                await answer.begun()
+            try:
+                async with self._running.models.using(self._model) as opened:
+                    reply = await asyncio.to_thread(self._read, opened.desk)
+                    answer = await self._running.begin(self._model, opened, reply.work, arrived)
+                response = await (_begun if reply.work.request.stream else _whole)(answer, reply)
+            except Exception as error:
+                response = error_response(error, scope["path"])
+            if isinstance(response, StreamingResponse):
+                await response.stream_response(send)  # who leaves is noticed by `__call__`
             else:
-                document = await _whole(answer, reply)
-        except Exception as error:
-            await send_error(send, error, path)
-        else:
-            if self._is_streamed:
-                await _stream(answer, reply, send)
-            else:
-                await _send_json(send, 200, document)
+                await response(scope, receive, send)
         finally:
             if answer is not None:
                 answer.cancel()
@@ -216,42 +249,26 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _whole(answer: ServerAnswer, reply: Reply) -> bytes:
+async def _whole(answer: ServerAnswer, reply: Reply) -> Response:
     async for rounds in answer.events():
         if reply.is_folded:
             reply.told(rounds)
     text = await asyncio.to_thread(lambda: json.dumps(reply.document(answer.results)))
-    return text.encode()
+    return Response(text, media_type="application/json")
 
 
-async def _stream(answer: ServerAnswer, reply: Reply, send: Send) -> None:
-    async def write(text: str) -> None:
-        if text:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+async def _begun(answer: ServerAnswer, reply: Reply) -> Response:
+    await answer.begun()
+    events = (text async for text in _events(answer, reply) if text)
+    return StreamingResponse(events, headers={"content-type": reply.media_type, **_STREAM_HEADERS})
 
-    headers = [(b"content-type", reply.media_type.encode()), *_STREAM_HEADERS]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await write(reply.opening())
+
+async def _events(answer: ServerAnswer, reply: Reply) -> AsyncIterator[str]:
+    yield reply.opening()
     try:
         async for rounds in answer.events():
-            await write(reply.told(rounds) if rounds else reply.waiting())
+            yield reply.told(rounds) if rounds else reply.waiting()
     except Exception as error:
-        await write(reply.failure(api_error(error)))
+        yield reply.failure(api_error(error))
     else:
-        await write(reply.closing())
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def send_error(send: Send, error: Exception, path: str) -> None:
-    """path: what was asked for."""
-    told = api_error(error)
-    await _send_json(send, told.status, told.body(path), told.headers)
-
-
-async def _send_json(
-    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
-    response = Response(body, status, headers, "application/json")
-    start = {"type": "http.response.start", "status": status, "headers": response.raw_headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+        yield reply.closing()

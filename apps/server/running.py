@@ -33,11 +33,9 @@ _log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Connections are accepted by the system from here on, and wait; the first socket is of the
-    host, and names the port. Raises DeviceError where it cannot be had.
+    """Return sockets that accept connections; the first one has the port. Raises DeviceError.
 
-    This machine is listened to by both of its own addresses, where it has them: clients ask for
-    localhost, and some of them know ::1 alone, or wait seconds until they try the other one.
+    localhost is listened to by both addresses: some clients know ::1 alone, or wait for it first.
     """
     try:
         opened = [_listening(host, port)]
@@ -77,8 +75,7 @@ _LAST_S = 5.0  # after the time of grace, for clients that do not read
 
 
 class LimitedConnection(H11Protocol):
-    """Is cut where, for `client_timeout_s`, the head of a request stays incomplete or the client
-    does not read what it is sent."""
+    """Is cut after `client_timeout_s` without the head of a request, or without being read."""
 
     def __init__(self, *arguments: Any, client_timeout_s: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -129,7 +126,7 @@ class LimitedConnection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Ends by a signal: running answers may end within the time of grace, then they are cut.
+    """Ends by a signal; running answers have the time of grace.
 
     model: the name of the first one. interrupted: by SIGINT.
     """
@@ -155,7 +152,7 @@ class _Server(uvicorn.Server):
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.port: int = sockets[0].getsockname()[1]
         self.url = f"http://{host}:{self.port}"
-        self.model = models.first.name
+        self.model = models.find(None).name
         self.interrupted = False
         self._sockets = sockets
         self._grace_s = options.grace_s
@@ -167,8 +164,7 @@ class _Server(uvicorn.Server):
         self.run(sockets=self._sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends it, a second one at once; after that they do what the system has
-        them do, which ends even a process whose model hangs."""
+        """End by the first signal, cut all answers by the second; a third one ends the process."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
         if self.should_exit:
             for each in self._watched:
@@ -216,8 +212,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) -> Iterator[_Server]:
-    """A server of these models, the first of which is opened now; connections are accepted, and
-    wait until it answers. All that was opened is closed at the end."""
+    """A server of these models, of which the first is opened now. Connections wait until it
+    answers."""
     with ExitStack() as opened:
         models = Models.of(served, options)
         opened.callback(models.close)
@@ -228,41 +224,29 @@ def _opened(served: Engine | Sequence[ModelOnDemand], options: ServerOptions) ->
 
 
 def serve(
-    engine: Engine,
+    served: Engine | Sequence[ModelOnDemand],
     options: ServerOptions,
     announce: Callable[[str, str, int], None] = lambda model, url, port: None,
 ) -> None:
-    """Serves until a signal: SIGTERM and SIGHUP return, SIGINT raises KeyboardInterrupt, all after
-    running answers have ended or `options.grace_s` has passed. The engine is not closed.
+    """Serve until a signal: SIGTERM and SIGHUP return, SIGINT raises KeyboardInterrupt, when
+    answers have ended or `options.grace_s` has passed. An engine is not closed.
 
-    announce: called with the model's name, the address and the port, which accepts connections.
+    announce: called with the model's name, the address and the port, when connections are accepted.
     Raises DeviceError where the address cannot be used.
     """
-    _serve(engine, options, announce)
-
-
-def run(
-    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
-) -> None:
-    """`edge-spec serve`: the fields of ServerOptions are checked before a model is opened, the
-    first one before the server accepts connections.
-
-    announce: called with the first model's name, the address and the port.
-    """
-    _serve(models, ServerOptions(**settings), announce)
-
-
-def _serve(
-    served: Engine | Sequence[ModelOnDemand],
-    options: ServerOptions,
-    announce: Callable[[str, str, int], None],
-) -> None:
     with _opened(served, options) as server:
         with server.capture_signals():  # who was told that it serves may end it
             announce(server.model, server.url, server.port)
             server.answer()
         if server.interrupted:
             raise KeyboardInterrupt
+
+
+def run(
+    models: Sequence[ModelOnDemand], announce: Callable[[str, str, int], None], **settings: Any
+) -> None:
+    """`edge-spec serve`. settings: of ServerOptions, checked before a model is opened."""
+    serve(models, ServerOptions(**settings), announce)
 
 
 class RunningServer:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
     Json,
-    Tag,
     model_validator,
 )
 
@@ -26,25 +22,21 @@ from edge_spec.apps.server.fields import (
     MAX_INT,
     OFF,
     Body,
-    Count,
     JsonObject,
     Whole,
     refusal,
-    whole,
 )
-from edge_spec.apps.server.messages import MAX_TOOLS, Choice, Content, Message, Tool
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Choice,
+    Content,
+    NamedTool,
+    Tool,
+    joined,
+)
+from edge_spec.apps.server.request import NO_LIMIT, Request
 from edge_spec.core.sampling import LEAST_PENALTY
 from edge_spec.text.parts.answer_form import SWITCHES
-
-
-@dataclass(frozen=True)
-class AskedForm:
-    """What an answer has to look like."""
-
-    field: str  # of the request
-    grammar: Grammar
-    is_json: bool = False
-
 
 Schema = JsonObject | Json[JsonObject]  # or a text, as vLLM and SGLang take it
 Pattern = Annotated[str, Field(min_length=1)]
@@ -62,42 +54,30 @@ class ObjectFormat(Body):
     given: Schema | None = Field(None, alias="schema")
 
 
-class JsonSchema(Body):
+class SchemaFormat(Body):
     """strict: where it is false, keywords that cannot be held are passed over."""
 
     harmless = frozenset(("name", "description"))
+    type: Literal["json_schema"]
     given: Schema = Field(alias="schema")
     strict: bool | None = None
 
-
-class SchemaFormat(Body):
-    """A schema that stands beside the type is the one that is meant."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
     @model_validator(mode="before")
     @classmethod
-    def _is_wrapped(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "schema" not in given or given.get("json_schema"):
-            return given
-        wrapped = {name: given[name] for name in given if name != "type"}
-        return {"type": given.get("type"), "json_schema": wrapped}
+    def _is_flat(cls, given: Any) -> Any:
+        """Reads OpenAI's older form, where all but the type stands in json_schema."""
+        wrapped = given.get("json_schema") if isinstance(given, dict) else None
+        return {**given, "json_schema": None, **wrapped} if isinstance(wrapped, dict) else given
 
 
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-def asked_format(field: str, format: ResponseFormat | None) -> Iterator[AskedForm]:
-    if isinstance(format, SchemaFormat):
-        asked = format.json_schema
-        grammar = Grammar.json_schema(asked.given or None, strict=asked.strict is not False)
-        yield AskedForm(field, grammar, is_json=True)
-    elif isinstance(format, ObjectFormat):
-        yield AskedForm(field, Grammar.json_schema(format.given or None), is_json=True)
-
-
-_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
+def grammar_of(format: ResponseFormat | None) -> Grammar | None:
+    if format is None or isinstance(format, TextFormat):
+        return None
+    strict = isinstance(format, ObjectFormat) or format.strict is not False
+    return Grammar.json_schema(format.given or None, strict=strict)
 
 
 def _thinks(value: Any) -> Any:
@@ -122,25 +102,12 @@ class Reasoning(Body):
 
 MAX_CHOICES = 16
 MAX_STOPS = 256
-NO_LIMIT = -1  # of the tokens of an answer; -2 in llama.cpp, which tells the two apart
-_SEEDS = 2**64
 
 
 def _is_limit(value: int) -> int:
     if not value:
         raise ValueError(f"{value} should be from 1 to {MAX_INT}, or -1 for no limit")
     return value
-
-
-def _scores(value: Any) -> Any:
-    """Returns None for false, which asks for no scores as chat requests do."""
-    return None if value is False else value
-
-
-def _all_whole(value: Any) -> Any:
-    """Reads a list at once: prompts are long."""
-    is_plain = not isinstance(value, list) or float not in set(map(type, value))
-    return value if is_plain else [whole(each) for each in value]
 
 
 Limit = Annotated[Whole, Field(ge=-2, le=MAX_INT), AfterValidator(_is_limit)]
@@ -151,29 +118,6 @@ TokenId = Annotated[Whole, Field(ge=0, le=MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biased = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Biases = dict[Biased, Bias]
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
-]
-
-
-def _prompt_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    first = value[0] if isinstance(value, list) and value else None
-    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
-
-
-Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TokenIds, Tag("tokens")]
-    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
-    Discriminator(
-        _prompt_tag,
-        custom_error_type="no_prompt",
-        custom_error_message="Input should be a text, token ids, or a list of one of them",
-    ),
-]
 
 
 class Speculative(Body):
@@ -195,9 +139,29 @@ class Prediction(Body):
     content: Content
 
 
-class AnswerRequest(Body):
-    """The fields of every request for an answer. Other servers' names of them are understood,
-    members that change no answer are taken, and any other is refused by name."""
+class SamplingBody(Body):
+    """Fields of SamplingParams."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
+    logit_bias: Biases | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return those that are given, as SamplingParams takes them."""
+        given = {name: getattr(self, name) for name in SamplingBody.model_fields}
+        given["top_k"] = self.top_k and max(self.top_k, 0)
+        biases = {int(id): bias for id, bias in (self.logit_bias or {}).items()}
+        given["logit_bias"] = biases or None
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class AnswerBody(SamplingBody):
+    """The fields of every request for an answer."""
 
     also = ALSO
     harmless = HARMLESS
@@ -208,15 +172,7 @@ class AnswerRequest(Body):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Limit | None = None  # goes before max_tokens, its older name
     max_tokens: Limit | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None  # -1 and 0: all tokens
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=LEAST_PENALTY, le=10)] | None = None
     repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
-    logit_bias: Biases | None = None
     ignore_eos: bool | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: a fresh one
     stop: Stops | None = None
@@ -232,74 +188,86 @@ class AnswerRequest(Body):
     guided_choice: Choices | None = None
     grammar: str | None = None
 
-    @cached_property
-    def form(self) -> AskedForm | None:
-        return next(self._forms(), None)
+    def request(self) -> Request:
+        speculative = self.speculative or Speculative()
+        limit = self.max_completion_tokens or self.max_tokens
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        forms = [(name, form) for name, form in self.forms().items() if form is not None]
+        return Request(
+            body=self,
+            stream=bool(self.stream),
+            form=forms[0] if forms else None,
+            sampling=self.sampling(),
+            seed=None if self.seed == -1 else self.seed,
+            repeat_last_n=self.repeat_last_n,
+            ignore_eos=bool(self.ignore_eos),
+            num_choices=self.n or 1,
+            max_tokens=limit and max(limit, NO_LIMIT),  # llama.cpp has a -2, too
+            stop=tuple(filter(None, stops)),
+            stop_token_ids=self.stop_token_ids,
+            prediction=joined(self.prediction.content) if self.prediction else None,
+            logprobs=self.n_probs or None,
+            drafter=speculative.drafter,
+            session_id=self.session_id,
+            tells_origins=speculative.tokens,
+            tells_usage=bool(self.stream_options and self.stream_options.include_usage),
+        )
 
-    def _forms(self) -> Iterator[AskedForm]:
-        yield from asked_format("response_format", self.response_format)
-        if self.json_schema is not None:
-            grammar = Grammar.json_schema(self.json_schema or None)
-            yield AskedForm("json_schema", grammar, is_json=True)
-        if self.regex:
-            yield AskedForm("regex", Grammar.regex(self.regex))
-        if self.guided_choice:
-            texts = " | ".join(json.dumps(each) for each in self.guided_choice)
-            yield AskedForm("guided_choice", Grammar.lark(f"start: {texts}"))
-        if self.grammar:
-            yield AskedForm("grammar", Grammar.gbnf(self.grammar))
-
-    @property
-    def num_choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def asks_origins(self) -> bool:
-        """Says whether the answer is to tell where each token came from."""
-        return self.speculative is not None and self.speculative.tokens
-
-    @property
-    def limit(self) -> int | None:
-        """Returns None where the request does not say, NO_LIMIT where it wants none."""
-        given = self.max_completion_tokens or self.max_tokens
-        return given if given is None else max(given, NO_LIMIT)
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Returns how many alternatives are told beside each token; None: tokens are not scored."""
-        return self.n_probs or None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return tuple(stop for stop in given if stop)
+    def forms(self) -> dict[str, Grammar | None]:
+        """Return what an answer has to look like, by the fields that may ask for it."""
+        schema, choices = self.json_schema, map(json.dumps, self.guided_choice or ())
+        return {
+            "response_format": grammar_of(self.response_format),
+            "json_schema": None if schema is None else Grammar.json_schema(schema or None),
+            "regex": Grammar.regex(self.regex) if self.regex else None,
+            "guided_choice": Grammar.lark(f"start: {' | '.join(choices)}")
+            if self.guided_choice
+            else None,
+            "grammar": Grammar.gbnf(self.grammar) if self.grammar else None,
+        }
 
     @model_validator(mode="after")
-    def _asks_what_has_a_place(self) -> AnswerRequest:
-        fields = [form.field for form in self._forms()]
+    def _asks_what_has_a_place(self) -> AnswerBody:
+        fields = [name for name, grammar in self.forms().items() if grammar is not None]
         if len(fields) > 1:
             raise refusal(fields[1], f"is a form beside that of {fields[0]}: send one of them")
-        if self.asks_origins and not self.has_origins:
+        if self.speculative is not None and self.speculative.tokens and not self.has_origins:
             told = f"asks for what has no place in a message of this API: {LEAVE_OUT}"
             raise refusal("speculative", told)
         return self
 
-    def given(self, kind: type[Body]) -> dict[str, Any]:
-        """Returns those of its fields that were sent and that `kind` has, too, as JSON has them."""
-        names = set(kind.model_fields)
-        # Without warnings: members of unions are found by what a request has, not by what was read.
-        return self.model_dump(include=names, exclude_unset=True, by_alias=True, warnings=False)
 
-    def seed_of(self, choice: int) -> int | None:
-        """Choices with the same seed would be the same."""
-        return None if self.seed in (None, -1) else (self.seed + choice) % _SEEDS
+def thinking_of(
+    kwargs: JsonObject, thinks: bool | None, effort: str | None, budget: int | None
+) -> dict[str, Any]:
+    """Return the fields of a request about thoughts. kwargs: of the chat template, as the client
+    named them."""
+    for name in ("messages", "tools"):
+        if name in kwargs:
+            raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+    # Some templates know the switch by another name, and some think when they are asked alone.
+    is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
+    given: JsonObject = {**(dict.fromkeys(SWITCHES, True) if is_on else {}), **kwargs}
+    if effort == "none":
+        thinks = False
+    elif effort is not None:
+        given["reasoning_effort"] = effort
+    if thinks is not None:
+        given["enable_thinking"] = thinks
+    switches = [given.get(name) for name in SWITCHES]
+    reasoning: Literal["auto", "off"] | int | None = "auto"
+    if effort == "none" or budget == 0 or any(each is False for each in switches):
+        reasoning = "off"
+    elif budget not in (None, -1):
+        reasoning = budget
+    elif budget is None and effort is None and switches == [None, None]:
+        reasoning = None
+    return {"template_kwargs": given, "reasoning": reasoning}
 
 
-class ChatRequest(AnswerRequest):
-    """Asks for the assistant's next message."""
+class ConversationBody(AnswerBody):
+    """Asks for the next message of a conversation, which each API writes in its own way."""
 
-    shown_as: ClassVar[Mapping[str, str]] = {}  # other APIs' names of fields, for refusals
-    messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = False
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
@@ -320,67 +288,41 @@ class ChatRequest(AnswerRequest):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
-    @property
-    def goes_on(self) -> bool | None:
-        """Says whether the answer goes on with the last message."""
-        return self.continue_final_message or self.messages[-1].prefix
+    def request(self) -> Request:
+        scored, choice = max(self.top_logprobs or 0, self.n_probs or 0), self.tool_choice
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        if isinstance(choice, NamedTool) or choice == "any":
+            choice = "required"
+        return replace(
+            super().request(),
+            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tool_choice=choice or "auto",
+            tool_name=name,
+            parallel_tool_calls=self.parallel_tool_calls,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            logprobs=scored if self.logprobs or scored else None,
+            thoughts=self._thoughts(),
+            **self._thinking(),
+        )
 
-    @property
-    def num_logprobs(self) -> int | None:
-        num_asked = max(self.top_logprobs or 0, self.n_probs or 0)
-        return num_asked if self.logprobs or num_asked else None
+    def _thinking(self) -> dict[str, Any]:
+        reasoning, kwargs = self.reasoning or Reasoning(), dict(self.chat_template_kwargs or {})
+        if self.documents:
+            kwargs["documents"] = list(self.documents)
+        return thinking_of(
+            kwargs,
+            reasoning.enabled if self.enable_thinking is None else self.enable_thinking,
+            self.reasoning_effort or reasoning.effort,
+            reasoning.max_tokens if self.reasoning_budget is None else self.reasoning_budget,
+        )
 
-    @property
-    def effort(self) -> str | None:
-        return self.reasoning_effort or (self.reasoning or Reasoning()).effort
-
-    @property
-    def thinking(self) -> Literal["auto", "off"] | int | None:
-        """Returns what engines are asked for, as `edge_spec.text.parts.answer_form.Reasoning` has
-        it; None where the request says nothing of it."""
-        budget, switches = self.reasoning_budget, self.template_kwargs
-        if budget is None and self.reasoning is not None:
-            budget = self.reasoning.max_tokens
-        on = [switches.get(name) for name in SWITCHES]
-        if self.effort == "none" or budget == 0 or any(each is False for each in on):
-            return "off"
-        if budget not in (None, -1):
-            return budget
-        return None if budget is None and self.effort is None and on == [None, None] else "auto"
-
-    @property
-    def tells_thoughts(self) -> bool:
-        """Says whether the answer has its thoughts beside the text."""
+    def _thoughts(self) -> Literal["told", "hidden", "in text"]:
+        if self.reasoning_format in ("none", "raw") or self.separate_reasoning is False:
+            return "in text"
         hidden = self.reasoning_format == "hidden" or self.include_reasoning is False
-        return not (hidden or (self.reasoning is not None and self.reasoning.exclude))
-
-    @property
-    def has_thoughts_in_text(self) -> bool:
-        return self.reasoning_format in ("none", "raw") or self.separate_reasoning is False
-
-    @property
-    def template_kwargs(self) -> JsonObject:
-        """Returns what the chat template is given by name."""
-        effort, thinks = self.effort, self.enable_thinking
-        if thinks is None and self.reasoning is not None:
-            thinks = self.reasoning.enabled
-        # Some templates know the switch by another name, and some think when they are asked alone.
-        is_on = thinks or (thinks is None and effort not in (None, "none", "minimal"))
-        on: JsonObject = dict.fromkeys(SWITCHES, True) if is_on else {}
-        named: JsonObject = {
-            "enable_thinking": False if effort == "none" else thinks,
-            "reasoning_effort": None if effort == "none" else effort,
-            "documents": list(self.documents or ()) or None,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
-        return {**on, **(self.chat_template_kwargs or {}), **given}
-
-    @property
-    def required_kwargs(self) -> set[str]:
-        """Returns the names of those that a template has to read: what is said of thoughts is of
-        none where the model has none."""
-        given = self.template_kwargs.items()
-        return {name for name, value in given if value and name not in _OF_THOUGHTS}
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return "hidden" if hidden or excluded else "told"
 
     @model_validator(mode="before")
     @classmethod
@@ -393,45 +335,15 @@ class ChatRequest(AnswerRequest):
         return given
 
     @model_validator(mode="after")
-    def _fits(self) -> ChatRequest:
+    def _fits(self) -> ConversationBody:
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
             told = "goes on with a message, add_generation_prompt begins one: send one of them"
             raise refusal("continue_final_message", told)
-        kwargs, given = self.chat_template_kwargs or {}, self.template_kwargs
-        for name, value in kwargs.items():
-            if name in ("messages", "tools"):
-                raise refusal("chat_template_kwargs", f"has {name}: send them beside it")
+        given = self._thinking()["template_kwargs"]
+        for name, value in (self.chat_template_kwargs or {}).items():
             if given[name] != value:
                 told = f"has another {name} than the request: send one of them"
                 raise refusal("chat_template_kwargs", told)
-        return self
-
-
-class CompletionRequest(AnswerRequest):
-    """Asks for the continuation of a text."""
-
-    prompt: Prompt
-    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
-    best_of: Count | None = None
-    echo: bool | None = False
-    suffix: str | None = None  # what follows the answer; "": nothing is known of it
-
-    @property
-    def num_logprobs(self) -> int | None:
-        if self.logprobs is None:
-            return self.n_probs or None
-        return max(self.logprobs, self.n_probs or 0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != self.num_choices:
-            raise refusal("best_of", "is not supported, but where it is n: leave it out")
-        if self.echo and self.num_logprobs is not None:
-            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
-        if self.suffix and self.echo:
-            raise refusal("echo", "goes without suffix: the text is known on both sides")
-        if self.suffix and not isinstance(self.prompt, str):
-            raise refusal("suffix", "needs a prompt that is one text")
         return self

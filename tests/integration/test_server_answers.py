@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from edge_spec import Engine, SamplingParams
-from edge_spec.apps.server import replies
+from edge_spec.apps.server import openai
 from fixtures.server_requests import CHAT, COMPLETIONS, HELLO, ask, events
 
 Serve = Callable[..., httpx.Client]
@@ -178,7 +178,7 @@ def test_tokens_tell_their_origin_and_figures_their_rates(client: httpx.Client) 
 def test_a_reply_is_put_together_beside_the_loop_that_serves_others(
     client: httpx.Client, path: str, reply: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_reply = getattr(replies, reply)
+    of_reply = getattr(openai, reply)
     document = of_reply.document
 
     def beside(self: Any, results: Any) -> Any:

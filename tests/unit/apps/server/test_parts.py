@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from edge_spec.apps.server.answer import Pool, Slot
 from edge_spec.apps.server.errors import ApiError
-from edge_spec.apps.server.slots import Pool, Slot
 
 
 @pytest.fixture

@@ -1,0 +1,444 @@
+"""Anthropic's Messages API: bodies, replies, errors and lists of models."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from edge_spec import FinishReason, GenerationResult, Grammar, PartKind, Stats
+from edge_spec.apps.server.answer import Ended
+from edge_spec.apps.server.errors import OTHER_FORMS, ApiError
+from edge_spec.apps.server.fields import (
+    HARMLESS,
+    Body,
+    Count,
+    JsonObject,
+    OpenBody,
+    refusal,
+    words,
+)
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Content,
+    TextPart,
+    ToolName,
+    answer_of,
+    call_of,
+    joined,
+    message_of,
+    tool_of,
+)
+from edge_spec.apps.server.models import Models, ServedModel
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    PartsReply,
+    Running,
+    arguments_of,
+    sealed,
+    server_event,
+    unsealed,
+)
+from edge_spec.apps.server.request import Request, Work
+from edge_spec.apps.server.schema import (
+    AnswerBody,
+    SchemaFormat,
+    grammar_of,
+    thinking_of,
+)
+from edge_spec.text.parts.part import CallHead
+
+# What Claude Code tells Anthropic's servers at the beginning of the system's text. It is for no
+# model, and other in each request, so that nothing that comes after it would be read once only.
+_FOR_SERVERS = re.compile(r"\Ax-anthropic-billing-header:(?: *[\w-]+=[^;\n]*;)*\n?")
+
+
+class Thinking(OpenBody):
+    """What an earlier answer thought. signature: as the answer had it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinking(OpenBody):
+    """A thought that only its own maker can read."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUse(OpenBody):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: JsonObject
+
+
+class ToolReference(OpenBody):
+    """Names a tool that was searched for. All tools are in the prompt here."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ToolResult(OpenBody):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Annotated[TextPart | ToolReference, Field(discriminator="type")]] | None = (
+        None
+    )
+    is_error: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what the model reads of it; templates have no other place for an error."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            texts = (b.text if isinstance(b, TextPart) else b.tool_name for b in content)
+            content = "\n".join(texts)
+        return f"Error: {content}" if self.is_error else content
+
+
+Block = Annotated[
+    TextPart | Thinking | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
+]
+_ROLES = {ToolResult: "user", Thinking: "assistant", RedactedThinking: "assistant"}
+_ROLES[ToolUse] = "assistant"
+
+
+class Message(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    @model_validator(mode="after")
+    def _has_its_own_blocks(self) -> Message:
+        for block in self.blocks:
+            if _ROLES.get(type(block), self.role) != self.role:
+                told = f"has {block.type}, which no message of the role {self.role} has"
+                raise refusal("content", told)
+        return self
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        if isinstance(self.content, str):
+            return [TextPart(type="text", text=self.content)] if self.content else []
+        return self.content
+
+
+def conversation(system: Content | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as chat templates read them, results of tools before what a user says."""
+    texts = [system] if isinstance(system, str) else [joined([part]) for part in system or ()]
+    brief = "\n".join(text for text in (_FOR_SERVERS.sub("", each) for each in texts) if text)
+    spoken = [message_of("system", brief)] if brief else []
+    names: dict[str, str] = {}  # of tools, by the ids of their calls
+    for message in messages:
+        blocks = message.blocks
+        told = [block.text for block in blocks if isinstance(block, TextPart)]
+        if message.role == "assistant":
+            used = [block for block in blocks if isinstance(block, ToolUse)]
+            thinking = [block for block in blocks if isinstance(block, Thinking)]
+            thoughts = [each.thinking or unsealed(each.signature) for each in thinking]
+            calls = [call_of(each.id, each.name, each.input) for each in used]
+            spoken.append(answer_of(told, thoughts, calls))
+            names |= {each.id: each.name for each in used}
+            continue
+        results = [block for block in blocks if isinstance(block, ToolResult)]
+        for result in results:
+            id = result.tool_use_id
+            spoken.append(message_of("tool", result.text, name=names.get(id), tool_call_id=id))
+        if told or not results:
+            spoken.append(message_of(message.role, "\n".join(told)))
+    return spoken
+
+
+_EFFORTS = {"xhigh": "high", "max": "high"}  # which no template knows
+
+
+class Tool(OpenBody):
+    type: Literal["custom"] | None = None  # the others are of Anthropic's servers and models
+    name: ToolName
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        others = {"description": self.description, "strict": self.strict}
+        return tool_of(self.name, **others, parameters=self.input_schema)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.name is None) == (self.type == "tool"):
+            raise refusal("name", "names a tool with the type tool, and with no other")
+        return self
+
+
+class ThinkingOptions(Body):
+    """budget_tokens: at most as many. display: whether an answer tells its thoughts."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: SchemaFormat | None = None
+
+
+# Who pays, where, and what Anthropic's own prompt cache is told.
+_HARMLESS = words(
+    """cache_control diagnostics inference_geo speed user_profile_id workspace_id
+    anthropic_version anthropic_beta betas context_management"""
+)
+
+
+class CountBody(AnswerBody):
+    """Asks how many tokens a request has. Fields of other APIs for an answer are taken, too."""
+
+    harmless = HARMLESS | _HARMLESS
+    has_origins = False
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: Content | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+    chat_template_kwargs: JsonObject | None = None
+    n: Literal[1] | None = None
+    n_probs: Literal[0] | None = None
+
+    def request(self) -> Request:
+        messages, choice = self.messages, self.tool_choice or ToolChoice(type="auto")
+        goes_on = messages[-1].role == "assistant"
+        if goes_on and not messages[-1].blocks:  # an answer that has not begun
+            goes_on, messages = False, messages[:-1]
+        alone, forced = choice.disable_parallel_tool_use, choice.type in ("any", "tool")
+        return replace(
+            super().request(),
+            messages=conversation(self.system, messages),
+            tools=[tool.for_chat() for tool in self.tools or ()],
+            tool_choice="none" if choice.type == "none" else "required" if forced else "auto",
+            tool_name=choice.name,
+            parallel_tool_calls=None if alone is None else not alone,
+            continue_final_message=goes_on or None,
+            thoughts="hidden" if self.thinking and self.thinking.display == "omitted" else "told",
+            **self._thinking(),
+        )
+
+    def _thinking(self) -> dict[str, Any]:
+        """Thinking is off unless it is asked for, and a model that cannot think may be asked to."""
+        given, config = self.chat_template_kwargs or {}, self.output_config or OutputConfig()
+        asked = self.thinking or ThinkingOptions(type="disabled")
+        effort = config.effort and _EFFORTS.get(config.effort, config.effort)
+        return thinking_of(
+            given,
+            None if "enable_thinking" in given else asked.type != "disabled",
+            None if "reasoning_effort" in given else effort,
+            asked.budget_tokens,
+        )
+
+    def forms(self) -> dict[str, Grammar | None]:
+        config = self.output_config or OutputConfig()
+        named = {"output_config.format": config.format, "output_format": self.output_format}
+        return {name: grammar_of(each) for name, each in named.items()} | super().forms()
+
+    @model_validator(mode="after")
+    def _fits(self) -> CountBody:
+        last = self.messages[-1]
+        if last.role == "assistant" and last.blocks and not isinstance(last.blocks[-1], TextPart):
+            told = "an answer goes on with a text, or comes after a message of the user"
+            raise refusal("messages", f"ends with {last.blocks[-1].type}: {told}")
+        if last.role == "assistant" and len(self.messages) == 1 and not last.blocks:
+            raise refusal("messages", "says nothing: send a message of the user")
+        self._thinking()  # refuses variables that have fields of their own
+        return self
+
+
+class MessagesBody(CountBody):
+    """Asks for the assistant's next message."""
+
+    max_tokens: Count
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    told: dict[str, Any] = {"type": _TYPES.get(error.status, other), "message": error.message}
+    if error.param == "thread":  # clients that read this ask again without one
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": told}
+
+
+def asks_for_its_form(headers: Mapping[str, str]) -> bool:
+    """Return whether a request for models, whose paths two APIs share, is of Anthropic's."""
+    return "anthropic-version" in headers
+
+
+def model_document(model: ServedModel, since: datetime) -> dict[str, Any]:
+    """Describe a model; its limits are known once it was open."""
+    limit = model.description and model.description.info["context_length"]
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": since.isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": limit,
+        "max_tokens": limit,
+    }
+
+
+def models_page(models: Models, since: datetime) -> dict[str, Any]:
+    """Describe all of them: there is one page."""
+    data = [model_document(model, since) for model in models]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+
+
+class MessageReply(PartsReply):
+    """The assistant's next message as blocks. Thoughts that are not asked for are signatures
+    without a text."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._content: list[dict[str, Any]] = []  # blocks that are complete, and the open one
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Stats(prompt_n=len(work.prompts[0]))),
+        }
+
+    def opening(self) -> str:
+        return _event("message_start", message=self._message) + _event("ping")
+
+    def waiting(self) -> str:
+        return _event("ping")
+
+    def end(self, ended: Ended) -> str:
+        told, result = self.end_part(), ended.result
+        reason, stop = self._reason(result)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        usage = _usage(result.stats, result.reasoning_n)
+        self._message |= {**delta, "usage": usage}
+        return told + _event("message_delta", delta=delta, usage=usage)
+
+    def closing(self) -> str:
+        return _event("message_stop")
+
+    def failure(self, error: ApiError) -> str:
+        return server_event(error_document(error), "error")
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        return self._message
+
+    def _reason(self, result: GenerationResult) -> tuple[str, str | None]:
+        """Return why the message has ended, and the stop string that ended it."""
+        if result.finish_reason is FinishReason.STOP:
+            if result.stop is not None:
+                return "stop_sequence", result.stop
+            has_called = any(block["type"] == "tool_use" for block in self._content)
+            return ("tool_use" if has_called else "end_turn"), None
+        is_full = result.finish_reason is FinishReason.LENGTH
+        if is_full and result.stats.predicted_n < (self._request.max_tokens or 0):
+            return "model_context_window_exceeded", None
+        return "max_tokens", None
+
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if kind is PartKind.REASONING:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif call is not None:
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        self._content.append(block)
+        return self._of_block("start", content_block=block)
+
+    def add(self, text: str) -> str:
+        if not text:
+            return ""
+        if self.open is PartKind.CALL:
+            return self._delta("input_json", partial_json=text)
+        kind = "text" if self.open is PartKind.TEXT else "thinking"
+        if kind == "thinking" and not self._request.tells_thoughts:
+            return ""
+        self._content[-1][kind] += text
+        return self._delta(kind, **{kind: text})
+
+    def close(self) -> str:
+        told, block = "", self._content[-1]
+        if self.open is PartKind.REASONING:
+            # Many clients drop a thought without one. It carries a thought that is not told.
+            block["signature"] = sealed(self.written)
+            if self._request.tells_thoughts:
+                digest = sha256(self.written.encode("utf-8", "replace")).digest()
+                block["signature"] = b64encode(digest).decode()
+            told = self._delta("signature", signature=block["signature"])
+        elif self.open is PartKind.CALL:
+            block["input"] = arguments_of(self.written)
+        return told + self._of_block("stop")
+
+    def _delta(self, kind: str, **delta: str) -> str:
+        return self._of_block("delta", delta={"type": f"{kind}_delta", **delta})
+
+    def _of_block(self, what: str, **fields: Any) -> str:
+        return _event(f"content_block_{what}", index=len(self._content) - 1, **fields)
+
+
+def _usage(stats: Stats, reasoning_n: int = 0) -> dict[str, Any]:
+    return {
+        "input_tokens": stats.prompt_n - stats.cached_n,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.cached_n,
+        "output_tokens": stats.predicted_n,
+        "output_tokens_details": {"thinking_tokens": reasoning_n},
+    }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return server_event({"type": kind, **fields}, kind)
+
+
+MESSAGES = "/v1/messages"
+OTHER_FORMS[MESSAGES] = error_document
+
+
+def add_messages(app: FastAPI, running: Running) -> None:
+    @app.post(MESSAGES, response_model=None, responses=EVENTS)
+    async def messages(body: MessagesBody) -> Response:
+        """The assistant's next message, in Anthropic's form."""
+        return AnswerResponse(running, body, MessageReply)
+
+    @app.post(f"{MESSAGES}/count_tokens")
+    async def count(body: CountBody) -> dict[str, int]:
+        """The tokens of a conversation with its tools."""
+        return {"input_tokens": len((await running.read(body)).prompts[0])}

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API over the server's own requests and answers."""

@@ -1,0 +1,301 @@
+"""OpenAI's chat and text completions: bodies, replies and endpoints."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from fastapi import FastAPI
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from starlette.responses import Response
+
+from edge_spec import Chunk, GenerationResult, PartKind, Token
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.fields import MAX_INT, Count, refusal, whole
+from edge_spec.apps.server.figures import (
+    chat_logprobs,
+    completion_logprobs,
+    origin_of,
+    reason_of,
+    timings,
+    usage,
+)
+from edge_spec.apps.server.messages import Message
+from edge_spec.apps.server.reply import EVENTS, AnswerResponse, Reply, Running, server_event
+from edge_spec.apps.server.request import Gap, Request, Work
+from edge_spec.apps.server.schema import MAX_CHOICES, Alternatives, AnswerBody, ConversationBody
+
+_DONE = "data: [DONE]\n\n"
+
+
+class ChatBody(ConversationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+    def request(self) -> Request:
+        goes_on = self.continue_final_message or any(m.prefix for m in self.messages[-1:]) or None
+        messages = [message.for_template() for message in self.messages]
+        return replace(super().request(), messages=messages, continue_final_message=goes_on)
+
+
+def _all_whole(value: Any) -> Any:
+    """Reads a list at once: prompts are long."""
+    is_plain = not isinstance(value, list) or float not in set(map(type, value))
+    return value if is_plain else [whole(each) for each in value]
+
+
+def _scores(value: Any) -> Any:
+    """Return None for false, which asks for no scores as chat requests do."""
+    return None if value is False else value
+
+
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_INT)]], Field(min_length=1), BeforeValidator(_all_whole)
+]
+
+
+def _prompt_tag(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    return {str: "texts", list: "lists", int: "tokens", float: "tokens"}.get(type(first))
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[str], Field(max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_CHOICES), Tag("lists")],
+    Discriminator(
+        _prompt_tag,
+        custom_error_type="no_prompt",
+        custom_error_message="Input should be a text, token ids, or a list of one of them",
+    ),
+]
+
+
+class CompletionBody(AnswerBody):
+    """Asks for the continuation of a text."""
+
+    prompt: Prompt
+    logprobs: Annotated[Alternatives | None, BeforeValidator(_scores)] = None
+    best_of: Count | None = None
+    echo: bool | None = False
+    suffix: str | None = None  # what follows the answer; "": nothing is known of it
+
+    def request(self) -> Request:
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        prompts: Sequence[Any] = [self.prompt] if is_one else self.prompt
+        gap = Gap(prompts[0], self.suffix) if self.suffix else None
+        return replace(super().request(), prompts=prompts, gap=gap, logprobs=self._num_logprobs)
+
+    @property
+    def _num_logprobs(self) -> int | None:
+        if self.logprobs is None:
+            return self.n_probs or None
+        return max(self.logprobs, self.n_probs or 0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise refusal("best_of", "is not supported, but where it is n: leave it out")
+        if self.echo and self._num_logprobs is not None:
+            raise refusal("echo", "goes without logprobs: the prompt's tokens are not scored")
+        if self.suffix and self.echo:
+            raise refusal("echo", "goes without suffix: the text is known on both sides")
+        if self.suffix and not isinstance(self.prompt, str):
+            raise refusal("suffix", "needs a prompt that is one text")
+        return self
+
+
+def _reason(result: GenerationResult) -> str:
+    """An answer that ends within a call is cut, as one that ends within a text is."""
+    called = result.tool_calls and not result.is_cut
+    return "tool_calls" if called else reason_of(result)
+
+
+class _ChoicesReply(Reply):
+    """A reply whose documents have choices, and whose stream ends with [DONE]."""
+
+    kind: ClassVar[str]
+    prefix: ClassVar[str]  # of its id
+    streamed: ClassVar[str]  # the kind of its events
+    member: ClassVar[str]  # of a choice, which has what was written; in events `piece_member`
+    piece_member: ClassVar[str]
+    nothing: ClassVar[Any]  # what is written in the last event of a choice
+
+    def __init__(self, work: Work, opening: Sequence[Any]) -> None:
+        """opening: what each choice begins with."""
+        super().__init__(work)
+        self._opening = opening
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "object": self.streamed,
+            "created": int(time.time()),
+            "model": self._model,
+        }
+        self._has_logprobs = work.request.logprobs is not None
+        self._results: list[GenerationResult] = []
+
+    def opening(self) -> str:
+        begun = enumerate(self._opening)
+        choices = [_choice(index, self.piece_member, said) for index, said in begun]
+        return self._event(choices) if choices else ""
+
+    def piece(self, round_: Round) -> str:
+        choice, chunk = round_.choice, round_.chunk
+        said, origins, logprobs = self._said(choice, chunk), self._origins(round_), None
+        if not (said or origins or (self._has_logprobs and chunk.tokens)):
+            return ""
+        if self._has_logprobs:
+            logprobs = self._logprobs(choice, chunk.tokens)
+        return self._event([_choice(choice, self.piece_member, said, logprobs)], **origins)
+
+    def end(self, ended: Ended) -> str:
+        self._results.append(ended.result)
+        last = _choice(ended.choice, self.piece_member, self.nothing, None, _reason(ended.result))
+        event = self._event([last], timings=timings([ended.result]), **self._origins(ended))
+        if not self._request.tells_usage or len(self._results) < len(self.work.prompts):
+            return event
+        return event + self._event([], usage=usage(self._results, self._request.num_choices))
+
+    def closing(self) -> str:
+        return _DONE
+
+    def failure(self, error: ApiError) -> str:
+        return super().failure(error) + _DONE
+
+    def document(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
+        tokens = [origin_of(token) for result in results for token in result.tokens]
+        choices = []
+        for index, result in enumerate(results):
+            logprobs = self._logprobs(index, result.tokens) if self._has_logprobs else None
+            said = self._all_said(index, result)
+            choices.append(_choice(index, self.member, said, logprobs, _reason(result)))
+        return {
+            **self._head,
+            "object": self.kind,
+            "choices": choices,
+            "usage": usage(results, self._request.num_choices),
+            "timings": timings(results),
+            **({"edge_spec": {"tokens": tokens}} if self._request.tells_origins else {}),
+        }
+
+    def _event(self, choices: Sequence[Any], **others: Any) -> str:
+        if self._request.tells_usage:
+            others.setdefault("usage", None)
+        return server_event({**self._head, "choices": choices, **others})
+
+    def _origins(self, of: Round) -> dict[str, Any]:
+        """Return the member of an event that tells origins, where they are asked for."""
+        if not self._request.tells_origins:
+            return {}
+        live = {
+            "tokens": [origin_of(token) for token in of.chunk.tokens],
+            "predicted_n": of.predicted_n,
+            "live_per_second": of.live_per_second,
+            "plain_per_second": of.plain_per_second,
+        }
+        return {"edge_spec": live}
+
+    @abstractmethod
+    def _said(self, choice: int, chunk: Chunk) -> Any:
+        """Return what a chunk adds to a choice."""
+
+    @abstractmethod
+    def _all_said(self, choice: int, result: GenerationResult) -> Any:
+        """Return what all chunks of a choice, and its beginning, add up to."""
+
+    @abstractmethod
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]: ...
+
+
+def _choice(
+    index: int, member: str, said: Any, logprobs: Any = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, member: said, "logprobs": logprobs, "finish_reason": reason}
+
+
+class ChatReply(_ChoicesReply):
+    """The assistant's next message."""
+
+    kind, streamed, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    member, piece_member = "message", "delta"
+    nothing: ClassVar = {}
+
+    def __init__(self, work: Work) -> None:
+        opening = [{"role": "assistant", "content": ""}] * len(work.prompts)
+        super().__init__(work, opening)
+        self._num_calls = [0] * len(opening)
+
+    def _said(self, choice: int, chunk: Chunk) -> dict[str, Any]:
+        """Of a call, index, id and name come first, then the arguments as they come."""
+        if chunk.kind is PartKind.CALL:
+            head: dict[str, Any] = {}
+            function = {"arguments": chunk.text}
+            if chunk.call is not None:
+                self._num_calls[choice] += 1
+                head = {"id": chunk.call.id, "type": "function"}
+                function = {"name": chunk.call.name, **function}
+            elif not chunk.text:
+                return {}
+            call = {"index": self._num_calls[choice] - 1, **head, "function": function}
+            return {"tool_calls": [call]}
+        if not chunk.text:
+            return {}
+        if chunk.kind is PartKind.TEXT:
+            return {"content": chunk.text}
+        return {"reasoning_content": chunk.text} if self._request.tells_thoughts else {}
+
+    def _all_said(self, choice: int, result: GenerationResult) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": result.text}
+        if result.reasoning and self._request.tells_thoughts:
+            message["reasoning_content"] = result.reasoning
+        if result.tool_calls:
+            message["content"] = result.text or None
+            message["tool_calls"] = result.tool_calls
+        return message
+
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        return chat_logprobs(tokens)
+
+
+class CompletionReply(_ChoicesReply):
+    """The continuation of a text."""
+
+    kind = streamed = "text_completion"
+    prefix = "cmpl"
+    member = piece_member = "text"
+    nothing = ""
+
+    def __init__(self, work: Work) -> None:
+        echo = work.request.body.echo
+        super().__init__(work, work.desk.texts(work.prompts) if echo else ())
+        self._offsets = [0] * len(work.prompts)  # of the next token in the choice's text
+
+    def _said(self, choice: int, chunk: Chunk) -> str:
+        return chunk.text
+
+    def _all_said(self, choice: int, result: GenerationResult) -> str:
+        return self._opening[choice] + result.text if self._opening else result.text
+
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, Any]:
+        offset = self._offsets[choice]
+        self._offsets[choice] += sum(len(token.text) for token in tokens)
+        return completion_logprobs(tokens, offset)
+
+
+def add_openai(app: FastAPI, running: Running) -> None:
+    @app.post("/v1/chat/completions", response_model=None, responses=EVENTS)
+    async def chat(body: ChatBody) -> Response:
+        """The assistant's next message."""
+        return AnswerResponse(running, body, ChatReply)
+
+    @app.post("/v1/completions", response_model=None, responses=EVENTS)
+    async def completions(body: CompletionBody) -> Response:
+        """The continuation of a text, or of token ids, without a chat template."""
+        return AnswerResponse(running, body, CompletionReply)

@@ -1,0 +1,253 @@
+"""What a client asks for, through whichever API, and what an engine is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Literal
+
+from edge_spec import Chunk, Engine, Generation, Grammar, SamplingParams
+from edge_spec.apps.server.errors import ApiError, refused
+from edge_spec.apps.server.options import ServerOptions
+from edge_spec.errors import UnsupportedModelError, UsageError
+from edge_spec.text.parts.answer_form import SWITCHES, AnswerForm, answer_tokens
+
+NO_LIMIT = -1  # of the tokens of an answer
+_OF_THOUGHTS = frozenset((*SWITCHES, "reasoning_effort"))  # in chat templates
+_SEEDS = 2**64
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Texts to write between. options: further ones of `Engine.infill_prompt`."""
+
+    prefix: str
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a body of any API asks for. None: the server's own default.
+
+    Without messages, prompts and gap, a model is only to be opened. messages: as chat templates
+    read them; messages_field: what the body calls them. tools: in OpenAI's form. tool_name: the one
+    tool to call. form: of the answer, with the field that asks for it. sampling: of SamplingParams.
+    logprobs: the number of alternatives. cut: ends a text early.
+    """
+
+    body: Any = None  # of the API, which some replies repeat
+    stream: bool = False
+    messages: Sequence[Mapping[str, Any]] = ()
+    messages_field: str = "messages"
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: Literal["none", "auto", "required"] = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning: Literal["auto", "off"] | int | None = None
+    prompts: Sequence[str | Sequence[int]] = ()
+    gap: Gap | None = None
+    form: tuple[str, Grammar] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    repeat_last_n: int | None = None
+    ignore_eos: bool = False
+    num_choices: int = 1
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] | None = None
+    prediction: str | None = None
+    logprobs: int | None = None
+    drafter: str | None = None
+    session_id: str | None = None
+    cut: Callable[[Generation], Iterator[Chunk]] = iter
+    thoughts: Literal["told", "hidden", "in text"] = "told"
+    tells_origins: bool = False  # of each token
+    tells_usage: bool = False  # in an event of its own at the end of a stream
+
+    @property
+    def tells_thoughts(self) -> bool:
+        """Return whether the answer has its thoughts beside the text."""
+        return self.thoughts != "hidden"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts to continue in turn; the answer to each is a choice of one reply.
+
+    options: of each choice, for `Engine.generate`.
+    """
+
+    desk: Desk
+    request: Request
+    prompts: Sequence[Sequence[int]]
+    options: Sequence[Any]  # edge_spec.engine.engine.AnswerOptions
+
+
+class Desk:
+    """Reads requests for one model. Any thread may ask it: it changes nothing."""
+
+    def __init__(self, model: str, engine: Engine, options: ServerOptions) -> None:
+        """model: its name, as answers have it."""
+        self.model = model
+        self.engine = engine
+        self.drafter = engine.drafter
+        self._options = options
+
+    def work(self, request: Request) -> Work:
+        """Raises EdgeSpecError, ApiError, UnicodeEncodeError."""
+        if request.messages:
+            return self._chat(request)
+        prompts: list[Sequence[int]]
+        if (gap := request.gap) is not None:
+            limit = request.max_tokens or self._options.max_tokens
+            room = {"max_tokens": None if limit == NO_LIMIT else limit, **gap.options}
+            prompts = [self.engine.infill_prompt(gap.prefix, gap.suffix, gap.files, **room)]
+        else:
+            encode = self.engine.encode
+            prompts = [encode(p) if isinstance(p, str) else p for p in request.prompts]
+        return self._work(request, prompts, _grammar(request))
+
+    def texts(self, prompts: Iterable[Sequence[int]]) -> list[str]:
+        return list(map(self.engine.parts.text.tokenizer.decode, prompts))
+
+    def _chat(self, request: Request) -> Work:
+        text = self.engine.parts.text
+        tools = () if request.tool_choice == "none" else request.tools
+        shown = [_without_strict(tool) for tool in tools]
+        self._require_read(request)
+        asked: dict[str, Any] = {
+            "template_kwargs": request.template_kwargs or None,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "reasoning": request.reasoning or self._options.reasoning,
+        }
+        options = {name: value for name, value in asked.items() if value is not None}
+        try:
+            prompt = self.engine.chat_prompt(request.messages, shown, **options)
+        except UnsupportedModelError as error:
+            field = request.messages_field
+            told = f"Change {field}, or continue a text with POST /v1/completions."
+            raise ApiError(400, f"{error.shown}. {told}", param=field) from error
+        form = text.answer_form(prompt, shown, **options)
+        if form is not None and request.thoughts == "in text":
+            form = replace(form, tells_thought=False)
+        return self._work(request, [prompt], self._chat_grammar(request, tools), form)
+
+    def _chat_grammar(self, request: Request, tools: Sequence[dict[str, Any]]) -> Grammar | None:
+        """Return what the answer is held to. Raises ApiError."""
+        required = request.tool_choice == "required"
+        calls = self.engine.parts.text.tool_form() if tools else None
+        if calls is None:
+            if required:
+                raise refused("tool_choice", "asks for a call: send tools, too.")
+            return _grammar(request)
+        if request.form is not None and request.form[1].kind != "json-schema":
+            told = "does not go with tools: send a JSON Schema, or no tools."
+            raise refused(request.form[0], told)
+        several = request.parallel_tool_calls
+        if several is None:  # who was not trained to call tools repeats the first one
+            several = self.engine.parts.text.knows_tools
+        name, text = request.tool_name, _grammar(request)
+        if name is not None:
+            several, tools = False, [tool for tool in tools if tool["function"]["name"] == name]
+            if not tools:
+                raise refused("tool_choice", f"names {name}, which tools do not have.")
+        with _naming("tools"):
+            return calls.grammar(list(tools), required=required, several=several, text=text)
+
+    def _require_read(self, request: Request) -> None:
+        """Raises ApiError for a variable that asks for something and that the template does not
+        read. Models that cannot think may be asked to."""
+        given = request.template_kwargs.items()
+        asked = {name for name, value in given if value and name not in _OF_THOUGHTS}
+        for name in sorted(asked - self.engine.parts.text.template_variables) if asked else ():
+            field = name if name == "documents" else "chat_template_kwargs"
+            told = f"gives this model's chat template {name}, which it does not read"
+            raise refused(field, f"{told}: leave it out, or ask for another model.")
+
+    def _work(
+        self,
+        request: Request,
+        prompts: Sequence[Sequence[int]],
+        grammar: Grammar | None,
+        form: AnswerForm | None = None,
+    ) -> Work:
+        if request.ignore_eos and grammar is not None:
+            told = "keeps an answer of a given form from its end: leave one of them out."
+            raise refused("ignore_eos", told)
+        limit, options = request.max_tokens, self._options
+        if limit is None and options.max_tokens is not None:
+            limit = answer_tokens(form, options.max_tokens, options.thought_tokens)
+        asked: dict[str, Any] = {
+            "max_tokens": None if limit == NO_LIMIT else limit,
+            "stop": request.stop,
+            "stop_token_ids": request.stop_token_ids,
+            "prediction": request.prediction,
+            "logprobs": request.logprobs,
+            "grammar": grammar,
+            "form": form,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        sampling = self._sampling(request)
+        choices = [
+            {**given, "sampling": sampling if seed is None else replace(sampling, seed=seed)}
+            for seed in _seeds(request)
+        ]
+        return Work(
+            desk=self,
+            request=request,
+            prompts=[prompt for prompt in prompts for _ in choices],
+            options=[options for _ in prompts for options in choices],
+        )
+
+    def _sampling(self, request: Request) -> SamplingParams:
+        """Raises ApiError for penalties that are to look at the last tokens alone."""
+        given = dict(request.sampling)
+        if request.ignore_eos:
+            ends = dict.fromkeys(self.engine.parts.text.eos_ids, -inf)
+            given["logit_bias"] = {**given.get("logit_bias", {}), **ends}
+        params, last = replace(self._options.sampling, **given), request.repeat_last_n
+        if params.penalized and last not in (None, -1) and last < self.engine.context_length:
+            told = "but penalties are of all tokens: leave it out or send -1."
+            raise refused("repeat_last_n", f"is {last}, {told}")
+        return params
+
+
+def _seeds(request: Request) -> Iterator[int | None]:
+    """Yield one for each choice: with the same seed they would be the same."""
+    for choice in range(request.num_choices):
+        yield None if request.seed is None else (request.seed + choice) % _SEEDS
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as the model is shown it."""
+    function = {name: each for name, each in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
+
+
+def _grammar(request: Request) -> Grammar | None:
+    """Return the form of an answer without calls. Raises ApiError for a schema that cannot be
+    held."""
+    if request.form is None:
+        return None
+    field, grammar = request.form
+    if grammar.kind == "json-schema":
+        with _naming(field):
+            grammar.held()
+    return grammar
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Names the field that a refusal is about."""
+    try:
+        yield
+    except UsageError as error:
+        raise ApiError(400, f"{field}: {error}", param=field.partition(".")[0]) from error

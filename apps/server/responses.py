@@ -1,0 +1,493 @@
+"""OpenAI's Responses API: items in place of messages, and a stream of named events. Nothing is
+stored."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+
+from fastapi import FastAPI
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from starlette.responses import Response
+
+from edge_spec import FinishReason, GenerationResult, Grammar, PartKind
+from edge_spec.apps.server.answer import Ended, Round
+from edge_spec.apps.server.errors import ApiError
+from edge_spec.apps.server.fields import HARMLESS, Body, OpenBody, refusal
+from edge_spec.apps.server.figures import chat_logprobs, origin_of, timings, usage
+from edge_spec.apps.server.messages import (
+    MAX_TOOLS,
+    Arguments,
+    Content,
+    Tool,
+    answer_of,
+    call_of,
+    joined,
+    message_of,
+    tool_of,
+)
+from edge_spec.apps.server.reply import (
+    EVENTS,
+    AnswerResponse,
+    PartsReply,
+    Running,
+    sealed,
+    server_event,
+    unsealed,
+)
+from edge_spec.apps.server.request import Request, Work
+from edge_spec.apps.server.schema import ConversationBody, Reasoning, ResponseFormat, grammar_of
+from edge_spec.text.parts.part import CallHead
+
+# Agents offer these beside their own tools without being asked to.
+LeftOut = Literal["web_search", "web_search_preview", "image_generation"]
+
+
+class Namespace(OpenBody):
+    """Functions under a common name, such as those of an MCP server of the client's."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+class HostedTool(OpenBody):
+    """A tool that OpenAI would run; the model is not told of it."""
+
+    type: LeftOut
+
+
+def _with_type(usual: str) -> BeforeValidator:
+    """Read an object without a type as one of the usual type."""
+
+    def read(given: Any) -> Any:
+        has_none = isinstance(given, dict) and given.get("type") is None
+        return {**given, "type": usual} if has_none else given
+
+    return BeforeValidator(read)
+
+
+Offered = Annotated[
+    Annotated[Tool | Namespace | HostedTool, Field(discriminator="type")], _with_type("function")
+]
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Return the name that the model knows a function by."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class MessageItem(OpenBody):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class CallItem(OpenBody):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: Arguments | None = None
+
+
+class CallOutputItem(OpenBody):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ThoughtText(OpenBody):
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+class ThoughtItem(OpenBody):
+    """A thought of an earlier answer, as a text, a summary or sealed."""
+
+    type: Literal["reasoning"]
+    summary: list[ThoughtText] | None = None
+    content: list[ThoughtText] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what is known of it; "" of a thought that another server sealed."""
+        told = "".join(part.text for part in self.content or ())
+        summary = "\n\n".join(part.text for part in self.summary or ())
+        return told or unsealed(self.encrypted_content) or summary
+
+
+Item = Annotated[
+    Annotated[MessageItem | CallItem | CallOutputItem | ThoughtItem, Field(discriminator="type")],
+    _with_type("message"),
+]
+Input = str | Annotated[list[Item], Field(min_length=1)]
+
+
+def conversation(instructions: str | None, given: Input) -> list[dict[str, Any]]:
+    """Return the messages as chat templates read them, all items of an answer as one.
+
+    A call belongs to the answer before it, and so does all that stands between calls. A text or
+    thought after a text is the next answer.
+    """
+    spoken = [message_of("system", instructions)] if instructions else []
+    if isinstance(given, str):
+        return [*spoken, message_of("user", given)]
+    groups: list[list[Item]] = []  # one for each message
+    is_answer = has_text = has_call = False  # the last group
+    for item in given:
+        goes_on = isinstance(item, CallItem) or has_call or not has_text
+        if is_answer and _is_of_answer(item) and goes_on:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            is_answer, has_text, has_call = _is_of_answer(item), False, False
+        has_text = has_text or isinstance(item, MessageItem)
+        has_call = has_call or isinstance(item, CallItem)
+    return spoken + [_message(group) for group in groups]
+
+
+def _is_of_answer(item: Item) -> bool:
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return not isinstance(item, CallOutputItem)
+
+
+def _message(group: Sequence[Item]) -> dict[str, Any]:
+    first = group[0]
+    if isinstance(first, CallOutputItem):
+        return message_of("tool", joined(first.output), tool_call_id=first.call_id)
+    if isinstance(first, MessageItem) and first.role != "assistant":
+        return message_of(first.role, joined(first.content))
+    calls = [each for each in group if isinstance(each, CallItem)]
+    return answer_of(
+        [joined(each.content) for each in group if isinstance(each, MessageItem)],
+        [each.text for each in group if isinstance(each, ThoughtItem)],
+        [call_of(c.call_id, qualified(c.namespace, c.name), c.arguments) for c in calls],
+    )
+
+
+SCORES = "message.output_text.logprobs"
+SEALED_THOUGHTS = "reasoning.encrypted_content"
+# Of tools that OpenAI runs, of its caches, and what Codex says about itself.
+_HARMLESS = frozenset(("max_tool_calls", "prompt_cache_options", "client_metadata", "image"))
+
+
+class TextOptions(Body):
+    off = frozenset(("verbosity",))
+    format: ResponseFormat | None = None
+
+
+class ReasoningOptions(Reasoning):
+    """summary: thoughts are told as their own summaries."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(ConversationBody):
+    """Asks for the next items of a conversation. All fields of a chat may be sent, too."""
+
+    harmless = HARMLESS | _HARMLESS
+    input: Input
+    instructions: str | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[Offered], Field(max_length=MAX_TOOLS)] | None = None  # type: ignore[assignment]
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["disabled"] | None = None
+    n: Literal[1] | None = None
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keeps_given(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Keeps the fields as they came, since a response repeats them."""
+        if not isinstance(given, dict):
+            return read(given)
+        include = given.get("include")
+        asks_scores = isinstance(include, list) and SCORES in include
+        scores = asks_scores or given.get("top_logprobs")
+        body = read({**given, "logprobs": True} if scores else given)
+        if body.tools and not body._functions:
+            told = "has no function: this server runs no tools of its own, and leaves these out"
+            raise refusal("tools", told)
+        body._given = given
+        return body
+
+    def request(self) -> Request:
+        return replace(
+            super().request(),
+            messages=conversation(self.instructions, self.input),
+            messages_field="input",
+            tools=[
+                tool_of(name, **tool.function.model_dump(exclude={"name"}))
+                for name, (_, tool) in self._functions.items()
+            ],
+        )
+
+    @cached_property
+    def _functions(self) -> dict[str, tuple[str | None, Tool]]:
+        """All functions, each with its namespace, by the names that the model knows."""
+        found: dict[str, tuple[str | None, Tool]] = {}
+        for offered in self.tools or ():
+            space = offered.name if isinstance(offered, Namespace) else None
+            for tool in offered.tools if isinstance(offered, Namespace) else [offered]:
+                if isinstance(tool, Tool):
+                    found[qualified(space, tool.function.name)] = space, tool
+        return found
+
+    def called(self, name: str) -> tuple[str | None, str]:
+        """Return the namespace and the own name of a function that the model calls."""
+        space, tool = self._functions.get(name, (None, None))
+        return space, tool.function.name if tool else name
+
+    def as_sent(self, name: str, otherwise: Any = None) -> Any:
+        """Return a field as it came, and of the tools those that the model is told of."""
+        value = self._given.get(name)
+        if name == "tools" and value is not None:
+            return [tool for tool in value if tool.get("type") not in get_args(LeftOut)]
+        return otherwise if value is None else value
+
+    def forms(self) -> dict[str, Grammar | None]:
+        return {
+            "text.format": grammar_of(self.text.format if self.text else None),
+            **super().forms(),
+        }
+
+
+Fields = dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """Names of an item and of the events about it. member: of the item, with its part."""
+
+    prefix: str  # of its id
+    type: str
+    text: str  # in events
+    text_type: str = ""  # of the part
+    member: str = ""
+    part: str = ""  # in events
+
+
+_FORMS = {
+    PartKind.TEXT: _Form("msg", "message", "output_text", "output_text", "content", "content_part"),
+    PartKind.REASONING: _Form(
+        "rs", "reasoning", "reasoning_text", "reasoning_text", "content", "content_part"
+    ),
+    PartKind.CALL: _Form("fc", "function_call", "function_call_arguments"),
+}
+_SUMMARY = _Form(
+    *("rs", "reasoning", "reasoning_summary_text", "summary_text"),
+    *("summary", "reasoning_summary_part"),
+)
+
+
+_REPEATED: Fields = {  # fields of the request, and their values where it does not say
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class ResponsesReply(PartsReply):
+    """The items of an answer, in the order in which they are written."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self._body: ResponsesBody = work.request.body
+        self._num_events = 0
+        self._items: list[Fields] = []  # that are complete
+        self._new_scores: list[Any] = []  # of tokens that are not told yet
+        # The item that is being written, and where its events say that it is.
+        self._form = _SUMMARY
+        self._item: Fields = {}
+        self._place: Fields = {}
+        self._scores: list[Any] = []
+        (options,) = work.options
+        self._response: Fields = {
+            "id": f"resp_{secrets.token_hex(24)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": self._model,
+            "output": [],
+            "usage": None,
+            **{name: self._body.as_sent(name, value) for name, value in _REPEATED.items()},
+            "background": False,
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "temperature": options["sampling"].temperature,
+            "top_p": options["sampling"].top_p,
+        }
+
+    def opening(self) -> str:
+        created = self._event("created", response=self._response)
+        return created + self._event("in_progress", response=self._response)
+
+    def piece(self, round_: Round) -> str:
+        chunk = round_.chunk
+        if chunk.kind is PartKind.REASONING and not self._request.tells_thoughts:
+            return ""
+        if chunk.kind is PartKind.TEXT and self._request.logprobs is not None:
+            self._new_scores += chat_logprobs(chunk.tokens)["content"]
+        return super().piece(round_)
+
+    def end(self, ended: Ended) -> str:
+        result = ended.result
+        is_complete = result.finish_reason is FinishReason.STOP
+        told = self._finish(is_complete=is_complete, is_cut=result.is_cut)
+        self._response |= {
+            "status": "completed" if is_complete else "incomplete",
+            "completed_at": int(time.time()) if is_complete else None,
+            "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
+            "output": self._items,
+            "usage": _usage(result),
+            "timings": timings([result]),
+        }
+        if self._request.tells_origins:
+            self._response["edge_spec"] = {"tokens": [origin_of(each) for each in result.tokens]}
+        return told + self._event(self._response["status"], response=self._response)
+
+    def failure(self, error: ApiError) -> str:
+        num_events = self._num_events
+        self._finish(is_complete=False, is_cut=True)  # what there is, untold
+        self._num_events = num_events
+        self._response |= {
+            "status": "failed",
+            "error": {"code": error.code or "server_error", "message": error.message},
+            "output": self._items,
+        }
+        return self._event("failed", response=self._response)
+
+    def document(self, results: Sequence[GenerationResult]) -> Fields:
+        return self._response
+
+    def begin(self, kind: PartKind, call: CallHead | None) -> str:
+        fields: Fields = {"role": "assistant", "content": []}
+        self._form = _FORMS[kind]
+        if call is not None:
+            space, name = self._body.called(call.name)
+            named = {"namespace": space, "name": name} if space else {"name": name}
+            fields = {"call_id": call.id, **named, "arguments": ""}
+        elif kind is PartKind.REASONING:
+            fields = {"summary": []}
+            if self._body.reasoning is not None and self._body.reasoning.summary is not None:
+                self._form = _SUMMARY
+            if SEALED_THOUGHTS in (self._body.include or ()):
+                fields["encrypted_content"] = sealed("")
+        id = f"{self._form.prefix}_{secrets.token_hex(16)}"
+        self._scores = []
+        self._item = {"id": id, "type": self._form.type, "status": "in_progress", **fields}
+        told = self._of_item("added")
+        self._place = {"output_index": len(self._items), "item_id": id}
+        if self._form.member:
+            self._place[f"{self._form.member}_index"] = 0
+            told += self._event(f"{self._form.part}.added", **self._place, part=self._part(""))
+        return told
+
+    def add(self, text: str) -> str:
+        scored: Fields = {}
+        if self.open is PartKind.TEXT:
+            scored, self._new_scores = {"logprobs": self._new_scores}, []
+            self._scores += scored["logprobs"]
+        if not text and not any(scored.values()):
+            return ""
+        return self._event(f"{self._form.text}.delta", **self._place, delta=text, **scored)
+
+    def close(self, status: str = "completed") -> str:
+        form, item, text = self._form, self._item, self.written
+        if self.open is PartKind.CALL:
+            item["arguments"] = text
+            done = {"name": item["name"], "arguments": text}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+        else:
+            part = self._part(text)
+            item[form.member] = [part]
+            if "encrypted_content" in item:
+                item["encrypted_content"] = sealed(text)
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            told = self._event(f"{form.text}.done", **self._place, **done)
+            told += self._event(f"{form.part}.done", **self._place, part=part)
+        item["status"] = status
+        told += self._of_item("done")
+        self._items.append(item)
+        return told
+
+    def _finish(self, *, is_complete: bool, is_cut: bool) -> str:
+        """End the open item. A complete answer has a message or a call, which clients look for.
+
+        is_cut: the answer has ended within a call.
+        """
+        told = ""
+        if is_complete and self.open in (None, PartKind.REASONING):
+            told = self.begin_part(PartKind.TEXT)
+        if self.open is None:
+            return told
+        is_whole = not is_cut if self.open is PartKind.CALL else is_complete
+        return told + self.close("completed" if is_whole else "incomplete")
+
+    def _part(self, text: str) -> Fields:
+        part: Fields = {"type": self._form.text_type, "text": text}
+        if self._form.type == "message":
+            part |= {"annotations": [], "logprobs": self._scores}
+        return part
+
+    def _of_item(self, what: str) -> str:
+        return self._event(f"output_item.{what}", output_index=len(self._items), item=self._item)
+
+    def _event(self, name: str, /, **fields: Any) -> str:
+        told = {"type": f"response.{name}", **fields, "sequence_number": self._num_events}
+        self._num_events += 1
+        return server_event(told, told["type"])
+
+
+def _usage(result: GenerationResult) -> dict[str, Any]:
+    counted = usage([result], 1)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": counted["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": result.reasoning_n,
+            **counted.get("completion_tokens_details", {}),
+        },
+        "total_tokens": counted["total_tokens"],
+    }
+
+
+def add_responses(app: FastAPI, running: Running) -> None:
+    @app.post("/v1/responses", response_model=None, responses=EVENTS)
+    async def responses(body: ResponsesBody) -> Response:
+        """The next items of a conversation."""
+        return AnswerResponse(running, body, ResponsesReply)
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
+        """How many tokens a request has the model read."""
+        work = await running.read(body)
+        return {"object": "response.input_tokens", "input_tokens": len(work.prompts[0])}
