@@ -96,7 +96,7 @@ def test_a_gguf_file_runs_as_it_is(edge_spec, other_vocabulary, tmp_path):
     document = json.loads(done.stdout)
     assert document["stats"]["predicted_n"] == len(document["tokens"]) > 1
     kept = {path.name for path in cache.iterdir()}
-    assert "rows" in kept and "bundles" not in kept  # measured; nothing was converted
+    assert "measurements" in kept and "bundles" not in kept  # measured; nothing was converted
 
 
 @pytest.mark.slow  # by default tests/e2e/test_pair_bundle.py opens a draft
