@@ -55,7 +55,7 @@ def test_fp32_text_is_equal_with_every_drafter(demo_gguf, corpus, tmp_path, monk
         for names in ["none", *FREE, ",".join(FREE)]:
             engine.set_drafter(names)
             with engine.verifying_all_draft_tokens():  # whether or not they pay
-                results = [engine.chat(prompt, max_tokens=40) for prompt in SOME]
+                results = [engine.chat(prompt, max_tokens=32) for prompt in SOME[:2]]
             texts[names] = [[token.id for token in result.tokens] for result in results]
             if names != "none":  # otherwise the comparison would prove nothing
                 assert sum(result.stats.draft_n for result in results) > 0

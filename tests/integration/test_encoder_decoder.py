@@ -149,7 +149,7 @@ def test_samples_have_the_distribution_of_the_target(
     """Of texts without a seed, for which the draft, a model like the target, samples on its own."""
     draft = t5_models.write(tmp_path / "alike", layer_norm_epsilon=0.1)
     monkeypatch.setattr(sampling.secrets, "randbits", random.Random(0).getrandbits)
-    params = SamplingParams(temperature=3.0, top_k=8)
+    params = SamplingParams(temperature=3.0, top_k=4)
     with load(str(target), runtime="reference", drafter="none") as plain:
         source = tuple(plain.encode(SOURCE))
         session = plain.parts.model.open_session()
@@ -167,11 +167,11 @@ def test_samples_have_the_distribution_of_the_target(
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     with load(str(target), runtime="reference", drafter="draft-model", draft=str(draft)) as drafted:
-        for _ in range(3000):
+        for _ in range(800):
             found = drafted.generate(SOURCE, max_tokens=text.LENGTH, sampling=params)
             counts[tuple(token.id for token in found.tokens)] += 1
             accepted += found.stats.draft_n_accepted
-    assert accepted > 300  # otherwise nothing was tried
+    assert accepted > 80  # otherwise nothing was tried
     assert text.p_value(counts, expected) > text.SMALLEST_P
 
 
