@@ -11,6 +11,7 @@ and a cache that is deleted meanwhile need no care.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import sqlite3
@@ -37,13 +38,14 @@ WRITE_WAIT_S, READ_WAIT_S = 5.0, 1.0
 # WITHOUT ROWID, as a separate index would lead to wrong rows in a half-written file.
 _TABLE = (
     "measurement (what TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, "
-    "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, PRIMARY KEY (what, key)) "
+    "n INTEGER NOT NULL, disturbance REAL NOT NULL, at REAL NOT NULL, sha256 TEXT NOT NULL, "
+    "PRIMARY KEY (what, key)) "
     "WITHOUT ROWID"
 )
 _TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
-_FIND = "SELECT key, value, n, disturbance, at FROM measurement WHERE what = ?"
+_FIND = "SELECT key, value, n, disturbance, at, sha256 FROM measurement WHERE what = ?"
 _READ = f"{_FIND} AND key = ?"
-_WRITE = "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?)"
+_WRITE = "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PRUNE = (
     "DELETE FROM measurement WHERE (what, key) IN "
     "(SELECT what, key FROM measurement ORDER BY at DESC LIMIT -1 OFFSET ?)"
@@ -105,16 +107,17 @@ class Quantity(Generic[_Key, _Value]):
     ) -> _Value | None:
         """Write what `change` makes of the value for this key, and return it; None where it cannot
         be written. Nobody else writes meanwhile."""
-        path = store_path()
+        path, name = store_path(), _text(key)
 
         def write() -> _Value:
             with _opened(path, makes=True) as store:
                 store.execute("BEGIN IMMEDIATE")
-                rows = store.execute(_READ, (self.what, _text(key))).fetchall()
+                rows = store.execute(_READ, (self.what, name)).fetchall()
                 old = next(self._parse(rows), None)
                 value = change(None if old is None else old.value)
                 content = self.values.dump_json(value).decode()
-                row = self.what, _text(key), content, n, disturbance, time.time()
+                seal = self._seal(name.encode(), content.encode())
+                row = self.what, name, content, n, disturbance, time.time(), seal
                 store.execute(_WRITE, row)
                 store.execute(_PRUNE, (MAX_KEPT,))
                 store.execute("COMMIT")
@@ -132,9 +135,12 @@ class Quantity(Generic[_Key, _Value]):
             return None
 
     def _parse(self, rows: list[tuple[Any, ...]]) -> Iterator[Measurement[_Key, _Value]]:
-        """Yield what can be read of the rows."""
-        for key, value, n, disturbance, at in rows:
+        """Yield what can be read of the rows. One whose bits have changed on the disk is left out:
+        what a text is promised to be hangs on some."""
+        for key, value, n, disturbance, at, seal in rows:
             with suppress(ValueError, TypeError, OverflowError):
+                if seal != self._seal(key, value).encode():
+                    continue
                 yield Measurement(
                     self._keys.validate_json(key),
                     self.values.validate_json(value),
@@ -142,6 +148,9 @@ class Quantity(Generic[_Key, _Value]):
                     float(disturbance),
                     float(at),
                 )
+
+    def _seal(self, key: bytes, value: bytes) -> str:
+        return hashlib.sha256(b"\0".join((self.what.encode(), key, value))).hexdigest()
 
     @cached_property
     def _keys(self) -> TypeAdapter[_Key]:

@@ -101,7 +101,7 @@ def test_a_value_that_cannot_be_is_not_known(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        *(("value", each) for each in ("", "{", "[]", "5", b"\xff\0", '{"1": "x"}')),
+        *(("value", each) for each in ("", "{", "[]", "5", b"\xff\0", '{"1": "x"}', '{"1":9.0}')),
         *(
             ("n", "many"),
             ("n", math.inf),
