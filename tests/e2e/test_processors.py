@@ -51,7 +51,7 @@ def test_drafts_change_no_text(
     if missing is not None:
         pytest.skip(missing)
     out = tmp_path / "found.json"
-    command = [sys.executable, str(SCRIPT), "--tokens", "12", "--cpu", processor, "--case", *cases]
+    command = [sys.executable, str(SCRIPT), "--cpu", processor, "--case", *cases]
     command += ["--model", str(model), "--json", str(out)]
     command += ["--arm64", ARM64] if ARM64 else []
     env = {**os.environ, "EDGE_SPEC_ROWS": "off"}
