@@ -109,6 +109,7 @@ def cut(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     stop=st.text("ab", min_size=1, max_size=5),
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
 )
+@example(stop="aab", pieces=["aa", "b"])  # all of its beginning is held back
 def test_the_text_ends_before_the_stop_string(stop: str, pieces: list[str]) -> None:
     text = "".join(pieces)
     assert cut([stop], pieces) == (text.split(stop)[0], stop in text)
