@@ -248,7 +248,7 @@ def placed(options: LoadOptions, placement: Placement, **also: Any) -> LoadOptio
     )
 
 
-def best_kept(plan: Plan, options: LoadOptions) -> Placement | None:
+def _best_now(plan: Plan, options: LoadOptions) -> Placement | None:
     """Return the best placement that can run now, with a draft where one was asked for; None where
     there is none, or kernels have changed since.
 
@@ -264,7 +264,7 @@ def _where_it_was_fastest(source: Source, options: LoadOptions, progress: Progre
     if not is_open(options):
         return options
     plan = kept_plan(source, Source(options.drafts[0], progress) if options.drafts else None)
-    placement = None if plan is None else best_kept(plan, options)
+    placement = None if plan is None else _best_now(plan, options)
     if placement is None:
         return options
     target = placement.target

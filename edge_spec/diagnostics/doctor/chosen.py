@@ -28,7 +28,7 @@ from edge_spec.models.pair_history import counted_rounds, pair_key
 from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import default_drafter, pass_costs
-from edge_spec.placement.plan import Placement, Plan, best_kept, kept_plan, planned
+from edge_spec.placement.plan import Placement, Plan, kept_plan, placed, planned
 from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
 from edge_spec.placement.row_findings import ROWS, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
@@ -111,7 +111,8 @@ def choose(
     asked = replace(places or LoadOptions(), draft=drafts)
     options = planned(source, asked, progress)
     plan = kept_plan(source, draft)
-    placement = best_kept(plan, asked) if plan is not None and options != asked else None
+    placements = () if plan is None else plan.placements
+    placement = next((each for each in placements if placed(asked, each) == options), None)
     chosen = Chosen(source, draft, options, tokens, plan, placement, head=head)
     roles = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
     if draft is not None and options.drafts:
