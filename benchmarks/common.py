@@ -16,7 +16,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.machine import describe_machine
+from edge_spec.scheduler.machine import describe_machine
 from edge_spec.text import prompt_files as prompts
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from common import OWN_PROMPTS, compose_by, open_engine, read_prompts, report
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Forward
 from edge_spec.core.tree import TokenTree, Verdict
@@ -37,6 +36,7 @@ from edge_spec.drafters.jacobi import WindowSize
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
+from edge_spec.scheduler.policy import FixedPolicy
 
 DRAFTERS = ("suffix", "recycling", "lookahead", "jacobi", "suffix,recycling")
 NUM_BINS = 10

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from common import open_engine, report
 
+from edge_spec.core.modes import DraftOverlap
 from edge_spec.core.tree import TokenTree
 from edge_spec.core.watchdog import WatchedModel
 from edge_spec.engine.components import EngineComponents
-from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from edge_spec.testing import ScriptedModel, random_logits
 

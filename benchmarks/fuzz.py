@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from edge_spec.placement.machine import describe_machine
+from edge_spec.scheduler.machine import describe_machine
 
 FOLDER = Path(__file__).parents[1] / "tests" / "fuzz"
 sys.path.insert(0, str(FOLDER))

@@ -23,7 +23,7 @@ from edge_spec.models.hub.download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
 from edge_spec.placement.plan import Place, Placement, Plan, read_plan, write_plan
-from edge_spec.placement.profile import ProfileKey, load_learnt, save_learnt
+from edge_spec.scheduler.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

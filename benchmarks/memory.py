@@ -26,8 +26,8 @@ import real_models
 from common import open_engine, report
 
 from edge_spec.core.model import Model, RuntimeOptions
-from edge_spec.fitting.devices import format_bytes, resident_bytes
-from edge_spec.fitting.forecast import forecast
+from edge_spec.models.devices import format_bytes, resident_bytes
+from edge_spec.models.memory import forecast
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source

@@ -22,8 +22,6 @@ import numpy as np
 from common import report
 from simulate import read
 
-from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cost import RowCosts, Scale
 from edge_spec.core.metrics import Stats
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.composite import CompositeDrafter
@@ -32,6 +30,8 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget, Cost, Drafter, DrafterTraits
 from edge_spec.drafters.tree_builder import LearntAcceptance
 from edge_spec.placement.replay import Charged, DraftCost, Recording, VirtualClock, replay
+from edge_spec.scheduler.adaptive import AdaptivePolicy
+from edge_spec.scheduler.cost import RowCosts, Scale
 
 # t(k) over t(1): of our kernels, of onnxruntime, of llama.cpp's own kernels, of a GPU, and of one
 # that works in fours.

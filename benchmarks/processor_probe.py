@@ -16,7 +16,7 @@ from typing import Any
 from common import open_engine
 
 from edge_spec.engine.engine import Engine
-from edge_spec.placement.machine import cpu_features, describe_machine
+from edge_spec.scheduler.machine import cpu_features, describe_machine
 
 CONTEXT = 512  # tokens
 MODES = ("auto", "always")

@@ -29,16 +29,12 @@ from typing import Any
 import numpy as np
 from common import OWN_PROMPTS, open_engine, read_prompts, report
 
-from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.drafters.composite import CompositeDrafter
 from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Drafter
-from edge_spec.placement.measure import measure_rows
 from edge_spec.placement.replay import (
     Charged,
     DraftCost,
@@ -47,6 +43,10 @@ from edge_spec.placement.replay import (
     record,
     replay,
 )
+from edge_spec.scheduler.adaptive import AdaptivePolicy
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.measure import measure_rows
+from edge_spec.scheduler.policy import FixedPolicy, Policy
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 DRAFT_TOKENS = (1, 2, 3, 5, 7, 15)  # of the fixed settings

@@ -133,7 +133,7 @@ def _exact_on(runtime: str) -> Proof:
         "--prompts {prompts} --json {json}",
         _exact,
         lambda found: found["modes"]["always"]["differing"] == 0 and found["num_accepted"] > 0,
-        "tests/unit/exactness/test_exact_replay.py, tests/e2e/test_lossless.py",
+        "tests/unit/scheduler/test_exact_replay.py, tests/e2e/test_lossless.py",
     )
 
 
@@ -166,7 +166,7 @@ PROOFS: dict[str, Proof] = {
         "-m edge_spec bench --repeat 2 --json",
         _rates,
         lambda found: found["total"]["speedup_low"] > 1 - TOLERANCE,
-        "tests/unit/control/test_adaptive.py",
+        "tests/unit/scheduler/test_adaptive.py",
     ),
     "faults": Proof(
         "A drafter's fault changes no token; a target's fault loses nothing that was written",

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import require_state
-from edge_spec.fitting.devices import return_freed
+from edge_spec.models.devices import return_freed
 
 GROWTH_TOKENS = 512
 MAX_ROWS, PREFILL_ROWS = 64, 256  # of a pass that is scored, and of one that reads a prompt

@@ -44,7 +44,7 @@ from edge_spec.apps.chat.markdown import AnswerView
 from edge_spec.apps.chat.paint import harmless, paint
 from edge_spec.engine.results import cut_thought, thought_line, told_time
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import format_bytes, resident_bytes
+from edge_spec.models.devices import format_bytes, resident_bytes
 from edge_spec.storage.atomic import atomic_file, cache_directory, locked
 
 if TYPE_CHECKING:

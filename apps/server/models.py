@@ -25,9 +25,9 @@ from edge_spec.apps.server.options import ServerOptions
 from edge_spec.apps.server.request import Desk
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
-from edge_spec.fitting.forecast import Forecast, fit_together, fits_free_memory, forecast_here
 from edge_spec.loader import ModelOnDemand
 from edge_spec.loader.place import PlacedModels
+from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
 
 _LATEST = ":latest"  # which Ollama's clients add to names
 _CLOSING_S = 5.0  # for a model that is being opened when the server ends

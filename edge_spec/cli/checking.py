@@ -74,7 +74,7 @@ def bench(
     """Measure drafting against plain decoding, in turns, by kind of text."""
     from edge_spec.diagnostics.bench.measuring import make_plan
     from edge_spec.diagnostics.bench.report import document
-    from edge_spec.placement.measure import own_loop_cost
+    from edge_spec.scheduler.measure import own_loop_cost
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(asked.prompts or OWN_PROMPTS, asked.per_category)
@@ -158,7 +158,7 @@ def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
     from edge_spec.diagnostics.bench.measuring import PeerChoice
     from edge_spec.models.resolve import StoredModel, gguf_file
     from edge_spec.models.source import Source
-    from edge_spec.placement.machine import available_cores
+    from edge_spec.scheduler.machine import available_cores
 
     with ProgressBar() as progress:
         source = Source(model, progress)

@@ -17,7 +17,7 @@ from edge_spec.models.asked_options import ENDPOINT, RPC_HELP
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from edge_spec.fitting.devices import Device
+    from edge_spec.models.devices import Device
     from edge_spec.placement.plan import Place, Placement, Plan
 
 
@@ -40,7 +40,7 @@ def devices(
         _show_placements(model, json)
         return
     from edge_spec.core.endpoint import Endpoint
-    from edge_spec.fitting.devices import list_devices
+    from edge_spec.models.devices import list_devices
 
     for server in rpc or ():
         Endpoint.parse(server)
@@ -52,8 +52,8 @@ def devices(
 
 
 def _show_placements(path: Path, json: bool) -> None:
-    from edge_spec.fitting.devices import placements_of
     from edge_spec.models.bundle import open_bundle
+    from edge_spec.models.devices import placements_of
 
     found = placements_of(open_bundle(path))
     if json:
@@ -80,7 +80,7 @@ def _row(device: Device) -> tuple[str, tuple[str, ...]]:
 
 
 def _free_memory(device: Device) -> str:
-    from edge_spec.fitting.devices import format_bytes
+    from edge_spec.models.devices import format_bytes
 
     if device.free_bytes is None and device.total_bytes is None:
         return "-"
@@ -111,15 +111,15 @@ def plan(
 
     From then on this model runs where it was fastest, unless options say otherwise.
     """
-    from edge_spec.fitting.devices import list_devices
     from edge_spec.loader.plan_trial import EngineTrial
     from edge_spec.models.bundle import require_readable
+    from edge_spec.models.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
     from edge_spec.placement.plan import keep_plan, kept_plan, plan_json, write_plan
     from edge_spec.placement.planner import Planner
-    from edge_spec.placement.profile import write_profiles
     from edge_spec.placement.runtime_order import missing_reader
+    from edge_spec.scheduler.profile import write_profiles
 
     with ProgressBar() as progress:
         target = Source(model, progress)
@@ -205,7 +205,7 @@ def _drafter(placement: Placement) -> str:
 
 
 def _memory(main: int, on_devices: Mapping[str, int]) -> str:
-    from edge_spec.fitting.devices import format_bytes
+    from edge_spec.models.devices import format_bytes
 
     parts = [f"{format_bytes(needed)} on {label}" for label, needed in on_devices.items()]
     return " + ".join([format_bytes(main), *parts])

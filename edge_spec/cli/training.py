@@ -202,7 +202,7 @@ def tune_skip(
 def _best_parts(engine: Engine, trials: int, progress: Progress) -> dict[str, ChosenPart]:
     """Returns the parts by the names of the drafters that run them."""
     from edge_spec.placement.layer_selection import Judge, best_exit, best_nested, optimized
-    from edge_spec.placement.measure import measure_rows
+    from edge_spec.scheduler.measure import measure_rows
 
     texts = []
     for i, prompt in enumerate(_PROMPTS):

@@ -36,12 +36,12 @@ from edge_spec.diagnostics.lossless_check.prove import checks, document, prove
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
-from edge_spec.exactness.lossless import Promise
-from edge_spec.fitting.devices import format_bytes, resident_bytes
 from edge_spec.loader import load_engine
+from edge_spec.models.devices import format_bytes, resident_bytes
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
+from edge_spec.scheduler.lossless import Promise
 from edge_spec.testing import check_session, check_trees
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
@@ -22,7 +21,8 @@ from edge_spec.distill.features import Example
 from edge_spec.distill.forecast import UNTRAINED, Acceptance, Forecast, best_chain
 from edge_spec.distill.request import KINDS, DistillRequest, Kind
 from edge_spec.loader.head import SAMPLE, StoredTables, target_sample
-from edge_spec.placement.machine import describe_machine
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import as_storage_error, atomic_file, scratch_directory
 
 

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.heads import EagleHead, MedusaHead
 from edge_spec.core.model import Forward, Model, Progress
@@ -38,6 +37,7 @@ from edge_spec.loader import load_asked
 from edge_spec.loader.head import StoredTables, head_backend
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions
+from edge_spec.scheduler.cost import RowCosts
 from edge_spec.storage.atomic import cache_directory
 
 

@@ -30,7 +30,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import Progress
@@ -49,8 +48,9 @@ from edge_spec.loader.place import PlacedModels
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, IdleProcess, give_way, is_idle
-from edge_spec.placement.machine import on_battery
-from edge_spec.placement.profile import stored_weights
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.machine import on_battery
+from edge_spec.scheduler.profile import stored_weights
 from edge_spec.storage.atomic import as_storage_error, atomic_directory, cache_directory, try_hold
 
 DIRECTORY = "learnt"  # in the cache

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import Progress
 from edge_spec.core.model_info import TensorRows
@@ -60,7 +59,8 @@ from edge_spec.loader.head import open_tables, open_weights
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.draft_choice import place_of
 from edge_spec.models.source import Source
-from edge_spec.placement.measure import median_seconds, quick_passes
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.measure import median_seconds, quick_passes
 from edge_spec.storage.atomic import as_storage_error, atomic_directory, cache_directory, try_hold
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 

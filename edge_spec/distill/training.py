@@ -26,7 +26,7 @@ from edge_spec.distill.features import (
 )
 from edge_spec.distill.forecast import Acceptance, Forecast, measured_acceptance
 from edge_spec.distill.trainees import Teacher, Trainee, as_arrays, loss_of
-from edge_spec.fitting.devices import return_freed
+from edge_spec.models.devices import return_freed
 
 _BETAS, _CLIP, _WARM_UP, _LEAST_RATE = (0.9, 0.95), 0.5, 0.04, 0.1
 # Batches differ in size, so that the holes between what glibc keeps of them would grow to several

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_spec.core import entry_points
+from edge_spec.core.modes import JacobiInit
 from edge_spec.drafters.composite import as_drafter
 from edge_spec.drafters.draft.draft_model import Draft, DraftModelDrafter
 from edge_spec.drafters.draft.self_draft import Search, SelfDrafter, TargetPart
@@ -26,7 +27,6 @@ from edge_spec.drafters.jacobi import (
     DEFAULT_BLOCK,
     DEFAULT_SIZE,
     JacobiDrafter,
-    JacobiInit,
     LookaheadDrafter,
     WindowSize,
 )

@@ -19,34 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from random import Random
 
 import numpy as np
 
 from edge_spec.core.model import Forward
+from edge_spec.core.modes import JacobiInit
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter, DrafterTraits, continues, restored_prompt
 from edge_spec.drafters.tree_builder import Growth, LearntAcceptance, MergedRow, nothing, tree_of
 from edge_spec.errors import UsageError
-
-
-class JacobiInit(StrEnum):
-    """Says how the first draft tokens are made."""
-
-    RANDOM = "random"  # any token of the text, as Fu et al. 2024 do
-    REPEAT_LAST = "repeat-last"
-    NGRAM = "ngram"  # what followed the last two tokens, or the last one, when they came before
-
-    @classmethod
-    def parse(cls, text: str) -> JacobiInit:
-        """Raises UsageError."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(
-                f"initial tokens cannot be made by {text!r}", remedy=f"Choose: {', '.join(cls)}."
-            ) from None
 
 
 class Filler:

@@ -19,7 +19,7 @@ from edge_spec.engine.pass_requests import OwnPasses, Passes
 from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
-from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
 

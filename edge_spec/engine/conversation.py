@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_spec.control.policy import Concurrency
 from edge_spec.core.features import collects
 from edge_spec.core.metrics import PlainRate
 from edge_spec.core.model import Restorable, Session, keep_place, place_before
@@ -27,6 +26,7 @@ from edge_spec.engine.prompt_cache import (
 )
 from edge_spec.engine.snapshot_file import PREFILL_TOKENS, KeptPrompt, PromptFiles
 from edge_spec.errors import EdgeSpecError
+from edge_spec.scheduler.policy import Concurrency
 
 _TAIL_TOKENS = 64  # at the end of a prompt, which another one with the same beginning may not share
 _AGAIN = 1 / 16  # of what is to be read, that is read again for the sake of others

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Thread
 
-from edge_spec.control.policy import Policy, RoundPlan
 from edge_spec.core.metrics import NoOverlap, PlainReason, RoundStats
 from edge_spec.core.model import Session
 from edge_spec.core.sampling import Sampler
@@ -21,6 +20,7 @@ from edge_spec.engine.draft_overlap import OverlappedDrafting
 from edge_spec.engine.pass_requests import OwnPasses, Passes, Scored
 from edge_spec.engine.results import DecodedToken, decoded_tokens, draft_counts
 from edge_spec.errors import EdgeSpecError
+from edge_spec.scheduler.policy import Policy, RoundPlan
 
 _NOTHING_DRAFTED = (
     PlainReason.NO_CANDIDATE,

@@ -33,7 +33,7 @@ from edge_spec.engine.snapshot_file import (
     read_tokens,
 )
 from edge_spec.errors import SnapshotError
-from edge_spec.fitting.devices import free_bytes
+from edge_spec.models.devices import free_bytes
 
 MAX_KEPT_BYTES = 1_000_000_000  # of all of them
 LEAST_TOKENS = 256  # that are worth keeping, or taking up again: fewer are read in no time

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Condition, Lock
 
-from edge_spec.control.policy import Concurrency
 from edge_spec.core.features import collects_alone
 from edge_spec.core.model import Forward, Model, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
@@ -42,7 +41,8 @@ from edge_spec.engine.pass_requests import (
     deal_pass,
 )
 from edge_spec.engine.sharing_times import Returns, SharingTimes, SliceTimes
-from edge_spec.exactness.lossless import SLICE_TOKENS, Losslessness, SharingSetup, wider
+from edge_spec.scheduler.lossless import SLICE_TOKENS, Losslessness, SharingSetup, wider
+from edge_spec.scheduler.policy import Concurrency
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from edge_spec.core.fading_line import FadingLine
 from edge_spec.core.model import Session
 from edge_spec.core.outliers import without_outlier
 from edge_spec.core.spaced_retries import SpacedRetries
-from edge_spec.exactness.lossless import SLICE_TOKENS
+from edge_spec.scheduler.lossless import SLICE_TOKENS
 
 _REMEMBERED = 1 - 1 / 32  # weight of the passes before
 _PRIOR_ROWS = 4.0  # of a first pass, half of which is taken for fixed

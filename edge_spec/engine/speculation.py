@@ -11,18 +11,9 @@ from functools import cache
 
 import numpy as np
 
-from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import (
-    DEFAULT_DRAFT_TOKENS,
-    AlwaysVerifyPolicy,
-    Concurrency,
-    FixedPolicy,
-    Policy,
-    SharedPolicy,
-)
 from edge_spec.core.metrics import NoOverlap
 from edge_spec.core.model import Capabilities
+from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS, DraftOverlap
 from edge_spec.drafters import factory
 from edge_spec.drafters.composite import CompositeDrafter, GuardedDrafter
 from edge_spec.drafters.draft.draft_model import Draft
@@ -39,9 +30,17 @@ from edge_spec.drafters.protocol import (
 )
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.lossless import ExactPolicy, Losslessness
-from edge_spec.models.asked_options import DraftOverlap
+from edge_spec.scheduler.adaptive import AdaptivePolicy
+from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.lossless import ExactPolicy, Losslessness
+from edge_spec.scheduler.policy import (
+    AlwaysVerifyPolicy,
+    Concurrency,
+    FixedPolicy,
+    Policy,
+    SharedPolicy,
+)
 
 _log = logging.getLogger(__name__)
 

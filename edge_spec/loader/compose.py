@@ -19,15 +19,15 @@ from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.engine.snapshot_file import PREFILL_TOKENS, PromptFiles
 from edge_spec.engine.speculation import SpeculationFactory
-from edge_spec.exactness.batch_invariance import widths_for
 from edge_spec.loader.open import OpenModels
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import add_rounds
 from edge_spec.models.runtimes import library_build
 from edge_spec.placement.idle_process import InTurns, measure_when_idle
-from edge_spec.placement.profile import load_learnt, save_learnt
-from edge_spec.placement.row_findings import RoundTimes, rows_key, settle_rows, usual_shares
+from edge_spec.scheduler.batch_invariance import widths_for
+from edge_spec.scheduler.profile import load_learnt, save_learnt
+from edge_spec.scheduler.row_findings import RoundTimes, rows_key, settle_rows, usual_shares
 from edge_spec.text.grammar import GrammarCompiler
 
 

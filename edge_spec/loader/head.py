@@ -47,7 +47,7 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.resolve import ResolvedModel
 from edge_spec.models.source import Source
-from edge_spec.placement.machine import available_cores
+from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import atomic_directory, cache_directory, single_flight
 from edge_spec.text.vocabulary import frequent_tokens
 

@@ -20,8 +20,6 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 
-from edge_spec.control.adaptive import stage_of
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import Model
 from edge_spec.core.runtime_protocols import OpensBeside
@@ -39,16 +37,18 @@ from edge_spec.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from edge_spec.fitting.devices import free_bytes, processor
 from edge_spec.loader.head import open_trained_head
 from edge_spec.loader.place import PlacedModels
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import PairKey, first_acceptance, pair_key
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
-from edge_spec.placement.profile import (
+from edge_spec.scheduler.adaptive import stage_of
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.profile import (
     TYPICAL_TOKENS,
     PairFindings,
     Profile,
@@ -57,7 +57,7 @@ from edge_spec.placement.profile import (
     load_profile,
     profile_key,
 )
-from edge_spec.placement.row_findings import begun_costs, row_costs, rows_key
+from edge_spec.scheduler.row_findings import begun_costs, row_costs, rows_key
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.text.vocabulary import same_vocabulary
 

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 
 from edge_spec.core.isolated import IsolatedError, isolated, reason_of, tell
 from edge_spec.engine.engine import Engine
-from edge_spec.fitting.devices import CPU
 from edge_spec.loader import load_engine
+from edge_spec.models.devices import CPU
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Placement, applied

@@ -14,16 +14,15 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from enum import EnumType, StrEnum
+from enum import EnumType
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from edge_spec.core.modes import DraftOverlap, JacobiInit, LosslessMode
 from edge_spec.core.sampling_params import is_number, is_whole
-from edge_spec.drafters.jacobi import JacobiInit
 from edge_spec.errors import UsageError
-from edge_spec.exactness.lossless import LosslessMode
 
 if TYPE_CHECKING:
     from edge_spec.core.model import Progress
@@ -189,24 +188,6 @@ def meant(name: str, names: Iterable[str], others: Mapping[str, str]) -> str | N
 def _plain(name: str) -> str:
     """Returns it in small letters without what joins its words."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-class DraftOverlap(StrEnum):
-    """Says when drafting for the next round goes on while the target verifies."""
-
-    AUTO = "auto"  # where the draft has a device of its own, as long as that is faster
-    ON = "on"
-    OFF = "off"
-
-    @classmethod
-    def parse(cls, text: str) -> DraftOverlap:
-        """Raises UsageError."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(
-                f"drafts cannot overlap {text!r}", remedy=f"Choose: {', '.join(cls)}."
-            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

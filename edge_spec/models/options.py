@@ -7,20 +7,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_spec.control.policy import DEFAULT_DRAFT_TOKENS
 from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.model import RuntimeOptions
+from edge_spec.core.modes import (
+    DEFAULT_DRAFT_TOKENS,
+    DraftOverlap,
+    JacobiInit,
+    LosslessMode,
+    parse_mode,
+)
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import missing_draft, missing_head
-from edge_spec.drafters.jacobi import JacobiInit, WindowSize
+from edge_spec.drafters.jacobi import WindowSize
 from edge_spec.drafters.protocol import Cost
 from edge_spec.errors import UsageError
-from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.models.asked_options import (
-    AskedOptions,
-    DraftOverlap,
-    declared_options,
-)
+from edge_spec.models.asked_options import AskedOptions, declared_options
 from edge_spec.storage.atomic import cache_directory, expanded
 
 _NUMBERED = re.compile(r"(.*?):?(\d*)")
@@ -68,7 +69,7 @@ class LoadOptions(AskedOptions):
     @property
     def fill(self) -> JacobiInit | None:
         """Returns how Jacobi's initial tokens are made; None for its default."""
-        return None if self.jacobi is None else JacobiInit.parse(self.jacobi)
+        return None if self.jacobi is None else parse_mode(JacobiInit, self.jacobi, "--jacobi")
 
     @property
     def num_gpu_layers(self) -> int | None:
@@ -91,14 +92,15 @@ class LoadOptions(AskedOptions):
     @property
     def overlap(self) -> DraftOverlap:
         """Says whether the first draft goes on while the target verifies; AUTO: if it pays."""
-        overlap = DraftOverlap.parse(self.draft_overlap)
+        overlap = parse_mode(DraftOverlap, self.draft_overlap, "--draft-overlap")
         if overlap is DraftOverlap.AUTO and not self.drafts_elsewhere:
             return DraftOverlap.OFF
         return overlap
 
     @property
     def lossless_mode(self) -> LosslessMode:
-        return LosslessMode.ALWAYS if self.exact else LosslessMode.parse(self.lossless)
+        mode = parse_mode(LosslessMode, self.lossless, "--lossless")
+        return LosslessMode.ALWAYS if self.exact else mode
 
     @property
     def prompt_directory(self) -> Path | None:
@@ -188,7 +190,8 @@ def _problems(options: LoadOptions) -> Iterator[_Problem]:
     yield timeout is not None and not timeout > 0, f"call-timeout is {timeout}", above  # NaN, too
     yield from _unused(options)
     yield from _draft_problems(options)
-    is_ties = LosslessMode.parse(options.lossless) is LosslessMode.TIES
+    _ = options.lossless_mode
+    is_ties = options.lossless == LosslessMode.TIES
     yield options.exact and is_ties, "--exact contradicts --lossless ties", _DROP_ONE
     wanted = window.num_rows - 1 if window else 0
     yield (

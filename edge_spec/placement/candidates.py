@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models import runtimes
+from edge_spec.models.devices import CPU, Device
 from edge_spec.models.draft_choice import cheapest
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import (
@@ -23,9 +23,9 @@ from edge_spec.models.resolve import (
     resolve_model,
 )
 from edge_spec.models.source import Source
-from edge_spec.placement.machine import available_cores
 from edge_spec.placement.plan import Place
-from edge_spec.placement.profile import ProfileKey, profile_key
+from edge_spec.scheduler.machine import available_cores
+from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
 _CHEAP_BYTES = 150_000_000  # of a model's files, up to which a conversion takes half a minute

@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Capabilities, Forward, Model, Session
 from edge_spec.core.tree import TokenTree, Verdict
@@ -19,13 +17,15 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import HYSTERESIS
 from edge_spec.engine.speculation import SpeculationFactory
-from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.lossless import Losslessness
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.measure import LEAST_S
 from edge_spec.placement.plan import Placement
-from edge_spec.placement.profile import TYPICAL_TOKENS, PairFindings, Profile
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
+from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.lossless import Losslessness
+from edge_spec.scheduler.measure import LEAST_S
+from edge_spec.scheduler.policy import Policy
+from edge_spec.scheduler.profile import TYPICAL_TOKENS, PairFindings, Profile
 
 MOST_DRAFT_TOKENS = 8  # of a round
 _ROWS = 32  # of a text that are read in one pass

@@ -25,17 +25,17 @@ from edge_spec.core.isolated import IsolatedError, Lifeline, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
-from edge_spec.fitting.devices import free_bytes, processor
 from edge_spec.models import runtimes
+from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.machine import busy_share, on_battery
 from edge_spec.placement.place_work import measure_place
 from edge_spec.placement.plan import is_open
-from edge_spec.placement.profile import kept_profiles
-from edge_spec.placement.row_findings import holds
+from edge_spec.scheduler.machine import busy_share, on_battery
+from edge_spec.scheduler.profile import kept_profiles
+from edge_spec.scheduler.row_findings import holds
 
 LOWEST = 19  # of nice(2)
 QUIET_S = 30.0  # after an answer, before anything begins

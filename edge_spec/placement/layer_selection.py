@@ -15,12 +15,12 @@ from statistics import median
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from edge_spec.control.cost import RowCosts, forecast_speedup
 from edge_spec.core.model import Model, SelfDrafting, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.draft.self_draft import WINDOW, TargetPart
 from edge_spec.errors import BundleError, MissingDependencyError, UnsupportedModelError
 from edge_spec.models.bundle import PARTS_FILE, Bundle, add_file
+from edge_spec.scheduler.cost import RowCosts, forecast_speedup
 
 _CONTEXT = 64  # tokens before the window, which the parts do not read themselves
 _EXITS = (1 / 8, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 5 / 6)  # of the layers

@@ -23,18 +23,19 @@ from pydantic import TypeAdapter
 
 from edge_spec.core.isolated import IsolatedError, NoAnswerError, isolated, reason_of, tell
 from edge_spec.core.model import Progress
+from edge_spec.core.modes import LosslessMode
 from edge_spec.errors import SessionError
-from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
-from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.fitting.devices import PLANNED_TOKENS, Device, Sizing, free_bytes, resident_bytes
-from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, forecast
+from edge_spec.models.devices import PLANNED_TOKENS, Device, Sizing, free_bytes, resident_bytes
+from edge_spec.models.memory import DeviceMemories, FreeMemory, forecast
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.placement.gains import agreements
-from edge_spec.placement.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
 from edge_spec.placement.plan import Place, Placement, applied
-from edge_spec.placement.profile import (
+from edge_spec.placement.replay import Recording, record
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
+from edge_spec.scheduler.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
+from edge_spec.scheduler.profile import (
     TYPICAL_TOKENS,
     PairFindings,
     Profile,
@@ -42,8 +43,7 @@ from edge_spec.placement.profile import (
     load_profile,
     save_profile,
 )
-from edge_spec.placement.replay import Recording, record
-from edge_spec.placement.row_findings import ROWS, RowFindings, rows_key, settle_rows
+from edge_spec.scheduler.row_findings import ROWS, RowFindings, rows_key, settle_rows
 from edge_spec.text.prompt_files import Prompt
 
 OnStep = Callable[[float], None]

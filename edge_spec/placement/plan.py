@@ -17,10 +17,10 @@ from pydantic import Field, TypeAdapter
 from edge_spec.core import entry_points
 from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import CPU, Device, free_bytes, list_devices
-from edge_spec.fitting.forecast import DeviceMemories, FreeMemory, Needs
 from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions, declared_options
+from edge_spec.models.devices import CPU, Device, free_bytes, list_devices
+from edge_spec.models.memory import DeviceMemories, FreeMemory, Needs
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed

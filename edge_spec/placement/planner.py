@@ -12,11 +12,11 @@ from functools import partial
 from itertools import product
 
 from edge_spec.core.model import Progress
+from edge_spec.core.modes import LosslessMode
 from edge_spec.drafters import factory
 from edge_spec.errors import DeviceError, EdgeSpecError, UsageError, readable
-from edge_spec.exactness.lossless import LosslessMode
-from edge_spec.fitting.devices import Device, format_bytes
 from edge_spec.models import runtimes
+from edge_spec.models.devices import Device, format_bytes
 from edge_spec.models.options import LoadOptions, share_chip
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates, described
@@ -43,9 +43,9 @@ from edge_spec.placement.place_work import (
     record_texts,
 )
 from edge_spec.placement.plan import Placement, Plan
-from edge_spec.placement.profile import PairFindings, load_pair, profile_key, save_pair
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.trial import TRIAL_S, Trial, Trials
+from edge_spec.scheduler.profile import PairFindings, load_pair, profile_key, save_pair
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_spec.control.policy import Policy
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Forward, Session, require_rollback
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -22,6 +21,7 @@ from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.lookup.recycling import TOP_TOKENS, top_tokens
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.scheduler.policy import Policy
 
 MAX_ROWS = 64
 _UNLIKELY = -1e4  # logit of what is not among the recorded tokens

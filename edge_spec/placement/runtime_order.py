@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from edge_spec.control.cost import RowCosts, costs_of, forecast_speedup
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import EdgeSpecError, MissingDependencyError, UnsupportedModelError
@@ -19,8 +18,9 @@ from edge_spec.models import runtimes
 from edge_spec.models.bundle import read_manifest
 from edge_spec.models.resolve import Resolution, RuntimeCandidates, joined_types
 from edge_spec.models.source import Source
-from edge_spec.placement.profile import TYPICAL_TOKENS, kept_profiles
-from edge_spec.placement.row_findings import SECONDS, RowsKey, holds, shapes_of
+from edge_spec.scheduler.cost import RowCosts, costs_of, forecast_speedup
+from edge_spec.scheduler.profile import TYPICAL_TOKENS, kept_profiles
+from edge_spec.scheduler.row_findings import SECONDS, RowsKey, holds, shapes_of
 
 _MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
 _CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes

@@ -15,12 +15,12 @@ from functools import partial
 
 from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
-from edge_spec.fitting.devices import format_bytes
-from edge_spec.fitting.forecast import FreeMemory
+from edge_spec.models.devices import format_bytes
+from edge_spec.models.memory import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
-from edge_spec.placement.profile import was_busy
 from edge_spec.placement.replay import Recording
+from edge_spec.scheduler.profile import was_busy
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens
 _SLOWER_STEP = 1.03  # times the best one's

@@ -13,7 +13,7 @@ from edge_spec.core.model import Forward, Model, Restorable, Session
 from edge_spec.core.runtime_protocols import PassPart, SharesPasses
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError
-from edge_spec.exactness.batch_invariance import (
+from edge_spec.scheduler.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,

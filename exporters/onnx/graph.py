@@ -23,7 +23,7 @@ have those of convolution.py.
 In this one, a single row is attended twice. onnxruntime's CPU attention takes another kernel for
 one row, whose last bits differ; int8 activations turn that into half a logit some layers later.
 With two rows attended, and blocks of 32, a row's logits are bit-identical at every width that was
-measured (edge_spec/exactness/batch_invariance.py measures it again on each machine). It costs about
+measured (edge_spec/scheduler/batch_invariance.py measures it again on each machine). It costs about
 5 % of a plain step.
 
 A sliding window is a second bias, made in the graph from `position_ids`: the operator's own counts

@@ -9,8 +9,8 @@ from typing import Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.fitting.devices import GPU, Device, FunctionPlacement
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import GPU, Device, FunctionPlacement
 from edge_spec.runtimes.coreml.native import (
     ANE,
     FORMAT,

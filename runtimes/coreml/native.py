@@ -21,8 +21,8 @@ from edge_spec.errors import (
     SessionError,
     UsageError,
 )
-from edge_spec.fitting.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
 from edge_spec.models.bundle import MANIFEST, Bundle
+from edge_spec.models.devices import CPU, GPU, NPU, UNKNOWN, Device, FunctionPlacement
 from edge_spec.runtimes.static.session import EXPORT_AGAIN, Shape, Signature
 from edge_spec.storage.atomic import atomic_directory, cache_directory, sha256_file
 

@@ -14,10 +14,10 @@ from edge_spec.core.endpoint import Endpoint
 from edge_spec.core.isolated import IsolatedError, isolated
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.fitting import devices as placement
-from edge_spec.placement.machine import cpu_features
+from edge_spec.models import devices as placement
 from edge_spec.runtimes.llamacpp import upstream
 from edge_spec.runtimes.llamacpp.library import Library, LibraryDevice
+from edge_spec.scheduler.machine import cpu_features
 
 NO_RPC = "it was compiled without RPC"
 _CONNECT_S, _FREE_S = 3.0, 3.0

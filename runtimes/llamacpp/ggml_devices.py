@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_spec.errors import DeviceError
-from edge_spec.fitting.devices import free_bytes
+from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.llamacpp.library import LibraryDevice
 from edge_spec.runtimes.llamacpp.logs import LibraryLog
 

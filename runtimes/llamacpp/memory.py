@@ -27,7 +27,7 @@ from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.model_info import ModelInfo, is_plain
 from edge_spec.errors import DeviceMemoryError
-from edge_spec.fitting.devices import PLANNED_TOKENS, Memory, context_tokens
+from edge_spec.models.devices import PLANNED_TOKENS, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.library import KV_TYPES, PREFILL_TOKENS, LibraryDevice, Offload
 from edge_spec.runtimes.llamacpp.session import FIRST_TOKENS

@@ -12,8 +12,7 @@ from edge_spec.core.model import Capabilities, Forward, RuntimeOptions
 from edge_spec.core.model_info import ModelInfo
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import free_bytes
-from edge_spec.placement.machine import available_cores
+from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.kv_cache import MAX_ROWS
 from edge_spec.runtimes.llamacpp.devices import (
     choose_devices,
@@ -30,6 +29,7 @@ from edge_spec.runtimes.llamacpp.library import (
 )
 from edge_spec.runtimes.llamacpp.memory import fitted
 from edge_spec.runtimes.llamacpp.weights import GgufWeights
+from edge_spec.scheduler.machine import available_cores
 
 if TYPE_CHECKING:
     from edge_spec.runtimes.llamacpp.joint import JointCache

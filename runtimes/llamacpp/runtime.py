@@ -20,8 +20,8 @@ from edge_spec.runtimes.llamacpp.tokenizer import LibraryTokenizer
 from edge_spec.runtimes.llamacpp.weights import NO_REASON
 
 if TYPE_CHECKING:
-    from edge_spec.fitting import devices as placement
-    from edge_spec.fitting.devices import Memory
+    from edge_spec.models import devices as placement
+    from edge_spec.models.devices import Memory
 
 _UNKNOWN_ARCHITECTURE = "unknown model architecture"  # as the library says it
 _VOCABULARY_ONLY = ModelChoices((), None, None, vocabulary_only=True)
@@ -74,7 +74,7 @@ class LlamaCppRuntime:
         return list(listed(self.name, self._library(), options.rpc_servers))
 
     def memory_devices(self, options: RuntimeOptions) -> list[placement.Device]:
-        """See `edge_spec.fitting.forecast.ListsMemory`; servers tell theirs to nobody."""
+        """See `edge_spec.models.memory.ListsMemory`; servers tell theirs to nobody."""
         return list(listed(self.name, self._library(), ()))
 
     def open_tokenizer(self, source: ModelInfo) -> LibraryTokenizer:

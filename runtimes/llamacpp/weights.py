@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.errors import DeviceMemoryError, ModelFileError, SessionError, UnsupportedModelError
-from edge_spec.fitting.devices import return_freed
+from edge_spec.models.devices import return_freed
 from edge_spec.runtimes.llamacpp.library import (
     KV_TYPES,
     ContextChoices,

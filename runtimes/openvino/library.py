@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_spec.core.entry_points import quiet_import
 from edge_spec.errors import DeviceError, MissingDependencyError, UsageError
-from edge_spec.fitting.devices import NPU, Device
+from edge_spec.models.devices import NPU, Device
 
 _TELEMETRY = "openvino_telemetry"
 _INSTALL = 'Run: pip install "edge-spec[openvino]".'

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
-from edge_spec.fitting.devices import CPU, NPU, Memory, context_tokens
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, NPU, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import MAX_ROWS, PREFILL_ROWS, room_read_whole
 from edge_spec.runtimes.openvino.library import NpuDevice, is_stand_in
 from edge_spec.runtimes.static.session import session_bytes

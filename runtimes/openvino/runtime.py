@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, UnsupportedModelError, UsageError
-from edge_spec.fitting.devices import CPU, GPU, NPU, Device, processor
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, GPU, NPU, Device, processor
 from edge_spec.runtimes.openvino.library import core, find_npu, is_npu, listed_stand_in, told
 
 if TYPE_CHECKING:
-    from edge_spec.fitting.devices import Memory
+    from edge_spec.models.devices import Memory
     from edge_spec.runtimes.openvino.model import OpenVinoModel
     from edge_spec.runtimes.static.session import StaticModel
 

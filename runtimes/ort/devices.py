@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from edge_spec.errors import DeviceError, UsageError
-from edge_spec.fitting.devices import CPU, GPU, NPU
+from edge_spec.models.devices import CPU, GPU, NPU
 from edge_spec.runtimes.ort.cuda_driver import CudaDevice, cuda_driver, prepare_cuda
 from edge_spec.runtimes.ort.library import import_onnxruntime
 

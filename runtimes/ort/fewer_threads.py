@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_spec.core.threads import ThreadGovernor
 from edge_spec.errors import EdgeSpecError
-from edge_spec.fitting.devices import free_bytes
+from edge_spec.models.devices import free_bytes
 
 _ROOM = 4  # times the size of a bundle's files, that has to be free for its graph once more
 

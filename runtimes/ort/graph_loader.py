@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, EdgeSpecError
-from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import MANIFEST, Bundle
-from edge_spec.placement.machine import available_cores
+from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort import devices
 from edge_spec.runtimes.ort.device_memory import Place, place_of, shares_weights
 from edge_spec.runtimes.ort.library import import_onnxruntime
@@ -23,6 +22,7 @@ from edge_spec.runtimes.ort.node_placement import RECORDS_PLACEMENT, require_on_
 from edge_spec.runtimes.ort.rows import OwnProducts, refusal
 from edge_spec.runtimes.ort.segments import SegmentedInference, segment_files
 from edge_spec.runtimes.ort.start_errors import start_error
+from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import cache_directory, sha256_file
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from edge_spec.core.model import Forward
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree, preceding
 from edge_spec.errors import EdgeSpecError
-from edge_spec.fitting.devices import free_bytes
+from edge_spec.models.devices import free_bytes
 from edge_spec.runtimes.kv_cache import KvCache
 from edge_spec.runtimes.ort.joint_graph import OWN_ROWS, place_suffix
 from edge_spec.runtimes.ort.passes import MIN_ATTENDED, Passes

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.fitting.devices import CPU, Device, processor
+from edge_spec.models.devices import CPU, Device, processor
 from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import free_bytes, prepare_cuda, require_driver
 from edge_spec.runtimes.ort.library import import_onnxruntime

@@ -17,8 +17,8 @@ import re
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting.devices import CPU, Memory, context_tokens
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, Memory, context_tokens
 from edge_spec.runtimes.kv_cache import GROWTH_TOKENS, PREFILL_ROWS
 from edge_spec.runtimes.ort.device_memory import FIRST_TOKENS, capacity_for, with_memory
 from edge_spec.runtimes.ort.devices import choose

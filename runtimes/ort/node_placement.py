@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_spec.errors import DeviceError
-from edge_spec.fitting.devices import CPU
+from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort.devices import ProviderChoice
 
 RECORDS_PLACEMENT = "session.record_ep_graph_assignment_info"  # "1", before the graph is loaded

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceError, SessionError, UsageError
-from edge_spec.fitting.devices import CPU, Device
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import CPU, Device
 from edge_spec.runtimes.ort import devices, rows
 from edge_spec.runtimes.ort.cuda_driver import require_driver
 from edge_spec.runtimes.ort.devices import ProviderChoice
@@ -20,7 +20,7 @@ from edge_spec.runtimes.ort.model import OrtModel
 if TYPE_CHECKING:
     from edge_spec.core.config import ModelConfig
     from edge_spec.core.heads import BindsBlocks, BindsCaches, MedusaStep, StoredStep
-    from edge_spec.fitting.devices import Memory
+    from edge_spec.models.devices import Memory
     from edge_spec.runtimes.ort.graph_forms import GraphForm
     from edge_spec.runtimes.ort.growing import GrowingModel
     from edge_spec.runtimes.ort.trial import TrialScores

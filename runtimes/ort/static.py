@@ -20,8 +20,8 @@ from onnxruntime import RunOptions
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError, DeviceError, SessionError, UsageError
-from edge_spec.fitting.devices import CPU
 from edge_spec.models.bundle import Bundle, CompiledFor
+from edge_spec.models.devices import CPU
 from edge_spec.runtimes.ort.devices import QNN, choices, load_packages
 from edge_spec.runtimes.ort.graph_loader import GraphLoader
 from edge_spec.runtimes.ort.library import import_onnxruntime

@@ -24,7 +24,7 @@ from edge_spec.core.runtime_protocols import PassPart, forward_one_by_one
 from edge_spec.core.source_session import SourceSession
 from edge_spec.core.tree import TokenTree, chain_parents
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import Device, processor
+from edge_spec.models.devices import Device, processor
 from edge_spec.runtimes.reference.arithmetic import (
     MAX_ROWS,
     Arithmetic,

@@ -26,8 +26,8 @@ from edge_spec.core.model import (
 )
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError, SessionError, UsageError
-from edge_spec.fitting.devices import context_tokens
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.devices import context_tokens
 
 Shape = tuple[int, ...]
 EXPORT_AGAIN = "Export the model again with this version of edge-spec."

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_spec.loader import open as opening
-from edge_spec.placement.profile import ContextCosts, Profile
+from edge_spec.scheduler.profile import ContextCosts, Profile
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]

@@ -25,13 +25,14 @@ from tokenizers import decoders, models, pre_tokenizers
 from edge_spec import Engine
 from edge_spec.apps.chat import run
 from edge_spec.core.model import Forward
+from edge_spec.core.modes import LosslessMode
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.components import EngineComponents
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import ModelFileError, SessionError
-from edge_spec.exactness.batch_invariance import BatchInvariance
-from edge_spec.exactness.lossless import LosslessMode, Losslessness
+from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge_spec.core.tree import TokenTree
-from edge_spec.exactness.lossless import Promise
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.lossless import Promise
 from edge_spec.storage.atomic import cache_directory
 
 pytestmark = pytest.mark.model

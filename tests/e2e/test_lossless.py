@@ -10,11 +10,11 @@ import pytest
 
 import edge_spec
 from edge_spec.core.tree import TokenTree
-from edge_spec.exactness.batch_invariance import USUAL_WIDTHS
-from edge_spec.exactness.lossless import Promise
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
-from edge_spec.placement.machine import cpu_features, cpu_name
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
+from edge_spec.scheduler.lossless import Promise
+from edge_spec.scheduler.machine import cpu_features, cpu_name
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("free_rows")]
 
@@ -28,7 +28,7 @@ SOME = PROMPTS[7:26:6]  # a summary, a sum, a story, a repetition
 @pytest.fixture(autouse=True)
 def padding_is_cheap(monkeypatch):
     """What a second row takes is measured, and tests run beside each other."""
-    monkeypatch.setattr("edge_spec.exactness.lossless.MOST_PADDING", 10.0)
+    monkeypatch.setattr("edge_spec.scheduler.lossless.MOST_PADDING", 10.0)
 
 
 def answers(count: int, runtime: str = "ort", **options) -> dict[str, list[list[int]]]:

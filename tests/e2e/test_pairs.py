@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.control.policy import FixedPolicy, Policy
 from edge_spec.engine.engine import Engine
-from edge_spec.exactness.lossless import ExactPolicy
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.lossless import ExactPolicy
+from edge_spec.scheduler.policy import FixedPolicy, Policy
 from fixtures.tiny_models import build, write_gguf
 
 pytestmark = pytest.mark.model

@@ -25,17 +25,20 @@ from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.fitting.devices import CPU, Device, Memory
-from edge_spec.fitting.forecast import DeviceMemories, FreeMemory
 from edge_spec.models import runtimes
+from edge_spec.models.devices import CPU, Device, Memory
+from edge_spec.models.memory import DeviceMemories, FreeMemory
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import add_rounds, pair_key
 from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
-from edge_spec.placement.machine import cpu_name
 from edge_spec.placement.plan import Place, Placement, Plan, keep_plan, planned
-from edge_spec.placement.profile import (
+from edge_spec.placement.replay import Recording
+from edge_spec.placement.runtime_order import runtime_order
+from edge_spec.placement.trial import ranked, why_no_draft
+from edge_spec.scheduler.machine import cpu_name
+from edge_spec.scheduler.profile import (
     ContextCosts,
     PairFindings,
     Profile,
@@ -43,10 +46,7 @@ from edge_spec.placement.profile import (
     profile_key,
     save_profile,
 )
-from edge_spec.placement.replay import Recording
-from edge_spec.placement.row_findings import SECONDS, rows_key
-from edge_spec.placement.runtime_order import runtime_order
-from edge_spec.placement.trial import ranked, why_no_draft
+from edge_spec.scheduler.row_findings import SECONDS, rows_key
 from fixtures import tiny_models
 from fixtures.silence import quiet
 

@@ -19,8 +19,6 @@ import pytest
 import tokenizers
 
 from edge_spec.apps.server import RunningServer, ServerOptions
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
@@ -39,6 +37,8 @@ from edge_spec.models.source import Source
 from edge_spec.runtimes.llamacpp import LlamaCppModel
 from edge_spec.runtimes.reference import ReferenceModel
 from edge_spec.runtimes.reference.model import ReferenceSession
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.policy import FixedPolicy
 from fixtures import damage as damaged_files
 from fixtures import families, faulty_runtime, other_models, tiny_models, trained_tokenizers
 from fixtures import side_by_side as compared_sessions

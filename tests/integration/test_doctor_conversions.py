@@ -15,8 +15,8 @@ from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.optimum import export
-from edge_spec.fitting.devices import Device
 from edge_spec.models import runtimes
+from edge_spec.models.devices import Device
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source

@@ -11,7 +11,7 @@ import pytest
 from edge_spec.cli.output import print_table
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, _num_bytes, diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
-from edge_spec.fitting.devices import Device
+from edge_spec.models.devices import Device
 from edge_spec.models.options import LoadOptions
 
 CPU = Device("ort", "cpu", "cpu", "the processor")

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.metrics import DraftRounds
 from edge_spec.diagnostics.doctor.chosen import Costs, break_even, choose, expected_speedup
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.diagnostics.doctor.report import Finding, Report, Severity
-from edge_spec.fitting.devices import Device, Memory
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle, read_manifest
+from edge_spec.models.devices import Device, Memory
 from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, pair_key
 from edge_spec.models.source import Source
 from edge_spec.placement.plan import Place, Placement, Plan, keep_plan
-from edge_spec.placement.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
 from fixtures.manifests import rewrite
 from fixtures.silence import quiet
 
@@ -135,7 +135,7 @@ def test_memory_is_compared_with_what_is_free(
         return Memory(100_000_000, 200_000 * num_tokens, 0)
 
     monkeypatch.setattr(type(runtimes.load_runtime("ort")), "memory", memory)
-    monkeypatch.setattr("edge_spec.fitting.forecast.free_bytes", lambda: free * 1_000_000)
+    monkeypatch.setattr("edge_spec.models.memory.free_bytes", lambda: free * 1_000_000)
     report = examined(bundle("target", architecture={"context_length": 8192}))
     together = found(report, "memory", "together")
     assert together.level is level and told in together.found

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edge_spec.core.model import Model
-from edge_spec.exactness.batch_invariance import measure_batch_invariance, widths_for
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.row_findings import SECONDS
+from edge_spec.scheduler.batch_invariance import measure_batch_invariance, widths_for
+from edge_spec.scheduler.row_findings import SECONDS
 from fixtures.silence import quiet
 
 PROMPTS = ("the night and the night and", "a long story of a long")

@@ -15,9 +15,9 @@ from edge_spec.cli.main import run
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import DeviceMemoryError
 from edge_spec.exporters.reader import open_checkpoint
-from edge_spec.fitting import forecast as fitting
-from edge_spec.fitting.devices import Device, Memory
-from edge_spec.fitting.forecast import forecast, require_fit, require_room_to_convert
+from edge_spec.models import memory as fitting
+from edge_spec.models.devices import Device, Memory
+from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source

@@ -17,12 +17,12 @@ from edge_spec.core.model import Session
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import SessionError
-from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
-from edge_spec.exactness.lossless import SLICE_TOKENS, slices_alike
 from edge_spec.exporters.gguf.kquants import quantize
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
+from edge_spec.scheduler.lossless import SLICE_TOKENS, slices_alike
 from fixtures import family_gguf
 from fixtures.random_trees import random_path, random_tree
 from fixtures.silence import quiet

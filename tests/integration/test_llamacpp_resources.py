@@ -17,8 +17,8 @@ import pytest
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import EdgeSpecError, SessionError, UsageError
-from edge_spec.fitting import devices as memory
 from edge_spec.loader import load_engine
+from edge_spec.models import devices as memory
 from edge_spec.models import runtimes
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.llamacpp import LlamaCppModel, session

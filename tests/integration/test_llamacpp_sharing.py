@@ -14,8 +14,8 @@ import pytest
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import ContextFullError, SessionError
-from edge_spec.exactness.lossless import shares_alike
 from edge_spec.runtimes.llamacpp import LlamaCppModel, joint
+from edge_spec.scheduler.lossless import shares_alike
 from edge_spec.testing import check_sharing
 
 Files = Callable[..., Path]

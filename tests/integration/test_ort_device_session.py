@@ -15,7 +15,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.core.tree import TokenTree
@@ -33,6 +32,7 @@ from edge_spec.runtimes.ort import OrtModel
 from edge_spec.runtimes.ort.device_memory import Place
 from edge_spec.runtimes.ort.device_passes import DeviceSession
 from edge_spec.runtimes.ort.graph_forms import GraphForm
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 
 CONTEXT = 1024

@@ -14,11 +14,11 @@ import pytest
 from edge_spec.core.model import Model, RuntimeOptions, Session
 from edge_spec.core.tree import TokenTree
 from edge_spec.errors import BundleError
-from edge_spec.exactness.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import MANIFEST, open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS, measure_batch_invariance
 
 GROWING = Path(__file__).parents[1] / "fixtures" / "growing"
 NAMES = ("gemma3_text", "gpt2")

@@ -11,11 +11,11 @@ import pytest
 
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import BundleError
-from edge_spec.exactness.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models.bundle import MANIFEST, Bundle, open_bundle
 from edge_spec.runtimes.ort import OrtRuntime
 from edge_spec.runtimes.reference import ReferenceModel
+from edge_spec.scheduler.batch_invariance import MARGIN_WIDTHS, measure_batch_invariance
 from edge_spec.storage.atomic import sha256_file
 from fixtures import tolerance
 

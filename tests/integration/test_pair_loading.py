@@ -17,7 +17,7 @@ from edge_spec.models.draft_choice import chosen_drafts
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
-from edge_spec.placement.profile import (
+from edge_spec.scheduler.profile import (
     ContextCosts,
     Profile,
 )

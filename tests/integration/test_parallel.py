@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy, SharedPolicy
+from edge_spec.core.modes import DraftOverlap
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.composite import GuardedDrafter
 from edge_spec.drafters.draft import synced_session
@@ -24,8 +24,8 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.loader import load_engine
-from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.policy import FixedPolicy, SharedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures.axes import pairwise
 

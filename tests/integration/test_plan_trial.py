@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.fitting.devices import processor
 from edge_spec.loader.plan_trial import EngineTrial
+from edge_spec.models.devices import processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates

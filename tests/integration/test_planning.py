@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.fitting.devices import Device, list_devices, processor
 from edge_spec.loader import load_engine
+from edge_spec.models.devices import Device, list_devices, processor
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
-from edge_spec.placement import profile as profile_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
 from edge_spec.placement.plan import keep_plan, kept_plan
 from edge_spec.placement.planner import Planner
-from edge_spec.placement.profile import kept_profiles, profile_key
+from edge_spec.scheduler import profile as profile_module
+from edge_spec.scheduler.profile import kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
 from fixtures.trials import as_forecast
@@ -187,7 +187,7 @@ def test_a_plan_of_a_busy_machine_is_shown_and_written_but_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(profile_module, "MOST_SPREAD", -1.0)
-    monkeypatch.setattr("edge_spec.fitting.devices.list_devices", one_device)
+    monkeypatch.setattr("edge_spec.models.devices.list_devices", one_device)
     out = tmp_path / "plan.json"
     assert run(["plan", model, "--out", str(out)]) == 0
     notes = capsys.readouterr().err

@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 import edge_spec
-from edge_spec.control.adaptive import AdaptivePolicy
-from edge_spec.control.cost import RowCosts
-from edge_spec.control.policy import RoundPlan
 from edge_spec.core import sampling
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine import speculation
+from edge_spec.scheduler.adaptive import AdaptivePolicy
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.policy import RoundPlan
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures import text_distribution as text
 

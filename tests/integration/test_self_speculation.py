@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from edge_spec.cli.main import run
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.export import ExportOptions
 from edge_spec.engine.engine import Engine
 from edge_spec.errors import UsageError
@@ -21,6 +20,7 @@ from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.layer_selection import saved_parts
+from edge_spec.scheduler.policy import FixedPolicy
 
 LAYERS = 6
 STILL = {4, 5, 8, 9}  # sublayers that add nothing

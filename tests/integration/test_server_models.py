@@ -19,11 +19,11 @@ import pytest
 from edge_spec import Engine
 from edge_spec.apps.server import RunningServer, ServerOptions
 from edge_spec.apps.server.models import Models
-from edge_spec.fitting import forecast as fitting
-from edge_spec.fitting.forecast import Forecast
 from edge_spec.loader import ModelOnDemand, load_asked
+from edge_spec.models import memory as fitting
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.memory import Forecast
 from fixtures.gate import Gate
 from fixtures.server_requests import COMPLETIONS, answered, until
 from fixtures.silence import quiet

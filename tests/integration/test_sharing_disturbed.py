@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
@@ -25,6 +24,7 @@ from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import ContextFullError, SessionError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.policy import FixedPolicy, RoundPlan
 
 MODULES = {"ort": "onnxruntime", "llamacpp": "llama_cpp"}
 QUESTIONS = [

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Restorable
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -18,6 +17,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.errors import SnapshotError
 from edge_spec.loader import load_engine
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.storage.atomic import CACHE_VARIABLE
 from fixtures import axes
 

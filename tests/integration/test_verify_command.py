@@ -10,7 +10,7 @@ import pytest
 
 from edge_spec.cli.main import run
 from edge_spec.diagnostics.lossless_check.prove import Determinism, Proof, Texts
-from edge_spec.exactness.lossless import Losslessness
+from edge_spec.scheduler.lossless import Losslessness
 from fixtures.tiny_models import build, write_gguf
 
 FAST = ["--runtime", "llamacpp", "--threads", "1", "--count", "2", "--max-tokens", "12"]

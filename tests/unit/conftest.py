@@ -16,7 +16,6 @@ import tokenizers
 from hypothesis import settings
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -28,7 +27,8 @@ from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import DecodedToken
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
-from edge_spec.exactness.batch_invariance import BatchInvariance
+from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edge_spec import loader
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.tree import TokenTree
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UnsupportedModelError
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 

@@ -21,7 +21,7 @@ from edge_spec.diagnostics.bench.measuring import (
     Task,
 )
 from edge_spec.diagnostics.report_files import machine_line, markdown_table
-from edge_spec.placement.machine import describe_machine
+from edge_spec.scheduler.machine import describe_machine
 
 _DRAWS = 2000
 _QUANTILES = (0.025, 0.975)

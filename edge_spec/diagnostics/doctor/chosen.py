@@ -11,17 +11,15 @@ from dataclasses import asdict, dataclass, field, replace
 from subprocess import list2cmdline
 from typing import NamedTuple
 
-from edge_spec.control.cost import RowCosts, forecast_speedup
-from edge_spec.control.drafter_record import FIRST
 from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
 from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import UnsupportedModelError
-from edge_spec.fitting.devices import PLANNED_TOKENS, format_bytes
-from edge_spec.fitting.forecast import forecast, what_fits
 from edge_spec.models import runtimes
+from edge_spec.models.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
+from edge_spec.models.memory import forecast, what_fits
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
@@ -29,9 +27,11 @@ from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, 
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import default_drafter, pass_costs
 from edge_spec.placement.plan import Placement, Plan, kept_plan, placed, planned
-from edge_spec.placement.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
-from edge_spec.placement.row_findings import ROWS, rows_key
 from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
+from edge_spec.scheduler.cost import RowCosts, forecast_speedup
+from edge_spec.scheduler.drafter_record import FIRST
+from edge_spec.scheduler.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
+from edge_spec.scheduler.row_findings import ROWS, rows_key
 from edge_spec.text.vocabulary import Compared, compare
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_spec.control.policy import AlwaysVerifyPolicy
 from edge_spec.core.model import Progress
 from edge_spec.core.rng import Draws, Purpose, exponential
 from edge_spec.core.sampling import SamplingParams
@@ -24,14 +23,15 @@ from edge_spec.diagnostics.lossless_check.sampling import (
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import GenerationResult, Origin
 from edge_spec.errors import UsageError
-from edge_spec.exactness.batch_invariance import (
+from edge_spec.scheduler.batch_invariance import (
     USUAL_WIDTHS,
     BatchInvariance,
     measure_batch_invariance,
     measured_widths,
 )
-from edge_spec.exactness.lossless import Losslessness, Promise
-from edge_spec.placement.machine import describe_machine
+from edge_spec.scheduler.lossless import Losslessness, Promise
+from edge_spec.scheduler.machine import describe_machine
+from edge_spec.scheduler.policy import AlwaysVerifyPolicy
 from edge_spec.text.prompt_files import Prompt
 
 # In logits. Rounding made 0.75 at most on the runtimes that we know (docs/lossless.md); passes that

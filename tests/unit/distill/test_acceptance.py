@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.distill.forecast import (
     Acceptance,
     best_chain,
     measured_acceptance,
 )
+from edge_spec.scheduler.cost import RowCosts
 
 
 def test_a_position_counts_only_after_all_before_it() -> None:

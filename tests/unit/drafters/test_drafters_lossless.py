@@ -7,17 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy
+from edge_spec.core.modes import JacobiInit
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.composite import CompositeDrafter
-from edge_spec.drafters.jacobi import (
-    JacobiDrafter,
-    JacobiInit,
-    LookaheadDrafter,
-    WindowSize,
-)
+from edge_spec.drafters.jacobi import JacobiDrafter, LookaheadDrafter, WindowSize
 from edge_spec.drafters.lookup.recycling import RecyclingDrafter
 from edge_spec.drafters.lookup.suffix import PredictionDrafter, SuffixDrafter
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 models = st.builds(

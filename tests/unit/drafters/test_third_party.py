@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Capabilities
 from edge_spec.drafters import factory
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import UnsupportedModelError, UsageError
-from edge_spec.exactness.batch_invariance import BatchInvariance
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.cost import RowCosts
 from fixtures.fault_matrix import check_faults
 
 ENTRY_POINTS = """

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy, RoundPlan
 from edge_spec.core.metrics import PlainReason
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
@@ -21,6 +20,7 @@ from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder
 from edge_spec.engine.results import Origin
+from edge_spec.scheduler.policy import FixedPolicy, RoundPlan
 from edge_spec.testing import ScriptedModel, random_logits
 
 Candidates = tuple[list[int], list[int]]  # tokens and the rows of their parents

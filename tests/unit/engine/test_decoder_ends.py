@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.results import DecodedToken
 from edge_spec.errors import SessionError
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 PROMPT = [1, 2, 0, 1]

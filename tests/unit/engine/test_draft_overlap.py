@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import RoundStats
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -20,6 +19,7 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.engine.decoder import Decoder, GenerationLimits
 from edge_spec.engine.draft_overlap import OverlappedDrafting, OverlapTrial
 from edge_spec.errors import DeviceMemoryError
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 12

@@ -10,7 +10,7 @@ import pytest
 
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
-from edge_spec.exactness.lossless import Losslessness
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.testing import ScriptedModel
 
 PROMPT = list(b"abcabcabcabc")

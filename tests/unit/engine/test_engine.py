@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import ContextFullError, UsageError
-from edge_spec.exactness.lossless import ExactPolicy, Losslessness
+from edge_spec.scheduler.lossless import ExactPolicy, Losslessness
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 EOS, VOCAB = 258, 260  # of the byte tokenizer

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import Concurrency
 from edge_spec.core.model import Forward, Session
+from edge_spec.core.modes import LosslessMode
 from edge_spec.core.runtime_protocols import PassPart
 from edge_spec.core.tree import TokenTree
 from edge_spec.engine.shared_passes import SharedPasses
 from edge_spec.errors import SessionError
-from edge_spec.exactness.lossless import LosslessMode, Losslessness
+from edge_spec.scheduler.lossless import Losslessness
+from edge_spec.scheduler.policy import Concurrency
 from edge_spec.testing import ScriptedModel, random_logits
 
 VOCAB = 50

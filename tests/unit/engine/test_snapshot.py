@@ -20,7 +20,7 @@ from edge_spec.engine.engine import Engine
 from edge_spec.engine.snapshot_file import read_snapshot, write_snapshot
 from edge_spec.engine.speculation import Speculation
 from edge_spec.errors import SnapshotError, UsageError
-from edge_spec.exactness.lossless import Losslessness
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 260  # of the byte tokenizer

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.policy import SharedPolicy
 from edge_spec.core.metrics import PlainReason
+from edge_spec.core.modes import DraftOverlap, LosslessMode
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.errors import UsageError
-from edge_spec.exactness.batch_invariance import BY_CONSTRUCTION, BatchInvariance
-from edge_spec.exactness.lossless import ExactPolicy, LosslessMode, keep_promise
 from edge_spec.loader import check_capabilities
-from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.models.options import LoadOptions
+from edge_spec.scheduler.batch_invariance import BY_CONSTRUCTION, BatchInvariance
+from edge_spec.scheduler.lossless import ExactPolicy, keep_promise
+from edge_spec.scheduler.policy import SharedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 NOISY_BRANCHES = BatchInvariance(0.0, (1, 4), branch_margin=0.5, branch_invariant=False)

@@ -8,12 +8,12 @@ import pytest
 
 from edge_spec.core.isolated import IsolatedError
 from edge_spec.core.model import RuntimeOptions
-from edge_spec.fitting.devices import Device
+from edge_spec.models.devices import Device
 from edge_spec.models.source import Source
 from edge_spec.placement import place_work
 from edge_spec.placement.candidates import Candidate
 from edge_spec.placement.place_work import Faults, PlaceError, attempt, measure_place
-from edge_spec.placement.profile import ProfileKey
+from edge_spec.scheduler.profile import ProfileKey
 from fixtures.silence import quiet
 
 

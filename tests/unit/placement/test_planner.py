@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edge_spec.errors import UsageError
-from edge_spec.fitting.devices import Device
-from edge_spec.fitting.forecast import FreeMemory
 from edge_spec.models import runtimes
+from edge_spec.models.devices import Device
+from edge_spec.models.memory import FreeMemory
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidates

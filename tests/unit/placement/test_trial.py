@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from edge_spec.fitting.forecast import FreeMemory
+from edge_spec.models.memory import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
 from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.replay import Recording

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_spec.core.modes import DraftOverlap
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import TokenTree
 from edge_spec.core.watchdog import WatchedModel, _Worker
@@ -17,7 +18,6 @@ from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import DeviceMemoryError, EdgeSpecError, HungError, SessionError
-from edge_spec.models.asked_options import DraftOverlap
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from fixtures.fault_matrix import check_faults
 from fixtures.faults import Fault, FaultKind, FaultyModel

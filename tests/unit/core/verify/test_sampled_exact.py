@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core import sampling
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import SamplingParams
 from edge_spec.core.tree import Siblings, TokenTree, Verdict, chain_first, likeliest
 from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.scheduler.policy import FixedPolicy
 from fixtures import sampled_outcomes as sampled
 from fixtures import text_distribution as text
 from fixtures.axes import each, pairwise_first

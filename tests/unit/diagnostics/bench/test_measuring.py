@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.metrics import Stats
 from edge_spec.diagnostics.bench.measuring import (
     DRAFTING,
@@ -22,6 +21,7 @@ from edge_spec.diagnostics.bench.measuring import (
     measure,
 )
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.text.prompt_files import Prompt
 
 WARM_UP = (9, 9)

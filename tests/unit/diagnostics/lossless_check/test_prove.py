@@ -16,6 +16,7 @@ import pytest
 
 from edge_spec.cli.checking import print_proof
 from edge_spec.core.model import Forward
+from edge_spec.core.modes import LosslessMode
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler
 from edge_spec.core.tree import TokenTree, Verdict
@@ -25,7 +26,7 @@ from edge_spec.diagnostics.lossless_check.prove import Difference, Proof, checks
 from edge_spec.diagnostics.lossless_check.sampling import check_sampling
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.engine.engine import Engine
-from edge_spec.exactness.lossless import LosslessMode, Losslessness
+from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.testing import ScriptedModel, ScriptedSession
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 40

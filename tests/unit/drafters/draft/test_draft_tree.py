@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy, cut
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.rng import Purpose
 from edge_spec.core.sampling import Sampler, SamplingParams
@@ -18,6 +17,7 @@ from edge_spec.core.tree import TokenTree, likeliest
 from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.scheduler.policy import FixedPolicy, cut
 from edge_spec.testing import NextLogits, ScriptedModel, ScriptedSession, random_logits
 
 VOCAB = 16

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.adaptive import PolicyStage
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.model import Forward
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
@@ -19,6 +17,8 @@ from edge_spec.drafters.draft.draft_model import DraftModelDrafter
 from edge_spec.drafters.lookup.suffix import SuffixDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.engine.decoder import Decoder, GenerationLimits
+from edge_spec.scheduler.adaptive import PolicyStage
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 from fixtures.axes import each, pairwise
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_spec.control.cost import RowCosts
 from edge_spec.core.model import Capabilities, Forward
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.drafters.draft.self_draft import SelfDrafter
@@ -25,6 +24,7 @@ from edge_spec.placement.layer_selection import (
     save_parts,
     saved_parts,
 )
+from edge_spec.scheduler.cost import RowCosts
 from edge_spec.testing import ScriptedModel, ScriptedSession, random_logits
 
 VOCAB, LAYERS = 12, 6

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_spec.core.model import Forward
+from edge_spec.core.modes import JacobiInit
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict, likeliest
 from edge_spec.core.verify import verify
-from edge_spec.drafters.jacobi import Filler, JacobiDrafter, JacobiInit
+from edge_spec.drafters.jacobi import Filler, JacobiDrafter
 from edge_spec.drafters.protocol import Budget
 from edge_spec.testing import NextLogits, ScriptedModel, random_logits
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_spec.control.policy import FixedPolicy
 from edge_spec.core.sampling import Sampler, SamplingParams
 from edge_spec.core.tree import TokenTree, Verdict
 from edge_spec.core.verify import verify
 from edge_spec.drafters.jacobi import LookaheadDrafter, WindowSize
 from edge_spec.drafters.protocol import Budget
 from edge_spec.errors import UsageError
+from edge_spec.scheduler.policy import FixedPolicy
 from edge_spec.testing import ScriptedModel, random_logits
 
 AMPLE = Budget(num_draft_tokens=100, num_rows=100)

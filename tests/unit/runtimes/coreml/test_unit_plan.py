@@ -77,7 +77,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> str:
     """A command that shows the plan above for any bundle."""
     monkeypatch.setattr("edge_spec.models.bundle.open_bundle", lambda path: path)
     monkeypatch.setattr(
-        "edge_spec.fitting.devices.placements_of",
+        "edge_spec.models.devices.placements_of",
         lambda bundle: summarize(Plan({"rows_1": OPERATIONS}), "ane"),
     )
     return str(Path("some-bundle"))

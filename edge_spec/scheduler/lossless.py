@@ -1,0 +1,338 @@
+"""Measures whether a text can depend on who else is being served, and makes shared passes ready
+beside those that run.
+
+This is how a text stays equal to that of plain decoding. A kernel may score a row otherwise in a
+pass of another width, and near ties then flip. Where none does, by how they compute, passes may
+have any rows. Elsewhere three ways lead around it: passes keep to widths whose rows agree bit for
+bit, plain steps included (the plain width is the narrowest of them, and its further rows hold no
+token or a draft token, which costs nothing more); a near tie of a wider pass is left to a plain
+step; or near ties are allowed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from threading import Lock, Thread
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_spec.core.metrics import RoundStats
+from edge_spec.core.model import Forward, Model, Restorable, Session
+from edge_spec.core.modes import LosslessMode
+from edge_spec.core.runtime_protocols import PassPart, SharesPasses
+from edge_spec.core.tree import TokenTree, chain_first
+from edge_spec.drafters.protocol import Budget, Drafter
+from edge_spec.scheduler.batch_invariance import BatchInvariance, agreeing_beyond, is_large
+from edge_spec.scheduler.policy import Policy, RoundPlan
+
+# Of the fastest plain step: what a plain step may take more for texts that are bit-identical,
+# unless they have to be at any price. Most of it is not lost, since its further rows carry draft
+# tokens: where a second row took 0.27 to 0.35, on onnxruntime without AVX-512, the rate over 76
+# prompts was 1.01 of that with near ties that may differ (benchmarks/exact.py).
+MOST_PADDING = 0.4
+# In logits: noise beyond which so many choices are near ties that to leave them to plain steps
+# would cost more than it is worth by default. A choice in 100 is as close as 0.1.
+MOST_REPLAYED_NOISE = 0.5
+# What was seen over a few tokens need not be the worst.
+REPLAY_SAFETY = 2.0
+
+
+class ExactPolicy:
+    """Another policy's plans, cut and padded to `widths`, ascending and not empty.
+
+    Only chains are kept: where the rows of a branch were seen to agree, rounding may have hidden
+    that they do not. probes: whether a chain's rows agree where others come after it, which it does
+    not see.
+    """
+
+    def __init__(self, policy: Policy, widths: Sequence[int], probes: bool = False) -> None:
+        self._policy = policy
+        self._widths = widths
+        self._probes = probes
+
+    def begin(self, num_prompt: int = 0) -> None:
+        self._policy.begin(num_prompt)
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        """The narrowest width has to fit the budget's rows."""
+        widths = [width for width in self._widths if width <= budget.num_rows]
+        limits = replace(
+            budget,
+            num_draft_tokens=min(budget.num_draft_tokens, widths[-1] - 1),
+            num_rows=widths[-1],
+            branches=False,
+            probes=budget.probes and self._probes,
+        )
+        plan = self._policy.choose(drafters, pending, limits)
+        tree = chain_first(plan.tree, widths[-1])
+        verified = tree.leading_chain
+        if not limits.probes:
+            tree = tree.first_rows(verified)
+        width = min(width for width in widths if width >= len(tree))
+        values = plan.values[: len(tree)] if tree.is_chain and verified == len(tree) else ()
+        return RoundPlan(tree, plan.plain_reason, width, verified, values, plan.resting)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()
+
+
+class Promise(StrEnum):
+    """The promise for greedy texts; sampled ones have the model's distribution in any case."""
+
+    BY_CONSTRUCTION = "bit-identical, by construction"
+    BIT_IDENTICAL = "bit-identical"
+    REPLAYED = "equal; near ties are decided by plain steps"
+    TIES = "near ties may differ"
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """The way in which one target keeps its promise.
+
+    widths: of its passes, ascending; empty where they may have any. plain_cost: a plain step of the
+    narrowest of them over the fastest plain step there is. tie_margin: of a greedy choice, in
+    logits, below which it may differ from plain decoding's, or is replayed. by_construction:
+    whether a row has the same bits in all passes because of how the kernels compute.
+    """
+
+    mode: LosslessMode = LosslessMode.TIES
+    widths: tuple[int, ...] = ()
+    plain_cost: float = 1.0
+    replays: bool = False
+    tie_margin: float = 0.0
+    by_construction: bool = False
+
+    @property
+    def promise(self) -> Promise:
+        if self.by_construction:
+            return Promise.BY_CONSTRUCTION
+        if self.widths:
+            return Promise.BIT_IDENTICAL
+        return Promise.REPLAYED if self.replays else Promise.TIES
+
+    @property
+    def is_exact(self) -> bool:
+        """Says whether texts are bit-identical to plain decoding's."""
+        return self.by_construction or bool(self.widths)
+
+    @property
+    def plain_width(self) -> int:
+        """Rows of a plain step."""
+        return self.widths[0] if self.widths else 1
+
+    @property
+    def always(self) -> bool:
+        return self.mode is LosslessMode.ALWAYS
+
+    def describe(self) -> str:
+        """Says to a user what holds, and what it costs."""
+        if self.plain_width == 1:
+            return str(self.promise)
+        return (
+            f"{self.promise}; plain steps have {self.plain_width} rows, at "
+            f"{self.plain_cost:.2f} times the time of one"
+        )
+
+
+def keep_promise(
+    mode: LosslessMode,
+    found: BatchInvariance,
+    plain_cost: Callable[[], float],
+    replays: bool = True,
+) -> Losslessness:
+    """Returns the cheapest way that the mode allows. plain_cost: of a pass of `found.plain_width`
+    rows over one of a single row; asked only where it decides. replays: whether to leave near ties
+    to plain steps is cheap: drafting while the target scores cannot be done then. Near ties are not
+    known where the noise is not: passes keep to widths that agree then, at whatever price."""
+    if found.by_construction:
+        return Losslessness(mode, by_construction=True)
+    if mode is LosslessMode.TIES:
+        return Losslessness(mode, tie_margin=found.tie_margin)
+    is_replayed = replays and REPLAY_SAFETY * found.tie_margin <= MOST_REPLAYED_NOISE
+    agreeing = found.invariant_widths if len(found.invariant_widths) > 1 else ()
+    if agreeing:
+        cost = plain_cost() if agreeing[0] > 1 else 1.0
+        needs_them = mode is LosslessMode.ALWAYS or not found.noise_is_known
+        if needs_them or cost <= 1 + MOST_PADDING:
+            return Losslessness(mode, agreeing, cost)
+    if mode is LosslessMode.ALWAYS or (is_replayed and found.noise_is_known):
+        return Losslessness(mode, replays=True, tie_margin=REPLAY_SAFETY * found.tie_margin)
+    return Losslessness(mode, tie_margin=found.tie_margin)
+
+
+_HELD = (40, 23)  # tokens of the two conversations
+_ROWS = ((1, 1), (1, 3), (4, 2), (5, 6))  # of the two in one pass, one after the other
+_WIDE_ROWS = (9, 14)  # in passes of each width that has room for them
+_PROMPT, _LARGE_PROMPT = 256, 64  # tokens: of a large model fewer tell as much
+# Of a prompt, at once, while others write. On a processor with two cores 32 tokens take as long as
+# a few rounds of theirs, and one of them hardly longer than in a pass of 256 (1.33 and 1.27 ms).
+SLICE_TOKENS = 32
+
+Together = Callable[[Sequence[PassPart], int], list[Forward]]  # `SharesPasses.forward_together`
+_ANY_ROWS = 64  # of a shared pass, where widths need not agree
+_ROWS_EACH = 4  # of a shared pass, that widths are looked for up to
+
+_log = logging.getLogger(__name__)
+
+
+class Sharing(NamedTuple):
+    """The way in which passes are shared. widths: that they keep to, ascending; empty where any
+    will do. slices: whether prompts may be read SLICE_TOKENS at a time."""
+
+    widths: tuple[int, ...]
+    slices: bool
+
+
+def settle_sharing(
+    model: Model, widths: Sequence[int], together: Together, num_rows: int = 0
+) -> Sharing | None:
+    """Measures how to share passes without changing a bit of texts whose own passes keep to
+    `widths`, or to any where there are none. None where that cannot be. together: makes a shared
+    pass, while nobody else does. num_rows: of shared passes, where wider ones are wanted."""
+    if not widths:
+        return Sharing((), True)
+    own = tuple(widths)
+    for tried in dict.fromkeys((agreeing_beyond(model, own, num_rows), own)):
+        if shares_alike(model, tried, together):
+            return Sharing(tried, slices_alike(model, SLICE_TOKENS))
+    return None
+
+
+def shares_alike(model: Model, widths: Sequence[int], together: Together) -> bool:
+    """Says whether chains score bit for bit alike in passes that two sessions share and in passes
+    of their own, which are widened to the next of these ascending widths."""
+    drawn = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in drawn.integers(0, model.config.vocab_size, count)]
+
+    with ExitStack() as opened:
+        own, shared = (
+            [opened.enter_context(closing(model.open_session())) for _ in _HELD] for _ in range(2)
+        )
+        for pair, held in zip(zip(own, shared, strict=True), _HELD, strict=True):
+            prompt = tokens(held)
+            for session in pair:
+                session.prefill(prompt)
+        passes = [(counts, wider(sum(counts), widths)) for counts in _ROWS]
+        passes += [(_WIDE_ROWS, width) for width in widths if width >= sum(_WIDE_ROWS)]
+        for counts, width in passes:
+            if width is None:
+                continue
+            trees = [TokenTree.chain(tokens(1)[0], tokens(count - 1)) for count in counts]
+            parts = [PassPart(*each) for each in zip(shared, trees, strict=True)]
+            outs = together(parts, width)
+            for session, tree, part, out in zip(own, trees, parts, outs, strict=True):
+                expected = session.forward(tree.padded(wider(len(tree), widths) or 0)).logits
+                if not np.array_equal(expected[: len(tree)], out.logits):
+                    return False
+                session.commit(range(len(tree)))
+                part.session.commit(range(len(tree)))
+    return True
+
+
+def slices_alike(model: Model, rows: int) -> bool:
+    """Measures whether a prompt leaves the same cache, bit for bit, read in one pass or in slices
+    of `rows` tokens and fewer, down to half of it."""
+    length = _LARGE_PROMPT if is_large(model.config) else _PROMPT
+    length = min(length, model.config.context_length - 1)
+    prompt = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()
+    sizes = [rows, max(1, rows // 2), max(1, 3 * rows // 4 + 1)]  # in turns
+    states = []
+    for whole in (True, False):
+        with closing(model.open_session()) as session:
+            start = 0
+            while start < length:
+                end = length if whole else min(length, start + sizes[start % len(sizes)])
+                session.prefill(prompt[start:end])
+                start = end
+            states.append(_state(session))
+    read, sliced = states
+    return bool(read) and all(np.array_equal(read[name], sliced[name]) for name in read)
+
+
+def wider(rows: int, widths: Sequence[int]) -> int | None:
+    """Returns the first of these ascending widths that has `rows` rows; `rows` where there are
+    none, None where all are narrower."""
+    return next((width for width in widths if width >= rows), None) if widths else rows
+
+
+def _state(session: Session) -> dict[str, np.ndarray]:
+    return session.state() if isinstance(session, Restorable) else {}
+
+
+class SharingSetup:
+    """Knows how passes may be shared by now; finds out more in threads of its own, one at a time.
+
+    most: conversations that may share a pass, 1 for none. sharing: how, if they may.
+    """
+
+    def __init__(self, model: Model, lossless: Losslessness, together: Together) -> None:
+        """together: makes a pass for two sessions of the setup's own, between those of others."""
+        self.most = 1
+        self.sharing = Sharing(lossless.widths, slices=False)
+        self._model = model
+        self._together = together
+        self._widths = lossless.widths  # of passes of one conversation
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._prepared_for = 1
+
+    @property
+    def widest(self) -> int:
+        """Rows of a shared pass, at most."""
+        widths, most = self.sharing.widths, self._model.capabilities.verified_rows
+        return widths[-1] if widths else min(_ANY_ROWS, most)
+
+    def prepare_for(self, num_conversations: int) -> None:
+        """Begins to make ready for that many, unless it has."""
+        if num_conversations <= self._prepared_for or not isinstance(self._model, SharesPasses):
+            return
+        with self._lock:
+            if num_conversations > self._prepared_for:
+                self._prepared_for = num_conversations
+                before = self._thread
+                self._thread = Thread(
+                    target=self._run, args=(num_conversations, before), daemon=True
+                )
+                self._thread.start()
+
+    def settle(self) -> None:
+        """Returns when nothing is being prepared."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self, num_conversations: int, before: Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            self._prepare(num_conversations)
+        except Exception as error:  # whatever the library raises: all goes on as before
+            _log.info("shared passes are not made ready: %s", error)
+
+    def _prepare(self, num_conversations: int) -> None:
+        assert isinstance(self._model, SharesPasses)
+        most = self._model.prepare_sharing(num_conversations)
+        rows = _ROWS_EACH * min(num_conversations, most)
+        rows = min(rows, self._model.capabilities.verified_rows)
+        if most > 1 and (self.most < 2 or (self._widths and rows > self.widest)):
+            found = settle_sharing(self._model, self._widths, self._together, rows)
+            if found is None and self.most < 2:
+                _log.info("passes are not shared: that would change texts on this machine")
+                return
+            if found is not None and (self.most < 2 or found.widths[-1] > self.widest):
+                self.sharing = found
+        self.most = most

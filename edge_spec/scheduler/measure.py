@@ -1,0 +1,427 @@
+"""Measures t(k): a profile that is kept, or in a moment what a model without one begins with.
+
+Everything that is compared is measured in turns, in shuffled order, so that a machine that gets
+busy slows all of it alike; medians leave out what disturbed a few passes. So are a plain step with
+another way to make one, and a target with its draft beside it.
+
+What each of a pair takes alone is known of profiles. What is not: the other model's data in the
+caches, its threads, clocks of a device that had nothing to do, copies between devices, and memory
+that both read at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from edge_spec.core.model import HasOwnLoop, Model, Session
+from edge_spec.core.tree import TokenTree
+from edge_spec.scheduler.cost import RowCosts, costs_of
+from edge_spec.scheduler.profile import ContextCosts, PairFindings, Profile
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+_FEW_WIDTHS = (1, 2, 4, 8, 16)  # for models that are slow
+_ROUND_STEPS = 70.0  # that a round of WIDTHS takes at both contexts, if a row adds 0.2 of one
+_CONTEXTS = (32, 1024)  # tokens
+_SPREAD = 0.04  # of the least certain median, at which no more rounds are made
+_LEAST_ROUNDS = 2  # however long they take: one alone does not tell how certain it is
+_FIRST_STEPS = 3  # the first ones bind buffers
+_PREFILL_SHARE = 1 / 3  # of the time, after which the long context is as long as it is
+LEAST_S = 1e-9  # of a pass, where a coarse clock sees no time go by
+SEED = 0
+
+# Without a profile:
+QUICK_WIDTHS = (1, 2, 4, 8)
+_QUICK_ROUNDS = 3
+_QUICK_CONTEXT = 16  # tokens
+_SLOW_PASS_S = 0.25  # of any width, from which on one pass of each has to do
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The end of a measurement: once every median is certain to _SPREAD, or the passes took `max_s`
+    and were all measured twice.
+
+    prefill_tokens: of one pass of a prefill, at most. widths: of the passes, ascending.
+    """
+
+    max_s: float = 20.0
+    min_rounds: int = 6
+    max_rounds: int = 40
+    prefill_tokens: int = 256
+    widths: tuple[int, ...] = WIDTHS
+
+
+class Stopwatch:
+    """Adds up what it has timed, by whatever clock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.total_s = 0.0
+
+    def time(self, work: Callable[[], object]) -> float:
+        """Returns the seconds that it took."""
+        start = self._clock()
+        work()
+        taken_s = self._clock() - start
+        self.total_s += taken_s
+        return taken_s
+
+
+@dataclass
+class _Samples:
+    passes: dict[tuple[int, int], list[float]]  # by context and rows
+    commits: list[float]
+    copies: list[float]  # of one row of logits
+
+    def rounds(self) -> int:
+        return min(map(len, self.passes.values()))
+
+    def spread(self) -> float:
+        return max(map(uncertainty, self.passes.values()))
+
+
+def uncertainty(seconds: Sequence[float]) -> float:
+    """Returns half of a median's 95 % interval over the median, by its quartiles (McGill, Tukey and
+    Larsen 1978, Variations of Box Plots)."""
+    lower, middle, upper = np.quantile(seconds, [0.25, 0.5, 0.75])
+    return float(1.57 * (upper - lower) / (max(middle, LEAST_S) * len(seconds) ** 0.5))
+
+
+def measure_rows(
+    model: Model,
+    widths: Sequence[int] = QUICK_WIDTHS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RowCosts:
+    """Times passes of each width, in turns, after a short prompt: medians of a few.
+
+    Takes about as long as 80 plain steps of a model whose rows cost a quarter of a step each, and
+    as 15 of a slow one.
+    """
+    return costs_of(model.config, median_seconds(quick_passes(model, widths, clock)))
+
+
+def median_seconds(passes: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Returns t(k), of the seconds of passes by their rows."""
+    return {rows: _typical(seconds) for rows, seconds in passes.items()}
+
+
+def quick_passes(
+    model: Model,
+    widths: Sequence[int] = QUICK_WIDTHS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[int, list[float]]:
+    """Returns the seconds of each pass by its rows; of a model whose steps are slow, few passes."""
+    limit = min(model.capabilities.max_rows, model.config.context_length // 2)
+    widths = [width for width in widths if width <= limit] or [1]
+
+    def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
+        return max(map(max, seconds.values())) > _SLOW_PASS_S
+
+    return passes_in_turns(
+        model, widths, _QUICK_CONTEXT, _QUICK_ROUNDS, Stopwatch(clock), is_enough
+    )
+
+
+def passes_in_turns(
+    model: Model,
+    widths: Sequence[int],
+    context: int,
+    rounds: int,
+    watch: Stopwatch,
+    is_enough: Callable[[Mapping[int, Sequence[float]]], bool],
+) -> dict[int, list[float]]:
+    """Returns the seconds of passes by their rows, in turns, after a text of at most `context`
+    tokens, for `rounds` rounds or until it `is_enough`. widths: ascending."""
+    config = model.config
+    room = max(1, config.context_length - widths[-1])
+    rng = np.random.default_rng(SEED)
+    tokens = rng.integers(0, config.vocab_size, context + widths[-1]).tolist()
+    seconds: dict[int, list[float]] = {width: [] for width in widths}
+    with closing(model.open_session()) as session:
+        session.prefill(tokens[: min(context, room)])
+        for done in range(rounds + 1):
+            for width, found in seconds.items():
+                tree = TokenTree.chain(tokens[0], tokens[1:width])
+                pass_s = watch.time(partial(session.forward, tree))
+                if done:  # the first passes bind buffers
+                    found.append(pass_s)
+            if done and is_enough(seconds):
+                break
+    return seconds
+
+
+def measure(
+    model: Model,
+    effort: Effort,
+    on_step: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Measures until it is certain enough. on_step: is given after every pass the share that is
+    done, 0 to 1; what it takes does not count. Sessions are the measurement's own, and closed
+    however it ends.
+
+    t(k): from the call of `forward` until its logits are there. Their values decide nothing, so
+    random tokens do; those of a mixture of experts touch more experts than most texts, so that its
+    wide passes are rather overestimated. prefill_tokens_per_s: of whole passes after the first.
+    logits_row_s: to copy one row of them, float32, out of the runtime's memory. commit_s: to keep
+    a row and to forget it again, which is all that a round adds outside its pass. What a runtime
+    takes to begin a pass cannot be measured apart, and is part of t(1).
+    """
+    watch = Stopwatch(clock)
+    rng = np.random.default_rng(SEED)
+    config = model.config
+    widest = max(1, min(model.capabilities.max_rows, config.context_length // 2))
+    room = max(1, config.context_length - min(widest, effort.widths[-1]))
+    tokens = rng.integers(0, config.vocab_size, room + effort.widths[-1]).tolist()
+    with ExitStack() as opened:
+        sessions: dict[int, Session] = {}
+        prefills: list[float] = []
+        for wanted in sorted({min(wanted, room) for wanted in _CONTEXTS}):
+            session = model.open_session()
+            opened.callback(session.close)
+            prefills += _prefill(session, tokens[:wanted], effort, watch, on_step)
+            sessions[session.length] = session
+        step = TokenTree.chain(tokens[0])
+        step_s = min(watch.time(lambda: session.forward(step)) for _ in range(_FIRST_STEPS))
+        too_long = step_s * _ROUND_STEPS * effort.min_rounds > effort.max_s
+        widths = [rows for rows in (_FEW_WIDTHS if too_long else effort.widths) if rows <= widest]
+        samples = _Samples({(at, rows): [] for at in sessions for rows in widths}, [], [])
+        _rounds(sessions, tokens, samples, effort, watch, rng, on_step)
+    return Profile(
+        contexts=tuple(
+            ContextCosts(at, {rows: _typical(samples.passes[at, rows]) for rows in widths})
+            for at in sorted(sessions)
+        ),
+        prefill_tokens_per_s=1 / _typical(prefills[1:] or prefills),
+        commit_s=median(samples.commits),
+        logits_row_s=median(samples.copies),
+        rounds=samples.rounds(),
+        spread=samples.spread(),
+        num_experts=config.num_experts,
+        experts_used=config.experts_used,
+    )
+
+
+def _prefill(
+    session: Session,
+    tokens: Sequence[int],
+    effort: Effort,
+    watch: Stopwatch,
+    on_step: Callable[[float], None],
+) -> list[float]:
+    """Returns what a token of each pass took. Ends early once it has had its share of the time."""
+    seconds: list[float] = []
+    for start in range(0, len(tokens), effort.prefill_tokens):
+        if start and watch.total_s > _PREFILL_SHARE * effort.max_s:
+            break
+        part = tokens[start : start + effort.prefill_tokens]
+        seconds.append(watch.time(partial(session.prefill, part)) / len(part))
+        on_step(min(1.0, watch.total_s / effort.max_s))
+    return seconds
+
+
+def _rounds(
+    sessions: dict[int, Session],
+    tokens: Sequence[int],
+    samples: _Samples,
+    effort: Effort,
+    watch: Stopwatch,
+    rng: np.random.Generator,
+    on_step: Callable[[float], None],
+) -> None:
+    """The first round is not counted: it binds buffers."""
+    order = list(samples.passes)
+    for done in range(effort.max_rounds + 1):
+        if done > effort.min_rounds and samples.spread() <= _SPREAD:
+            return
+        for i in rng.permutation(len(order)):
+            if done > _LEAST_ROUNDS and watch.total_s >= effort.max_s:
+                return
+            at, rows = order[i]
+            first = int(rng.integers(len(tokens) - rows + 1))
+            tree = TokenTree.chain(tokens[first], tokens[first + 1 : first + rows])
+            _measure_pass(sessions[at], tree, samples if done else None, watch, at)
+            on_step(min(1.0, max(watch.total_s / effort.max_s, done / (effort.max_rounds + 1))))
+
+
+def _measure_pass(
+    session: Session, tree: TokenTree, samples: _Samples | None, watch: Stopwatch, at: int
+) -> None:
+    rows = len(tree)
+    logits = np.empty(0)
+
+    def score() -> None:
+        nonlocal logits
+        logits = session.forward(tree).logits
+
+    pass_s = watch.time(score)
+    copy_s = watch.time(lambda: logits.copy()) / rows
+
+    def keep_and_forget() -> None:
+        session.commit([0])
+        session.rollback(at)
+
+    commit_s = watch.time(keep_and_forget)
+    if samples is not None:
+        samples.passes[at, rows].append(pass_s)
+        samples.copies.append(copy_s)
+        samples.commits.append(commit_s)
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    return max(LEAST_S, median(seconds))
+
+
+_ROUNDS, _CONTEXT = 16, 32
+# Long passes are few, and what else is running changes less of each.
+_ENOUGH_S, _LEAST_PAIR_ROUNDS = 1.5, 3
+# Of a library's own loop: kernels of attention change from some hundred tokens on.
+_OWN_ROUNDS, _OWN_CONTEXT = 32, 320
+SLOWER_THAN_OWN = 1.05  # times a step of it, from which on users hear of it
+# Of a pair:
+_DRAFT_TOKENS = 4  # of a round
+_MOST_BESIDE = 64  # passes of the draft during one of the target
+_PAIR_ENOUGH_S = 6.0
+
+
+def relative_cost(model: Model, width: int) -> float:
+    """Returns the time of a pass of `width` rows over one of a single row: of each the lower
+    quartile, in turns, since whatever else is running only makes a pass longer."""
+    watch = Stopwatch(time.perf_counter)
+
+    def is_enough(seconds: Mapping[int, Sequence[float]]) -> bool:
+        return len(seconds[1]) >= _LEAST_PAIR_ROUNDS and watch.total_s > _ENOUGH_S
+
+    seconds = passes_in_turns(model, (1, width), _CONTEXT, _ROUNDS, watch, is_enough)
+    return _quarter(seconds[width]) / _quarter(seconds[1])
+
+
+def own_loop_cost(model: Model, clock: Callable[[], float] = time.perf_counter) -> float | None:
+    """Returns our plain step over that of the library's own loop, after as many tokens: of each the
+    lower quartile, in turns. None where it has none, or a text of that length does not fit."""
+    if not isinstance(model, HasOwnLoop):
+        return None
+    watch, config = Stopwatch(clock), model.config
+    if config.context_length < _OWN_CONTEXT + _OWN_ROUNDS + 1:
+        return None
+    rng = np.random.default_rng(SEED)
+    tokens = rng.integers(0, config.vocab_size, _OWN_CONTEXT).tolist()
+    ours: list[float] = []
+    theirs: list[float] = []
+    with closing(model.open_session()) as session, closing(model.open_own_loop(tokens)) as loop:
+        session.prefill(tokens)
+
+        def step(token: int) -> None:
+            session.forward(TokenTree.chain(token))
+            session.commit([0])
+
+        for done, token in enumerate(tokens[: _OWN_ROUNDS + 1]):
+            taken_s = watch.time(partial(step, token)), watch.time(partial(loop.step, token))
+            if done:  # the first passes bind buffers
+                ours.append(taken_s[0])
+                theirs.append(taken_s[1])
+    return _quarter(ours) / _quarter(theirs)
+
+
+def _quarter(seconds: Sequence[float]) -> float:
+    return max(LEAST_S, float(np.quantile(seconds, 0.25)))
+
+
+@dataclass
+class _Seconds:
+    """Seconds of each round: of the target's pass, of a pass of the draft among others, of one of
+    several rows, of all in turns, and of each while the other model runs."""
+
+    target: list[float] = field(default_factory=list)
+    draft: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
+    draft_wide: list[float] = field(default_factory=list)  # a pass of several rows
+    target_beside: list[float] = field(default_factory=list)
+    draft_beside: list[float] = field(default_factory=list)
+
+
+def probe_pair(
+    target: Model,
+    draft: Model,
+    on_step: Callable[[float], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> PairFindings:
+    """Times a round's passes of each model alone, in turns, and at the same time, in rounds that
+    follow each other; medians. Of the draft, passes of several rows, too: what a call of its device
+    takes is what does not grow with the rows."""
+    found = _Seconds()
+    watch = Stopwatch(clock)
+    wide = min(_DRAFT_TOKENS, draft.capabilities.max_rows)
+    with (
+        _passes(target, _DRAFT_TOKENS + 1) as verify,
+        _passes(draft, 1) as read,
+        _passes(draft, wide) as read_wide,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        chain = partial(_times, read, _DRAFT_TOKENS)
+
+        def in_turns() -> None:
+            chain()
+            verify()
+
+        for done in range(_ROUNDS + 1):
+            into = found if done else _Seconds()  # the first passes bind buffers
+            read()  # after the other model's pass
+            into.draft.append(watch.time(chain) / _DRAFT_TOKENS)
+            into.draft_wide.append(watch.time(read_wide))
+            verify()
+            into.target.append(watch.time(verify))
+            into.turns.append(watch.time(in_turns))
+            # The draft is busy for as long as the target.
+            count = 1 + min(_MOST_BESIDE, int(into.target[-1] / max(LEAST_S, into.draft[-1])))
+            beside = pool.submit(Stopwatch(clock).time, partial(_times, read, count))
+            into.target_beside.append(watch.time(verify))
+            into.draft_beside.append(beside.result() / count)
+            on_step(done / _ROUNDS)
+            if done >= _LEAST_PAIR_ROUNDS and watch.total_s > _PAIR_ENOUGH_S:
+                break
+    return _findings(found, wide)
+
+
+def _findings(found: _Seconds, wide: int) -> PairFindings:
+    target_s, draft_s = max(LEAST_S, median(found.target)), max(LEAST_S, median(found.draft))
+    row_s = max(0.0, median(found.draft_wide) - draft_s) / max(1, wide - 1)
+    return PairFindings(
+        switch_s=max(0.0, median(found.turns) - target_s - _DRAFT_TOKENS * draft_s),
+        target_slowdown=max(1.0, median(found.target_beside) / target_s),
+        draft_slowdown=max(1.0, median(found.draft_beside) / draft_s),
+        call_s=max(0.0, draft_s - row_s),
+        row_s=row_s,
+    )
+
+
+def _times(work: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        work()
+
+
+@contextmanager
+def _passes(model: Model, rows: int) -> Iterator[Callable[[], None]]:
+    """Gives a pass of `rows` rows, as a round makes it: its scores are copied, since a device may
+    give them when they are read; one row of it is kept, and forgotten again."""
+    rng = np.random.default_rng(SEED)
+    context = max(1, min(_CONTEXT, model.config.context_length - rows))
+    tokens: Sequence[int] = rng.integers(0, model.config.vocab_size, context + rows).tolist()
+    tree = TokenTree.chain(tokens[0], tokens[1:rows])
+    with closing(model.open_session()) as session:
+        session.prefill(tokens[:context])
+
+        def one_pass() -> None:
+            session.forward(tree).logits.copy()
+            session.commit([0])
+            session.rollback(context)
+
+        yield one_pass

@@ -1,0 +1,390 @@
+"""Policies choose what is verified in the next round.
+
+The best static tree of sampled draft tokens (Chen et al. 2024, Sequoia: Scalable and Robust
+Speculative Decoding, section 3.1), by dynamic programming over measured acceptance and costs; and
+how many rows of any proposal are worth their time, by t(k) and the chance of each.
+
+The more conversations decode at once on one target, the less each drafts. Rows that are spare in a
+pass of one conversation are not spare when others need the same machine: speculation wins less as a
+batch grows (Liu et al. 2024, Optimizing Speculative Decoding for Serving Large Language Models
+Using Goodput). Row costs that are corrected by every round show that by themselves; an upper bound
+on the rows of all holds before anything was measured. Another one is what fits a pass that they
+share: who does not fit it would have to wait for the next one. Rows that the pass itself deals out
+to all, by what they are worth, need no equal parts (pass_requests.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+from edge_spec.core.metrics import PlainReason, RoundStats
+from edge_spec.core.modes import DEFAULT_DRAFT_TOKENS
+from edge_spec.core.tree import TokenTree, chain_first, likeliest
+from edge_spec.drafters.protocol import Budget, Cost, Drafter
+from edge_spec.scheduler.cost import RowCosts
+
+_SHAPE_ROUNDS = 64  # for which a shape is kept
+_DEEPEST = 8  # levels of it
+# A draft token is the likeliest of several, so on average its chance is overestimated a little (the
+# winner's curse). What another value does: benchmarks/simulate.py.
+_CAUTION = 1.2
+
+
+class KeptShape:
+    """The best shape of the trees that a policy asks for; a new one now and then, as acceptance is
+    learnt."""
+
+    def __init__(self) -> None:
+        self._best: tuple[int, ...] = ()
+        self._age = 0
+        self._room = (0, 0)  # rows and levels that it was made for
+
+    def fitting(
+        self,
+        acceptance: Sequence[float],
+        costs: RowCosts,
+        pass_s: float,
+        num_rows: int,
+        num_levels: int,
+    ) -> tuple[int, ...]:
+        """Returns the parents of its rows, () where it is larger than what fits, or no row is worth
+        it; the others: see `best_shape`."""
+        room = (num_rows, min(num_levels, _DEEPEST))
+        old = self._age >= _SHAPE_ROUNDS and room == self._room
+        if old or room > self._room:  # not at a text's end, where little fits
+            self._best = best_shape(acceptance, costs, pass_s, *room)
+            self._age, self._room = 0, room
+        self._age += 1
+        fits = len(self._best) <= num_rows
+        return self._best if fits and len(self._best) > 1 else ()
+
+
+def best_shape(
+    acceptance: Sequence[float], costs: RowCosts, pass_s: float, max_rows: int, max_depth: int
+) -> tuple[int, ...]:
+    """The parents of the rows of the tree that commits most tokens a second; (-1,) where none is
+    faster than plain decoding. Parents come before their children, siblings in their order.
+
+    acceptance: of a row's first, second, ... sampled child: the chance that it is the one that is
+    accepted. costs: of the target. pass_s: seconds of the draft's pass for one more level.
+    """
+    gain = _Gain(tuple(acceptance))
+    best, best_rate = (1, 0), 1 / costs.at(1)
+    for depth in range(1, max_depth + 1):
+        for rows in range(depth + 1, max_rows + 1):
+            rate = gain.of_tree(rows, depth) / (costs.at(rows) + depth * pass_s)
+            if rate > best_rate:
+                best, best_rate = (rows, depth), rate
+    parents = [-1]
+    gain.unfold(*best, 0, parents)
+    return tuple(parents)
+
+
+class _Gain:
+    """Expected tokens of the best trees: T[n, b] of the paper, with a bound on the depth."""
+
+    def __init__(self, acceptance: tuple[float, ...]) -> None:
+        self._acceptance = acceptance
+        self._forest = lru_cache(maxsize=None)(self._best_forest)
+
+    def of_tree(self, rows: int, depth: int) -> float:
+        """Returns the tokens of the best tree of `rows` rows or fewer and `depth` levels below its
+        root, which counts as one token."""
+        return 1 + (self._forest(rows - 1, depth, 0)[0] if depth else 0.0)
+
+    def unfold(self, rows: int, depth: int, root: int, parents: list[int]) -> None:
+        """Appends the rows of that tree below the row `root`, its children first."""
+        left = rows - 1
+        sizes: list[int] = []
+        while depth and left and len(sizes) < len(self._acceptance):
+            size = self._forest(left, depth, len(sizes))[1]
+            if not size:
+                break
+            sizes.append(size)
+            left -= size
+        children = range(len(parents), len(parents) + len(sizes))
+        parents += [root] * len(sizes)
+        for child, size in zip(children, sizes, strict=True):
+            self.unfold(size, depth - 1, child, parents)
+
+    def _best_forest(self, rows: int, depth: int, rank: int) -> tuple[float, int]:
+        """Returns what the children of one row from `rank` on add with `rows` rows, and how many of
+        these belong to the first of them."""
+        if rows <= 0 or rank == len(self._acceptance):
+            return 0.0, 0
+        best = (0.0, 0)
+        for size in range(1, rows + 1):
+            own = self._acceptance[rank] * self.of_tree(size, depth - 1)
+            gain = own + self._forest(rows - size, depth, rank + 1)[0]
+            if gain > best[0] + 1e-12:
+                best = (gain, size)
+        return best
+
+
+def plan_rows(
+    tree: TokenTree, reach: list[float], limits: Budget, costs: RowCosts, token_s: float
+) -> RoundPlan | None:
+    """Plans the number of likeliest rows that is worth most; None where that is none.
+
+    reach: of each row, the chance that it and all above it are right. token_s: what a token takes
+    at the rate that the time could be spent at otherwise.
+    """
+    if len(tree) == 1:
+        return None
+    if tree.draft_probs or not (tree.is_chain or limits.branches):
+        # Whether a sampled row is kept must not depend on what comes after it, which depends on
+        # its token: a bound that is the same for all rows is blind to that.
+        return cut(tree, limits, costs.slope / token_s)
+    if tree.required:
+        reach = [1.0, *sorted(reach[1:], reverse=True)]
+        num_rows = _best_rows(reach[: limits.num_rows], costs, token_s)
+        return cut(tree, limits, reach[num_rows - 1] if num_rows > 1 else 1.0)
+    order = list(range(len(reach)))
+    if not tree.is_chain:  # stable, and no row is likelier than its parent, which stays before it
+        order.sort(key=lambda row: -reach[row])
+    likeliest = [reach[row] for row in order[: limits.num_rows]]
+    num_rows = _best_rows(likeliest, costs, token_s)
+    if num_rows == 1:
+        return None
+    if tree.is_chain:  # most rounds
+        return RoundPlan(tree.first_rows(num_rows), None, values=tuple(reach[:num_rows]))
+    return RoundPlan(tree.select(sorted(order[:num_rows])), None)
+
+
+def _best_rows(reach: Sequence[float], costs: RowCosts, token_s: float) -> int:
+    """Looks at every number of rows: steps in t(k) are real, and a fourth may be cheaper than a
+    third."""
+    best, most, tokens = 1, 0.0, -1.0
+    rate = _CAUTION / token_s
+    for row, more_s in enumerate(costs.further(len(reach))):
+        tokens += reach[row]
+        won = tokens - rate * more_s
+        if won > most:
+            best, most = row + 1, won
+    return best
+
+
+_MAX_DRAFT_TOKENS = 7  # unlikely draft tokens after unlikely ones cost much and show little
+
+
+class RoundPlan(NamedTuple):
+    tree: TokenTree
+    plain_reason: PlainReason | None  # set exactly where the tree holds no draft token
+    num_rows: int | None = None  # rows of the pass, if more than the tree's: padding is not read
+    num_verified: int | None = None  # leading rows that may be accepted, if fewer than the tree's
+    # Of each row of a chain, the chance that it and all above it are right: a pass that others
+    # share may score its first rows only. Empty: it is scored as a whole.
+    values: tuple[float, ...] = ()
+    resting: frozenset[str] = frozenset()  # drafters that were not asked, and skip the round
+
+
+class Policy(Protocol):
+    def begin(self, num_prompt: int = 0) -> None:
+        """A text begins, about which nothing is known yet, after so many tokens of a prompt."""
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        """The tree of the next round, with at most the budget's rows."""
+
+    def wants(self, drafter: Drafter) -> bool:
+        """Says whether a drafter will be asked soon, so that it should read the prompt."""
+
+    def observe(self, round_stats: RoundStats) -> None:
+        """Learns from a round that has ended."""
+
+    def beliefs(self) -> str:
+        """Returns in a sentence what it goes by now; "" where it has learnt nothing."""
+
+
+class FixedPolicy:
+    """Verifies the rows of the first proposal that are likely enough to be right.
+
+    A row is kept while the chance that it and all rows above it are right is at least
+    `min_confidence`. On the measured CPU one more row costs 0.1 to 0.25 of a plain step
+    (docs/benchmarks.md), so a row has to win that back at the current speedup.
+    """
+
+    def __init__(
+        self,
+        max_draft_tokens: int = DEFAULT_DRAFT_TOKENS,
+        min_confidence: float = 0.4,
+        branches: bool = True,
+        probes: bool = True,
+    ) -> None:
+        """branches: whether draft tokens may branch; probes: whether, if not, rows beside the chain
+        may be scored for what drafters learn from them."""
+        self.max_draft_tokens = max_draft_tokens
+        self.min_confidence = min_confidence
+        self.branches = branches
+        self.probes = probes
+
+    def begin(self, num_prompt: int = 0) -> None: ...
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        limits = limited(
+            budget, self.max_draft_tokens, self.branches, self.probes, self.min_confidence
+        )
+        if not drafters:
+            return RoundPlan(TokenTree.chain(pending), PlainReason.OFF)
+        if limits.num_draft_tokens <= 0:
+            return RoundPlan(TokenTree.chain(pending), PlainReason.BUDGET)
+        reason = PlainReason.NO_CANDIDATE
+        for drafter in drafters:
+            tree = drafter.propose(pending, limits)
+            plan = cut(tree, limits, self.min_confidence)
+            if plan is not None:
+                return plan
+            if len(tree) > 1:
+                reason = PlainReason.BELOW_BREAK_EVEN
+        return RoundPlan(TokenTree.chain(pending), reason)
+
+    def wants(self, drafter: Drafter) -> bool:
+        return True
+
+    def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""
+
+
+def limited(
+    budget: Budget, max_draft_tokens: int, branches: bool, probes: bool, min_reach: float = 0.0
+) -> Budget:
+    """The part of a budget that a policy uses; draft tokens may branch where both say so."""
+    return Budget(
+        min(budget.num_draft_tokens, max_draft_tokens),
+        min(budget.num_rows, max_draft_tokens + 1),
+        branches=branches and budget.branches,
+        probes=probes and budget.probes,
+        min_reach=min_reach,
+    )
+
+
+def cut(tree: TokenTree, limits: Budget, min_reach: float) -> RoundPlan | None:
+    """The rows of a proposal that are likely enough to be reached and right, as a plan; None if
+    there are none. Where draft tokens may not branch but do, which branch is kept depends on what
+    was sampled there: the delta rule then verifies it, which holds for any draft token."""
+    if tree.draft_probs and not (limits.branches or tree.is_chain):
+        tree = replace(tree, draft_probs=())
+    if limits.branches:
+        likely = likeliest(tree, limits.num_rows, min_reach)
+        num_verified = len(likely)
+    else:
+        likely = chain_first(tree, limits.num_rows, min_reach)
+        num_verified = likely.leading_chain
+        if not limits.probes:
+            likely = likely.first_rows(num_verified)
+    return RoundPlan(likely, None, num_verified=num_verified) if len(likely) > 1 else None
+
+
+class AlwaysVerifyPolicy:
+    """Draft tokens are verified however unlikely they are, up to 7 of them; several drafters take
+    turns to go first. For proofs, where a wrong draft token tells as much.
+
+    exercised: counts, under BRANCHES, the rounds whose verified draft tokens branch.
+    """
+
+    BRANCHES = "branches"
+
+    def __init__(
+        self,
+        max_draft_tokens: int,
+        branches: bool,
+        probes: bool,
+        exercised: Counter[str] | None = None,
+    ) -> None:
+        self._exercised = Counter() if exercised is None else exercised
+        self._all = FixedPolicy(min(max_draft_tokens, _MAX_DRAFT_TOKENS), 0.0, branches, probes)
+        self._turn = 0
+
+    def begin(self, num_prompt: int = 0) -> None: ...
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        first = self._turn % max(1, len(drafters))
+        self._turn += 1
+        plan = self._all.choose([*drafters[first:], *drafters[:first]], pending, budget)
+        if not plan.tree.first_rows(plan.num_verified or len(plan.tree)).is_chain:
+            self._exercised[self.BRANCHES] += 1
+        return plan
+
+    def wants(self, drafter: Drafter) -> bool:
+        return True
+
+    def observe(self, round_stats: RoundStats) -> None: ...
+
+    def beliefs(self) -> str:
+        return ""
+
+
+class Concurrency:
+    """Counts the generations that are decoding on one target now. Any thread may use it.
+
+    rows_each: how many rows each may have in a pass that all share; None where there is none.
+    rows_most: how many one may have where all others have one.
+    """
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.rows_each: Callable[[], int | None] = lambda: None
+        self.rows_most: Callable[[], int | None] = lambda: None
+        self._lock = Lock()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Counts one more within the block."""
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+
+
+class SharedPolicy:
+    """Another policy's plans within this conversation's part of `num_rows` rows, equal for all that
+    are active, one row at least: that is plain decoding; and within what fits shared passes."""
+
+    def __init__(self, policy: Policy, load: Concurrency, num_rows: int | None = None) -> None:
+        self._policy = policy
+        self._load = load
+        self._num_rows = num_rows
+        self._is_divisible = False  # of its last plan that drafted, a pass may take the first rows
+
+    def begin(self, num_prompt: int = 0) -> None:
+        self._policy.begin(num_prompt)
+
+    def choose(self, drafters: Sequence[Drafter], pending: int, budget: Budget) -> RoundPlan:
+        rows, left = budget.num_rows, budget.num_draft_tokens
+        if self._num_rows is not None:
+            rows = min(rows, max(1, self._num_rows // max(1, self._load.active)))
+        if (fitting := self._fitting(drafters)) is not None:
+            rows = min(rows, fitting)
+        if rows < budget.num_rows:
+            budget = replace(budget, num_rows=rows, num_draft_tokens=min(left, rows - 1))
+        plan = self._policy.choose(drafters, pending, budget)
+        if len(plan.tree) > 1:
+            self._is_divisible = bool(plan.values)
+        if plan.plain_reason is PlainReason.BUDGET and left > 0:
+            return plan._replace(plain_reason=PlainReason.SHARED)
+        return plan
+
+    def _fitting(self, drafters: Sequence[Drafter]) -> int | None:
+        """More than an equal part only where it costs nothing to draft what is not scored then."""
+        if self._is_divisible and all(each.traits.cost is not Cost.PASS for each in drafters):
+            return self._load.rows_most()
+        return self._load.rows_each()
+
+    def wants(self, drafter: Drafter) -> bool:
+        return self._policy.wants(drafter)
+
+    def observe(self, round_stats: RoundStats) -> None:
+        self._policy.observe(round_stats)
+
+    def beliefs(self) -> str:
+        return self._policy.beliefs()

@@ -1,0 +1,252 @@
+"""Profiles: the time of one model's passes on one runtime and device, and what use has taught of
+it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle
+from edge_spec.models.resolve import ResolvedModel, joined_types
+from edge_spec.models.source import EXPORT_VERSION, Source
+from edge_spec.scheduler.cost import RowCosts
+from edge_spec.scheduler.machine import cpu_name
+from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
+from edge_spec.storage.measurements import Quantity
+
+TYPICAL_TOKENS = 256  # of context: of the costs that policies know
+
+MOST_SPREAD = 0.5  # of the least certain median, beyond which the machine was too busy
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def was_busy(spread: float) -> bool:
+    """Says whether times that are off by this share of them are of a machine that was too busy."""
+    return spread > MOST_SPREAD
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """All that a profile depends on."""
+
+    model: str
+    identity: str  # of the model's files
+    weights: str  # as they are stored, such as "int4 block 32"
+    runtime: str
+    library: str  # the version of the runtime's library
+    device: str  # "" where the runtime chooses
+    threads: int | None  # None: the runtime's choice
+    options: tuple[str, ...]  # others that were set, such as "kv_type=f16"
+    cpu: str
+    kernels: str = ""  # in the place of the library's own
+    export: int = EXPORT_VERSION  # of conversions
+
+    @property
+    def file_name(self) -> str:
+        """Name the file of a profile that travels with its model. All versions of the runtime's
+        library have one name, so that a newer profile replaces an older one."""
+        digest = replace(self, library="").digest[:16]
+        return f"{self.model}-{self.runtime}-{digest}.json"
+
+    @property
+    def digest(self) -> str:
+        """Changes with the model and with how it is run."""
+        parts = asdict(self)
+        if not self.kernels:  # as it was named before there were kernels of ours
+            del parts["kernels"]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ContextCosts:
+    """t(k) after a context of this many tokens."""
+
+    context_tokens: Annotated[int, Field(ge=0)]
+    seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Seconds], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One measurement. `measure.measure` says how each number comes about."""
+
+    contexts: Annotated[tuple[ContextCosts, ...], Field(min_length=1)]  # the shortest first
+    prefill_tokens_per_s: _Seconds
+    commit_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of a round, outside its pass
+    logits_row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # to copy one row
+    rounds: Annotated[int, Field(ge=1)]  # in which every width was measured
+    spread: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of the least certain median
+    num_experts: int = 0
+    experts_used: int = 0
+    branches: bool = False  # whether draft tokens may branch without changing a number
+    resident_bytes: int | None = None  # by which the process grew with the model, where known
+    # Our plain step over that of the library's own loop, where it has one.
+    own_loop_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Says whether the machine was free enough for it to be used again."""
+        return not was_busy(self.spread)
+
+    def seconds(self, context_tokens: int) -> dict[int, float]:
+        """Returns t(k) between the measured contexts, and beyond the longest as it grew between
+        them."""
+        first, last = self.contexts[0], self.contexts[-1]
+        span = last.context_tokens - first.context_tokens
+        share = max(0.0, (context_tokens - first.context_tokens) / span) if span > 0 else 0.0
+        found = {}
+        for rows, cost in first.seconds.items():
+            more = last.seconds.get(rows, cost) - cost
+            found[rows] = cost + share * (more if share <= 1 else max(0.0, more))
+        return found
+
+    def costs(self, context_tokens: int) -> RowCosts:
+        return RowCosts(self.seconds(context_tokens), self.num_experts, self.experts_used)
+
+
+@dataclass(frozen=True)
+class PairFindings:
+    """The times of a target and its draft beside each other, as `pair_probe` measures them.
+
+    switch_s: of a round, more than its passes take where each model runs alone: for the other
+    model's data in caches, threads and clocks of devices that have gone to sleep, and copies.
+    target_slowdown, draft_slowdown: a pass while the other model runs over one alone.
+    call_s, row_s: of the draft's passes that follow each other, with their scores in main memory,
+    what each takes and what each of its rows adds; None where that was not measured.
+    """
+
+    switch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    target_slowdown: _Seconds
+    draft_slowdown: _Seconds
+    call_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    row_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+    @property
+    def draft_token_s(self) -> float | None:
+        """Returns what a draft token takes, as measured among others; None where it was not."""
+        return None if self.call_s is None or self.row_s is None else self.call_s + self.row_s
+
+
+_PROFILE = Quantity("profile", ProfileKey, TypeAdapter(Profile))
+# By the digest of the draft's key.
+_PAIRS = Quantity("pairs", ProfileKey, TypeAdapter(dict[str, PairFindings]))
+_LEARNT = Quantity("learnt", ProfileKey, TypeAdapter(dict[str, list[_Finite]]))
+
+
+@dataclass(frozen=True)
+class _File:
+    """A profile that travels with its model."""
+
+    version: Literal[1]  # raise it when a profile means something else
+    key: ProfileKey
+    profile: Profile | None = None
+
+
+_FILE = TypeAdapter(_File)
+
+
+def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions) -> ProfileKey:
+    """Returns what a profile of this model depends on. The context's length is no part of it: t(k)
+    is kept for a short and a long context."""
+    return ProfileKey(
+        model=source.name,
+        identity=source.identity,
+        weights=stored_weights(prepared),
+        runtime=prepared.runtime.name,
+        library=runtimes.library_version(prepared.runtime.name),
+        device=",".join(options.providers),
+        threads=options.threads,
+        options=options_apart(options),
+        cpu=cpu_name(),
+        kernels=runtimes.own_kernels(prepared.runtime.name),
+    )
+
+
+def options_apart(options: RuntimeOptions) -> tuple[str, ...]:
+    """Returns those that were set and that a key has no field for."""
+    apart = (
+        *("threads", "providers", "context_length", "prefers_cpu", "may_hold_less"),
+        "scored_tokens",  # of the weights
+    )
+    return tuple(
+        f"{option.name}={getattr(options, option.name)}"
+        for option in fields(options)
+        if option.name not in apart and getattr(options, option.name) != option.default
+    )
+
+
+def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
+    """Yields the certain ones of this model that are known here."""
+    for found in _PROFILE.find():
+        if found.value.is_certain and found.key.identity == source.identity:
+            yield found.key, found.value
+
+
+def stored_weights(prepared: ResolvedModel) -> str:
+    """Returns what kernels are chosen by, of a model as it is stored."""
+    if isinstance(prepared.source, Bundle):
+        manifest = prepared.source.manifest
+        form = " stacked" if manifest.kv_cache == "whole" else ""  # other kernels, and other costs
+        return manifest.quantization + form
+    scored = prepared.scored_tokens
+    types = joined_types(prepared.source.weight_types)
+    return types if scored is None else f"{types}, {scored}"
+
+
+def load_profile(key: ProfileKey, bundled: Path | None = None) -> Profile | None:
+    """Returns the certain profile that holds for this key; None where there is none.
+
+    bundled: a directory of profiles that came with the model. Looked into where none is known:
+    what was measured on this very device says more than what was on one like it.
+    """
+    found = _PROFILE.known(key)
+    if (found is None or not found.is_certain) and bundled is not None:
+        with suppress(OSError, DamagedError):
+            file = read_sealed(bundled / key.file_name, _FILE)
+            found = file.profile if file.key == key else None
+    return found if found is not None and found.is_certain else None
+
+
+def write_profiles(source: Source, directory: Path) -> None:
+    """Writes what is known of this model, to travel with it. Raises OSError."""
+    for key, profile in kept_profiles(source):
+        write_sealed(directory / key.file_name, _FILE, _File(1, key, profile))
+
+
+def save_profile(key: ProfileKey, profile: Profile) -> None:
+    """Keeps a profile in place of another one, unless it is uncertain and the other one is not.
+    Pairs were measured beside the one of before, so they are not known any more."""
+    _PAIRS.keep(key, {})
+    if profile.is_certain or load_profile(key) is None:
+        _PROFILE.keep(key, profile, profile.rounds, profile.spread)
+
+
+def load_pair(target: ProfileKey, draft: ProfileKey) -> PairFindings | None:
+    """Returns how the two run beside each other; None where they were not measured together."""
+    return (_PAIRS.known(target) or {}).get(draft.digest)
+
+
+def save_pair(target: ProfileKey, draft: ProfileKey, found: PairFindings) -> None:
+    """Kept until the target's profile is made again."""
+    _PAIRS.update(target, lambda old: {**(old or {}), draft.digest: found})
+
+
+def load_learnt(key: ProfileKey) -> Mapping[str, list[float]]:
+    """Returns what live use has learnt, by name; empty where there is nothing. It outlives a change
+    of the runtime's library."""
+    return _LEARNT.known(replace(key, library="")) or {}
+
+
+def save_learnt(key: ProfileKey, learnt: Mapping[str, list[float]]) -> None:
+    """Adds to what is there; of one name, the last writer's stays."""
+    _LEARNT.update(replace(key, library=""), lambda old: {**(old or {}), **learnt})

@@ -1,0 +1,57 @@
+"""Whose memory a model's bytes are counted to, under whatever name a runtime knows a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_spec.models.devices import Device, Memory
+from edge_spec.models.memory import DeviceMemories, FreeMemory, Needs
+
+
+def card(runtime: str, name: str, description: str = "", free: int | None = 100) -> Device:
+    return Device(runtime, name, "gpu", description, 200, free)
+
+
+def on(name: str, num_bytes: int = 60) -> Memory:
+    return Memory(10, 0, 0, on_devices={name: num_bytes})
+
+
+@pytest.mark.parametrize(
+    ("second", "name", "is_same"),
+    [
+        (card("ort", "cuda"), "cuda", True),  # the first one, without its number
+        (card("ort", "cuda:1"), "cuda:1", False),
+        (card("llamacpp", "cuda0"), "CUDA0", True),
+        (card("llamacpp", "cuda1"), "cuda1", False),
+        (card("llamacpp", "cuda1", "a card"), "cuda1", False),  # two equal cards of one runtime
+        (card("ort", "webgpu", "a card"), "webgpu", True),
+        (card("ort", "webgpu", "another card"), "webgpu", False),
+    ],
+)
+def test_models_on_one_device_are_counted_together(
+    second: Device, name: str, is_same: bool
+) -> None:
+    first = card("llamacpp", "cuda0", "a card")
+    memories = DeviceMemories([first] if second.name == "cuda0" else [first, second])
+    needs = memories.needs([("llamacpp", on("cuda0")), (second.runtime, on(name))])
+    other = f"{second.runtime} {second.name}"
+    assert needs.on_devices == (
+        {"llamacpp cuda0": 120} if is_same else {"llamacpp cuda0": 60, other: 60}
+    )
+    shortage = FreeMemory(None, memories.free()).shortage(needs)
+    assert (shortage is None) is not is_same
+
+
+def test_a_device_without_memory_of_its_own_takes_the_processors() -> None:
+    shared = Device("llamacpp", "vulkan0", "gpu", "integrated", 900, 900, shares_memory=True)
+    memories = DeviceMemories([shared])
+    needs = memories.needs([("llamacpp", on("vulkan0"))])
+    assert needs == Needs(60, {}) and memories.free() == {}
+
+
+def test_the_processor_s_memory_comes_first_and_all_shortages_name_their_place() -> None:
+    free = FreeMemory(1_000_000, {"llamacpp cuda0": 2_000_000})
+    both = Needs(3_000_000, {"llamacpp cuda0": 4_000_000})
+    assert free.shortage(both) == "3 MB of 1 MB free"
+    assert free.shortage(Needs(0, both.on_devices)) == "4 MB of 2 MB free on llamacpp cuda0"
+    assert free.shortage(Needs(1_000_000, {"llamacpp cuda0": 2_000_000})) is None

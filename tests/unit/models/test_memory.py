@@ -1,0 +1,225 @@
+"""Memory as it is told to the user: sums, one line, a warning."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.models import devices as memory_module
+from edge_spec.models.devices import (
+    Memory,
+    Sizing,
+    free_bytes,
+    resident_bytes,
+    total_bytes,
+)
+from edge_spec.models.memory import Forecast, ModelMemory, forecast
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.runtimes import load_runtime
+from edge_spec.runtimes.llamacpp import runtime as llamacpp_runtime
+from edge_spec.testing import ScriptedModel, random_logits
+
+MB = 1_000_000
+MODEL = Memory(weights=100 * MB, cache=20 * MB, work=10 * MB, library=30 * MB)
+
+
+class Counting:
+    """A runtime whose memory is the tokens in use, and which can open nothing."""
+
+    reads = "onnx"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[tuple[RuntimeOptions, int | None]] = []
+
+    def memory(self, source: Any, options: RuntimeOptions, num_tokens: int | None = None) -> Memory:
+        self.asked.append((options, num_tokens))
+        return MODEL
+
+
+def prepared(runtime: Any, name: str = "m", context_length: int = 1000) -> Any:
+    config = ScriptedModel(random_logits(8), 8, context_length).config
+    return SimpleNamespace(name=name, runtime=runtime, source=None, config=config)
+
+
+def pair(free: int | None, runtimes: tuple[str, str] = ("ort", "llamacpp")) -> Forecast:
+    models = [
+        ModelMemory(role, name, runtime, MODEL)
+        for role, name, runtime in zip(("target", "draft"), ("t", "d"), runtimes, strict=True)
+    ]
+    return Forecast(tuple(models), free)
+
+
+def test_a_pair_is_told_in_one_line_whose_parts_add_up() -> None:
+    assert str(pair(24_000 * MB, ("ort", "ort"))) == (
+        "target t on ort 160 MB + draft d on ort 130 MB = 290 MB of 24.0 GB free"
+    )
+    assert str(replace(pair(None), models=pair(None).models[:1])) == "target t on ort 160 MB"
+
+
+def test_a_warning_comes_with_one_byte_too_many_and_not_before() -> None:
+    assert pair(320 * MB).fits and pair(320 * MB).warning is None
+    too_large = pair(320 * MB - 1)
+    assert not too_large.fits
+    assert str(too_large) in str(too_large.warning) and "\n" not in str(too_large.warning)
+
+
+@pytest.mark.parametrize(("context", "expected"), [(None, 1000), (64, 64), (5000, 1000)])
+def test_a_draft_holds_the_target_s_text_and_has_options_of_its_own(
+    context: int | None, expected: int
+) -> None:
+    target, draft = Counting("a"), Counting("b")
+    options = LoadOptions(context_length=context)
+    found = forecast(prepared(target), [prepared(draft, "d", 9000)], options)
+    assert found is not None
+    assert target.asked == [(options.runtime_options, expected)]
+    assert draft.asked == [(options.draft_runtime_options, expected)]
+    assert [model.role for model in found.models] == ["target", "draft"]
+
+
+def test_a_runtime_that_cannot_tell_leaves_the_pair_untold() -> None:
+    other = SimpleNamespace(name="other", reads="onnx", open=None)
+    assert not isinstance(other, Sizing)
+    assert forecast(prepared(Counting("a")), [prepared(other)], LoadOptions()) is None
+
+
+def test_memory_that_the_process_touches_is_resident() -> None:
+    """How much else there is, other tests of the process decide."""
+    if resident_bytes() is None:
+        pytest.skip("the system does not say")
+    with mmap.mmap(-1, 256 * MB) as touched:
+        touched[:: mmap.PAGESIZE] = b"x" * len(touched[:: mmap.PAGESIZE])
+        assert (resident_bytes() or 0) > 256 * MB
+
+
+def bundle(
+    path: Path, quantization: str, stored: int, kv_cache: str = "shared", **changes: Any
+) -> Any:
+    """With 64 bytes a token of each layer's keys and values."""
+    data = path / "model.onnx.data"
+    data.write_bytes(b"0" * stored)
+    config = ScriptedModel(random_logits(8), 64, 4000).config
+    config = replace(
+        config, num_layers=2, hidden_size=32, intermediate_size=64, head_dim=16, **changes
+    )
+    manifest = SimpleNamespace(quantization=quantization, kv_cache=kv_cache, files={})
+    found = SimpleNamespace(config=config, manifest=manifest, file=lambda name: path / name)
+    return found
+
+
+def test_on_a_gpu_weights_and_cache_are_in_its_own_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second graph adds what it cannot share, and a cache that has grown keeps the room that
+    it has grown from."""
+    pytest.importorskip("onnxruntime")
+    from edge_spec.runtimes.ort import memory as ort_memory
+    from edge_spec.runtimes.ort.devices import ProviderChoice
+
+    gpu = ProviderChoice("cuda:1", "CUDAExecutionProvider", "gpu", "a card", None)
+    monkeypatch.setattr(ort_memory, "choose", lambda library, wanted: [gpu])
+    options = RuntimeOptions(providers=("cuda:1",))
+    matrices = 2 * 32 * (4 * 16 + 3 * 64) // 2  # layers, hidden, attention and MLP, bytes of int4
+    source = bundle(tmp_path, "int4 block 32", matrices + 1000)
+
+    def on_gpu(tokens: int | None, source: Any = source) -> int:
+        found = ort_memory.bundle_memory(source, options, tokens)
+        assert list(found.on_devices) == ["cuda:1"]
+        assert found.cache == 0
+        return found.on_devices["cuda:1"]
+
+    a_token = 2 * 2 * 16 * 2  # layers, keys and values, elements, bytes of float16
+    a_mask_and_scores = 4 * (3 * 256 + 64 * 1)  # float32, of a prefill and of a tree's one head
+    assert on_gpu(513) - on_gpu(512) == a_token * 1024 + a_mask_and_scores * 512
+    larger = bundle(tmp_path, "int4 block 32", matrices + 3000)
+    found = ort_memory.bundle_memory(larger, options, 1).on_devices["cuda:1"]
+    smaller = bundle(tmp_path, "int4 block 32", matrices + 1000)
+    assert found - on_gpu(1, smaller) == 2 * 2000
+    assert ort_memory.bundle_memory(smaller, RuntimeOptions(), 1).on_devices == {}
+
+
+def gguf_source(path: Path, kind: str = "Q4_0") -> Any:
+    """A file of 5,000 bytes with three matrices of 100 bytes, embedding among them."""
+    file = path / "m.gguf"
+    file.write_bytes(b"0" * 5000)
+    tensor = SimpleNamespace(kind=SimpleNamespace(name=kind), data=np.zeros(100, np.uint8))
+    names = ("model.embed_tokens.weight", "a.weight", "b.weight")
+    config = replace(ScriptedModel(random_logits(8), 8, 5000).config, tied_embeddings=True)
+    return SimpleNamespace(
+        path=file,
+        config=config,
+        tensors=dict.fromkeys(names, tensor),
+        weight_types=frozenset({kind}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kind", "mmap", "copied"),
+    [
+        ("", "Q4_0", None, 200),
+        ("", "Q4_0", False, 0),
+        ("", "Q8_0", None, 0),
+        ("avx2 of a build", "Q4_0", None, 0),  # they let go of the file
+    ],
+)
+def test_what_a_library_copies_of_the_weights_is_counted(
+    kernels: str,
+    kind: str,
+    mmap: bool | None,
+    copied: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(llamacpp_runtime, "wanted", lambda: kernels)
+    sizing: Any = load_runtime("llamacpp")
+    source, other = gguf_source(tmp_path, kind), gguf_source(tmp_path, "F32")
+    uncopied = SimpleNamespace(kind=SimpleNamespace(name="F32"), data=np.zeros(300, np.uint8))
+    other.tensors = {"norm": uncopied}  # as many bytes
+    options = RuntimeOptions(mmap=mmap)
+    assert sizing.memory(source, options).weights - sizing.memory(other, options).weights == copied
+
+
+def test_a_container_has_what_its_groups_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The least of the system's and of every group's above the process; cached files count as
+    free."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "own").write_text("4:memory:/elsewhere\n0::/outer/inner\n")
+    inner = tmp_path / "groups" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for name, value in (("MEMINFO", "meminfo"), ("GROUP", "own"), ("GROUPS", "groups")):
+        monkeypatch.setattr(memory_module, name, tmp_path / value)
+    assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)
+    for group, limit in ((inner, "max"), (inner.parent, "6000000")):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text("5000000\n")
+        (group / "memory.stat").write_text("anon 1\nactive_file 1000000\ninactive_file 500000\n")
+    assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
+    (inner.parent / "memory.current").write_text("9000000\n")
+    assert free_bytes() == 0
+
+
+def test_a_container_of_the_first_version_of_groups_has_a_share_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its own group is not to be seen from inside, but the one above it is, as the root."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    (tmp_path / "own").write_text("9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n")
+    root = tmp_path / "groups" / "memory"
+    root.mkdir(parents=True)
+    for name, value in (("MEMINFO", "meminfo"), ("GROUP", "own"), ("GROUPS", "groups")):
+        monkeypatch.setattr(memory_module, name, tmp_path / value)
+    (root / "memory.limit_in_bytes").write_text("6000000\n")
+    (root / "memory.usage_in_bytes").write_text("5000000\n")
+    (root / "memory.stat").write_text("total_active_file 1000000\ntotal_inactive_file 500000\n")
+    assert (free_bytes(), total_bytes()) == (2_500_000, 6_000_000)
+    (root / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
+    assert (free_bytes(), total_bytes()) == (8000 * 1024, 9000 * 1024)

@@ -1,0 +1,138 @@
+"""What rows cost, as it was measured and as it changes, and what speculation gains from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge_spec.scheduler.cost import (
+    RowCosts,
+    costs_of,
+    expected_tokens,
+    experts_touched,
+)
+from edge_spec.testing import ScriptedModel, random_logits
+
+SECONDS = {1: 1.0, 2: 1.2, 4: 2.0, 8: 2.4}
+MODEL = ScriptedModel(random_logits(9), 9)
+
+
+def test_measured_widths_are_kept_and_others_lie_between_them() -> None:
+    costs = RowCosts(SECONDS)
+    for rows, seconds in SECONDS.items():
+        assert costs.at(rows) == pytest.approx(seconds)
+    assert costs.at(3) == pytest.approx(1.6)
+    assert costs.at(6) == pytest.approx(2.2)
+    assert costs.slope == pytest.approx(1.4 / 7)
+
+
+# --- drift ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slower", [2.0, 0.5, 1.3])
+def test_a_machine_of_another_speed_is_followed_within_fifty_passes(slower: float) -> None:
+    """Whatever passes are seen: all widths become slower together."""
+    costs, rng = RowCosts(SECONDS), np.random.default_rng(0)
+    for _ in range(50):
+        rows = int(rng.integers(1, 9))
+        costs.observe(rows, slower * RowCosts(SECONDS).at(rows))
+    for rows in (1, 3, 8, 16):
+        assert costs.at(rows) == pytest.approx(slower * RowCosts(SECONDS).at(rows), rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [1e3, 1e-9, 0.0])
+def test_one_pass_that_was_interrupted_hardly_counts(seconds: float) -> None:
+    costs = RowCosts(SECONDS)
+    costs.observe(1, seconds)
+    assert costs.at(1) == pytest.approx(1.0, rel=0.07)
+    for _ in range(40):
+        costs.observe(1, 1.0)
+    assert costs.at(1) == pytest.approx(1.0, rel=0.01)
+
+
+# --- mixtures of experts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("experts", "used"), [(8, 2), (64, 6), (16, 1), (5, 4)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_experts_touched_is_the_mean_over_independent_choices(
+    experts: int, used: int, rows: int
+) -> None:
+    rng, trials = np.random.default_rng(0), 2000
+    counts = [
+        len({int(e) for _ in range(rows) for e in rng.permutation(experts)[:used]})
+        for _ in range(trials)
+    ]
+    error = np.std(counts) / trials**0.5
+    # Five standard errors; none where every choice touches as many.
+    assert experts_touched(rows, experts, used) == pytest.approx(
+        np.mean(counts), abs=5 * error + 1e-9
+    )
+
+
+def test_a_mixtures_time_follows_its_experts_between_and_beyond_the_measured_widths() -> None:
+    """Two of eight experts a row, 0.1 s each and 0.5 s for all else."""
+
+    def truth(rows: float) -> float:
+        return 0.5 + 0.1 * experts_touched(rows, 8, 2)
+
+    measured = {width: truth(width) for width in (1, 2, 8)}
+    config = replace(MODEL.config, num_experts=8, experts_used=2)
+    mixture = costs_of(config, measured)
+    for rows in (1, 2, 3, 4, 6, 8, 12, 32):
+        assert mixture.at(rows) == pytest.approx(truth(rows))
+    assert mixture.at(1000) < 0.5 + 0.1 * 8 + 1e-9
+    # As if it were dense, the rows between would be underrated and those beyond overrated.
+    dense = costs_of(MODEL.config, measured)
+    assert dense.at(4) < truth(4) and dense.at(32) > truth(32) + 0.3
+
+
+# --- what speculation gains -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.99])
+@pytest.mark.parametrize("count", [0, 1, 5, 12])
+def test_expected_tokens_are_leviathans(alpha: float, count: int) -> None:
+    """Leviathan et al. 2023, equation 1."""
+    expected = (1 - alpha ** (count + 1)) / (1 - alpha)
+    assert expected_tokens([alpha] * count) == pytest.approx(expected)
+
+
+# --- plain and further rows drift apart -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "further"), [(1.5, 1.0), (1.0, 1.6), (2.0, 1.3), (0.8, 1.2)])
+def test_further_rows_may_become_dearer_than_the_first(first: float, further: float) -> None:
+    """Say with a long context, or where another process takes what they compute with."""
+    costs, rng = RowCosts(SECONDS), np.random.default_rng(1)
+    before = RowCosts(SECONDS)
+    plain_s = before.at(1)
+    for _ in range(50):
+        rows = int(rng.choice([1, 1, 2, 4, 8]))
+        costs.observe(rows, first * plain_s + further * (before.at(rows) - plain_s))
+    assert costs.at(1) == pytest.approx(first * plain_s, rel=0.03)
+    assert costs.at(8) - costs.at(1) == pytest.approx(further * (before.at(8) - plain_s), rel=0.15)
+
+
+def test_padded_passes_cost_what_the_next_width_does() -> None:
+    costs = RowCosts(SECONDS)
+    padded = costs.padded([2, 4, 8])
+    assert [padded.at(rows) for rows in range(1, 9)] == [
+        costs.at(rows) for rows in (2, 2, 4, 4, 8, 8, 8, 8)
+    ]
+
+
+def test_the_first_pass_of_a_width_does_not_make_it_dear() -> None:
+    """It takes memory and reads code: ten times a pass, say. The second one is believed."""
+    costs = RowCosts(SECONDS)
+    for _ in range(30):
+        costs.observe(1, 1.0)
+    costs.observe(4, 20.0)
+    assert costs.at(4) == pytest.approx(SECONDS[4], rel=0.01)
+    costs.observe(4, 3.0)
+    assert costs.at(4) > 1.1 * SECONDS[4]
+    expected = costs.at(8)
+    costs.observe(8, 1.0)  # faster than expected is believed at once
+    assert costs.at(8) < 0.97 * expected
