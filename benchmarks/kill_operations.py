@@ -22,7 +22,7 @@ from edge_spec.models.hub.client import HubReference
 from edge_spec.models.hub.download import find_cached, pull
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts, saved_parts
-from edge_spec.placement.plan import Place, Placement, Plan, read_plan, write_plan
+from edge_spec.scheduler.plan_file import Place, Placement, Plan, read_plan, write_plan
 from edge_spec.scheduler.profile import ProfileKey, load_learnt, save_learnt
 from edge_spec.text.vocabulary import Vocabulary
 

@@ -28,8 +28,8 @@ from common import open_engine, report
 from edge_spec.core.model import Model, RuntimeOptions
 from edge_spec.models.devices import format_bytes, resident_bytes
 from edge_spec.models.memory import forecast
+from edge_spec.models.model_plan import PreparedModel, prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 
 CASES = (
@@ -54,21 +54,21 @@ def measure(case: str, context: int, threads: int | None) -> dict[str, Any]:
     if draft:
         options |= {"draft": draft_model, "draft_runtime": draft_runtime}
     before: list[int] = []
-    opened = ResolvedModel.open
+    opened = PreparedModel.open
 
-    def measured(self: ResolvedModel, options: RuntimeOptions) -> Model:
+    def measured(self: PreparedModel, options: RuntimeOptions) -> Model:
         if not before:
             before.append(_resident_without_free_heap())
         return opened(self, options)
 
-    ResolvedModel.open = measured  # type: ignore[method-assign]
+    PreparedModel.open = measured  # type: ignore[method-assign]
     loaded = LoadOptions(**options)
 
     def silent(what: str, fraction: float) -> None:
         pass
 
     sides = [(model, runtime), (draft_model, draft_runtime)][: 2 if draft else 1]
-    prepared = [resolve_model(Source(name, silent), on, loaded, silent) for name, on in sides]
+    prepared = [prepare_model(Source(name, silent), on, silent) for name, on in sides]
     said = forecast(prepared[0], prepared[1:], loaded)
     assert said is not None
     del prepared

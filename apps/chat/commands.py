@@ -159,7 +159,10 @@ def _tokens(talk: ChatConversation, argument: str, door: Door) -> Outcome:
 
 
 def _stats(talk: ChatConversation, argument: str, door: Door) -> Outcome:
-    return _NO_ANSWER if talk.last is None else stats_text(talk.last, talk.last_sampling)
+    plan = "\n".join(talk.engine.plan)
+    if talk.last is None:
+        return f"{plan}\n{_NO_ANSWER}" if plan else _NO_ANSWER
+    return f"{plan}\n{stats_text(talk.last, talk.last_sampling)}".lstrip()
 
 
 def _thoughts(talk: ChatConversation, argument: str, door: Door) -> Outcome:

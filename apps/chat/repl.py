@@ -147,6 +147,8 @@ def run(
     with closing(talk) as conversation:
         engine = conversation.engine
         if sys.stdin.isatty() and not as_json:
+            for line in engine.plan:
+                print(harmless(line))
             print(harmless(f"{engine.name} on {engine.runtime}. /help lists the commands."))
         if as_json or not _is_terminal():
             talk_in_lines(conversation, as_json=as_json)

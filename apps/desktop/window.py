@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib.util import find_spec
@@ -33,7 +33,6 @@ def run(
     announce: Callable[[str, str, int], None],
     *,
     title: str,
-    plan: Callable[[], Mapping[str, Any]],
     **settings: Any,
 ) -> None:
     """Shows the window at once, with its page when the model is open; returns when it is closed.
@@ -62,7 +61,7 @@ def run(
 
     def serve() -> None:
         with open_engine() as engine:
-            options = ServerOptions(port=0, api_key=key, grace_s=0.0, plan=plan(), **settings)
+            options = ServerOptions(port=0, api_key=key, grace_s=0.0, **settings)
             if closed.is_set():
                 return
             with RunningServer(engine, options) as server:

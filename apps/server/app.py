@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +31,7 @@ from edge_spec.apps.server.metrics import MEDIA_TYPE, Metrics
 from edge_spec.apps.server.models import Description, Models, ServedModel
 from edge_spec.apps.server.ollama import add_ollama
 from edge_spec.apps.server.openai import add_openai
-from edge_spec.apps.server.options import NO_PLAN, ServerOptions, origin_pattern
+from edge_spec.apps.server.options import ServerOptions, origin_pattern
 from edge_spec.apps.server.reply import Running
 from edge_spec.apps.server.responses import add_responses
 from edge_spec.apps.web import INDEX, load_assets
@@ -124,13 +123,8 @@ def _add_models(app: FastAPI, models: Models, options: ServerOptions) -> None:
 
     @app.get("/edge-spec/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
-        """What `edge-spec plan` measured for this model, if it did."""
-        on_demand = models.find(model).on_demand
-        if on_demand is None:
-            return dict(options.plan)
-        await describe(model)  # it is here
-        planned = await asyncio.to_thread(on_demand.plan)
-        return dict(planned or NO_PLAN)
+        """What runs the model, who drafts, and why. This opens the model."""
+        return {"plan": (await describe(model)).info["plan"]}
 
 
 def _add_health(app: FastAPI, metrics: Metrics) -> None:

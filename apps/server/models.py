@@ -26,7 +26,7 @@ from edge_spec.apps.server.request import Desk
 from edge_spec.core.model import Progress
 from edge_spec.core.recommended_sampling import sampling_source, sampling_text
 from edge_spec.loader import ModelOnDemand
-from edge_spec.loader.place import PlacedModels
+from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.memory import Forecast, fit_together, fits_free_memory, forecast_here
 
 _LATEST = ":latest"  # which Ollama's clients add to names
@@ -83,7 +83,7 @@ class OpenModel:
         """make_room: called before the weights are read. Raises what the model's opening raises."""
         forecast = None
 
-        def screen(placed: PlacedModels) -> None:
+        def screen(placed: PreparedEngine) -> None:
             nonlocal forecast
             forecast = forecast_here(placed.target, placed.drafts, placed.options)
             make_room(forecast)
@@ -109,6 +109,7 @@ def _description(desk: Desk, options: ServerOptions) -> Description:
         "runtime": engine.runtime,
         "drafter": desk.drafter,
         "drafters": ["auto", "none", *engine.drafters],
+        "plan": engine.plan,
         "context_length": engine.context_length,
         "version": version("edge-spec"),
     }
@@ -125,6 +126,7 @@ def _description(desk: Desk, options: ServerOptions) -> Description:
         "eos_token": text.tokenizer.token_text(text.eos_ids[0]) if text.eos_ids else "",
         "build_info": f"edge-spec {version('edge-spec')}",
         "edge_spec": {
+            "plan": engine.plan,
             "sampling": sampling_text(of_page),
             "sampling_source": sampling_source(text.sampling, asked),
             "request_params": _params(options.sampling, options),

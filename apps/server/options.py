@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from edge_spec import SamplingParams
 from edge_spec.errors import UsageError
 from edge_spec.models.asked_options import require_type
 from edge_spec.text.parts.answer_form import TEXT_TOKENS, THOUGHT_TOKENS, Reasoning, thought_budget
 
-NO_PLAN: Mapping[str, Any] = {"candidates": []}
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _HOST = re.compile(r"(?:\[(?P<address>[^]]*)\]|(?P<name>[^][:]*))(?::[0-9]{0,5})?")
 _ORIGIN = re.compile(
@@ -90,7 +89,6 @@ class ServerOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     reasoning: Reasoning = "auto"
     asked_sampling: Mapping[str, float] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=lambda: NO_PLAN)
 
     def __post_init__(self) -> None:
         for name, taken in get_type_hints(ServerOptions).items():

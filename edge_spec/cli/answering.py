@@ -22,14 +22,14 @@ from edge_spec.models.asked_options import MODEL_HELP, option
 from edge_spec.text.parts.part import PartKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_spec.core.model import Progress
     from edge_spec.engine.engine import Engine
     from edge_spec.engine.generation import Generation
     from edge_spec.engine.results import Chunk, GenerationResult
     from edge_spec.loader import ModelOnDemand
-    from edge_spec.loader.place import PlacedModels
+    from edge_spec.loader.prepare import PreparedEngine
     from edge_spec.text.grammar import Grammar
     from edge_spec.text.parts.answer_form import AnswerForm, Reasoning
 
@@ -125,6 +125,7 @@ def generate(
     asked: GenerateOptions,
     loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
     """Answer one prompt."""
@@ -140,10 +141,10 @@ def generate(
     limit, reasoning = sampling.max_tokens, read_reasoning(sampling.reasoning)
     encoded: list[tuple[Sequence[int], AnswerForm | None]] = []
 
-    def encode(placed: PlacedModels) -> None:  # once the header is read, before the weights are
+    def encode(placed: PreparedEngine) -> None:  # once the header is read, before the weights are
         encoded.append(_encoded(placed, text, asked, limit, reasoning))
 
-    with open_engine(model, loading, screen=encode) as engine:
+    with open_engine(model, loading, screen=encode, explain=explain) as engine:
         tokens, form = encoded[-1]
         generation = engine.generate(
             tokens,
@@ -158,7 +159,7 @@ def generate(
 
 
 def _encoded(
-    placed: PlacedModels,
+    placed: PreparedEngine,
     prompt: str,
     asked: GenerateOptions,
     limit: int | None,
@@ -343,6 +344,7 @@ def serve(
     learn: options.Learn = False,
     loading: options.AskedOptions,
     sampling: options.SamplingOptions,
+    explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
     """Serve OpenAI's API and a web page on this machine. Ctrl-C ends it.
@@ -363,10 +365,17 @@ def serve(
     if serving.stdio:
         if len(named) > 1:
             raise UsageError("--stdio serves one model", remedy="Start a process for each model.")
-        open_model = partial(open_engine, named[0], loading, measure_when_idle=True, learns=learn)
+        open_model = partial(
+            open_engine,
+            named[0],
+            loading,
+            measure_when_idle=True,
+            learns=learn,
+            explain=explain,
+        )
         entry_points.load_app("sidecar")(open_model)
         return
-    models = models_on_demand(named, serving.alias, loading, learns=learn)
+    models = models_on_demand(named, serving.alias, loading, learns=learn, explain=explain)
     entry_points.load_app("serve")(
         models,
         partial(_announce, names=[each.name for each in models], as_json=json),
@@ -381,6 +390,7 @@ def models_on_demand(
     loading: options.AskedOptions,
     *,
     learns: bool = False,
+    explain: bool = False,
 ) -> list[ModelOnDemand]:
     """Raises as `served_names` does, and UsageError where several are to learn."""
     from edge_spec.loader import ModelOnDemand, options_of_others
@@ -395,9 +405,15 @@ def models_on_demand(
     served: list[ModelOnDemand] = []
     for model, names in zip(models, served_names(models, aliases), strict=True):
         asked = options_of_others(loading) if served else loading
-        opening = partial(open_engine, model, asked, measure_when_idle=is_alone, learns=learns)
-        plan = partial(plan_document, model, asked)
-        served.append(ModelOnDemand(names.name, opening, names.aliases, plan))
+        opening = partial(
+            open_engine,
+            model,
+            asked,
+            measure_when_idle=is_alone,
+            learns=learns,
+            explain=explain,
+        )
+        served.append(ModelOnDemand(names.name, opening, names.aliases))
     return served
 
 
@@ -407,22 +423,6 @@ def _announce(model: str, url: str, port: int, names: Sequence[str], as_json: bo
         print_json({"url": url, "port": port, "model": model, **several})
     else:
         print(f"Serving {', '.join(names)} on {url}; Ctrl-C ends it.", file=sys.stderr, flush=True)
-
-
-def plan_document(model: str, loading: options.AskedOptions) -> Mapping[str, Any] | None:
-    """The plan that was asked for, else what `edge-spec plan` keeps of this model, if anything."""
-    from edge_spec.loader.place import asked_drafts
-    from edge_spec.models.source import Source
-    from edge_spec.placement.plan import kept_plan, plan_json, read_plan
-
-    plan = None if loading.plan is None else read_plan(Path(loading.plan))
-    if plan is None:
-        target = Source(model, lambda what, fraction: None)
-        drafts = asked_drafts(target, loading)
-        pair = Source(drafts[0], target.progress) if drafts else None
-        plan = kept_plan(target, pair)
-    document: Mapping[str, Any] | None = None if plan is None else loads(plan_json(plan))
-    return document
 
 
 @options.with_groups
@@ -441,7 +441,6 @@ def desktop(
         partial(open_engine, model, loading, measure_when_idle=True, needs_chat=True, learns=learn),
         _say_where,
         title=model,
-        plan=lambda: plan_document(model, loading) or {"candidates": []},
         parallel=_PARALLEL,
         **sampling.of_requests(),
     )

@@ -69,6 +69,7 @@ def bench(
     *,
     asked: BenchOptions,
     loading: options.AskedOptions,
+    explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
     """Measure drafting against plain decoding, in turns, by kind of text."""
@@ -83,13 +84,13 @@ def bench(
         require_writable(asked.out)
     choice = _peer_choice(model, loading) if asked.peers else None
     opened = str(choice.gguf) if choice else model
-    with open_engine(opened, loading) as engine:
+    with open_engine(opened, loading, explain=explain) as engine:
         plan = make_plan(engine, entries, asked.max_tokens, asked.repeat)
         num_sampled = 0 if _remembering(loading) else asked.sampled
         measured, open_peers, drawn = _measure(engine, plan, choice, num_sampled)
         if not measured.tasks:
             raise KeyboardInterrupt
-        settings = _bench_settings(engine, opened, loading) | {
+        settings = _bench_settings(engine, loading) | {
             "model": readable(Path(model).name),
             "weights": choice.weights if choice else engine.parts.name,
             "prompts": readable(asked.prompts.name) if asked.prompts else "edge-spec's own",
@@ -102,19 +103,15 @@ def bench(
         raise KeyboardInterrupt
 
 
-def _bench_settings(engine: Engine, opened: str, loading: options.AskedOptions) -> dict[str, Any]:
-    from edge_spec.loader.place import asked_drafts, trained_options
-    from edge_spec.models.source import Source
-
-    drafts = list(loading.draft or [])
-    if drafts in ([], ["auto"]):  # told by its name, not by its path
-        source = Source(opened, lambda what, fraction: None)
-        chosen = asked_drafts(source, trained_options(source, loading) or loading)
-        drafts = [Source(draft, source.progress).name for draft in chosen]
+def _bench_settings(engine: Engine, loading: options.AskedOptions) -> dict[str, Any]:
+    plan = engine.parts.plan
+    assert plan is not None  # it was opened by one
+    head = [] if plan.options.head is None else [readable(plan.options.head.name)]
     return {
+        "plan": engine.plan,
         "runtime": engine.parts.runtime,
-        "drafter": loading.drafter,
-        "drafts": drafts,
+        "drafter": engine.drafting,
+        "drafts": [*head, *(each.source.name for each in plan.drafts)],
         "lossless": str(engine.parts.speculation_factory.lossless.promise),
         "policy": engine.parts.speculation.policy.beliefs(),
         "plain_cost": engine.parts.speculation_factory.lossless.plain_cost,
@@ -156,7 +153,7 @@ def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
     """Chooses the peers with one GGUF file for all, ourselves included."""
     from edge_spec.core.export import ExportOptions
     from edge_spec.diagnostics.bench.measuring import PeerChoice
-    from edge_spec.models.resolve import StoredModel, gguf_file
+    from edge_spec.models.model_plan import ModelPlan
     from edge_spec.models.source import Source
     from edge_spec.scheduler.machine import available_cores
 
@@ -164,8 +161,7 @@ def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
         source = Source(model, progress)
         own_file = not source.is_demo and source.at("gguf").is_file()
         quantization = None if own_file else _PEER_WEIGHTS
-        stored = StoredModel(source, "gguf", ExportOptions(quantization))
-        gguf = gguf_file(stored, progress)
+        gguf = ModelPlan(source, "llamacpp", export=ExportOptions(quantization)).gguf_file(progress)
     weights = gguf.name if own_file else f"{source.name} as {quantization}"
     threads = loading.threads or available_cores()
     return PeerChoice(gguf, weights, threads)
@@ -216,6 +212,7 @@ def verify(
     *,
     extent: Extent,
     loading: options.AskedOptions,
+    explain: options.Explain = False,
     json: options.Json = False,
 ) -> None:
     """Hold speculation against plain decoding.
@@ -228,7 +225,8 @@ def verify(
     from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 
     entries = read_prompts(extent.prompts or OWN_PROMPTS)
-    report = document(_prove(model, loading, entries, extent), loading.device or "default")
+    proof = _prove(model, loading, entries, extent, explain)
+    report = document(proof, loading.device or "default")
     if json:
         print_json(report)
     else:
@@ -238,13 +236,17 @@ def verify(
 
 
 def _prove(
-    model: str, loading: options.AskedOptions, prompts: Sequence[Prompt], extent: Extent
+    model: str,
+    loading: options.AskedOptions,
+    prompts: Sequence[Prompt],
+    extent: Extent,
+    explain: bool,
 ) -> Proof:
     from edge_spec.diagnostics.lossless_check.prove import prove
 
     # What is asked here says nothing of what will be asked.
     with (
-        open_engine(model, loading, keeps_answers=False) as engine,
+        open_engine(model, loading, keeps_answers=False, explain=explain) as engine,
         ProgressBar() as progress,
     ):
         return prove(engine, prompts, extent, progress)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_spec.models.devices import Device
-    from edge_spec.placement.plan import Place, Placement, Plan
+    from edge_spec.scheduler.plan_file import Place, Placement, Plan
 
 
 def devices(
@@ -116,9 +116,9 @@ def plan(
     from edge_spec.models.devices import list_devices
     from edge_spec.models.draft_choice import chosen_drafts
     from edge_spec.models.source import Source
-    from edge_spec.placement.plan import keep_plan, kept_plan, plan_json, write_plan
     from edge_spec.placement.planner import Planner
-    from edge_spec.placement.runtime_order import missing_reader
+    from edge_spec.scheduler.engine_plan import missing_reader
+    from edge_spec.scheduler.plan_file import plan_json, write_plan
     from edge_spec.scheduler.profile import write_profiles
 
     with ProgressBar() as progress:
@@ -130,15 +130,8 @@ def plan(
             require_readable(Path(drafts[0]), "the draft of a plan")
         trial = EngineTrial(target.model, pair.model if pair else None)
         planner = Planner(target, pair, list_devices(), progress, trial, refresh)
-        known = kept_plan(target, pair)
-        made = known if known is not None and planner.still_holds(known) else planner.make()
+        made = planner.make()
     notes = [*made.notes, *filter(None, [missing_reader(target)])]
-    if made is known:
-        notes.append("nothing has changed since this plan was made: --refresh measures again")
-    elif planner.is_certain:
-        keep_plan(made)
-    else:
-        notes.append("this plan is not kept for later runs")
     if out is not None:
         write_plan(made, out)
     if profiles is not None:

@@ -5,6 +5,7 @@ No heavy import: every `--help` passes through here."""
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
@@ -93,6 +94,9 @@ Learn = Annotated[
         rich_help_panel="Model and drafting",
     ),
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Say what runs, who drafts and why, in three lines.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -158,10 +162,14 @@ def open_engine(
     screen: Screen | None = None,
     needs_chat: bool = False,
     learns: bool = False,
+    explain: bool = False,
 ) -> Engine:
-    """report: instead of a bar on stderr; screen: is shown the models before their weights are
-    read; needs_chat: refuses a model without a chat template; learns: from answers, while idle.
-    Raises an EdgeSpecError, and what `screen` raises."""
+    """Open a model for a command.
+
+    report: instead of a bar on stderr. screen: is shown the models before their weights are read.
+    needs_chat: refuses a model without a chat template. learns: from answers, while idle. explain:
+    prints what runs, who drafts and why. Raises an EdgeSpecError, and what `screen` raises.
+    """
     from edge_spec.loader import load_asked
 
     learning = None
@@ -171,7 +179,7 @@ def open_engine(
         require_learnable(options)
         learning = start_learning
     with ProgressBar() as bar:
-        return load_asked(
+        engine = load_asked(
             model,
             options,
             report or bar,
@@ -181,3 +189,12 @@ def open_engine(
             needs_chat=needs_chat,
             learning=learning,
         )
+    if explain:
+        print_plan(engine)
+    return engine
+
+
+def print_plan(engine: Engine) -> None:
+    """Print what runs, who drafts and why, on stderr: stdout belongs to the answer."""
+    for line in engine.plan:
+        print(line, file=sys.stderr)

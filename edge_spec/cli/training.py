@@ -171,9 +171,9 @@ def tune_skip(
     from edge_spec.errors import UsageError
     from edge_spec.loader import load_engine
     from edge_spec.models.bundle import Bundle
+    from edge_spec.models.model_plan import prepare_model
     from edge_spec.models.options import LoadOptions
     from edge_spec.models.pair_bundle import is_in_pair
-    from edge_spec.models.resolve import resolve_model
     from edge_spec.models.source import Source
     from edge_spec.placement.layer_selection import save_parts
 
@@ -186,7 +186,7 @@ def tune_skip(
             remedy="Tune the model that it was made from.",
         )
     with bar as progress, load_engine(model, plain, progress) as engine:
-        bundle = resolve_model(source, "ort", plain, progress).source
+        bundle = prepare_model(source, "ort", progress, plain.runtime_options).source
         if not isinstance(bundle, Bundle):
             raise UsageError(f"{model} is no bundle", remedy="Convert it with edge-spec export.")
         parts = _best_parts(engine, trials, progress)

@@ -38,8 +38,8 @@ from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
 from edge_spec.loader import load_engine
 from edge_spec.models.devices import format_bytes, resident_bytes
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.scheduler.lossless import Promise
 from edge_spec.testing import check_session, check_trees
@@ -96,13 +96,13 @@ class DeviceCheckRequest:
         """Converts what no runtime reads as it is, while progress can be shown. The check that
         opens it finds what keeps one from it."""
         options = self.options()
-        places = [(self.model, options.runtime, options.providers)]
+        places = [(self.model, options.runtime, options.runtime_options)]
         places += [
-            (each, options.draft_runtime, options.draft_providers) for each in options.drafts
+            (each, options.draft_runtime, options.draft_runtime_options) for each in options.drafts
         ]
         with suppress(EdgeSpecError):
-            for model, runtime, devices in places:
-                resolve_model(Source(model, progress), runtime, options, progress, devices)
+            for model, runtime, how in places:
+                prepare_model(Source(model, progress), runtime, progress, how)
 
     @property
     def is_cpu(self) -> bool:
@@ -115,8 +115,9 @@ class DeviceCheckRequest:
     def opened(self, **changes: Any) -> Iterator[Model]:
         """Opens the target alone. Raises an EdgeSpecError, and what libraries raise."""
         options, source = self.options(**changes), Source(self.model, _silent)
-        resolved = resolve_model(source, options.runtime, options, _silent, options.providers)
-        with closing(resolved.open(options.runtime_options)) as model:
+        how = options.runtime_options
+        prepared = prepare_model(source, options.runtime, _silent, how)
+        with closing(prepared.open(how)) as model:
             yield model
 
     def engine(self) -> Engine:

@@ -44,7 +44,7 @@ from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import EdgeSpecError, UnsupportedModelError, UsageError
 from edge_spec.loader.head import open_tables, open_trained_head
 from edge_spec.loader.open import OpenModels
-from edge_spec.loader.place import PlacedModels
+from edge_spec.loader.prepare import PreparedEngine
 from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.idle_process import LOWEST, IdleProcess, give_way, is_idle
@@ -263,7 +263,7 @@ def require_learnable(asked: AskedOptions) -> None:
 
 
 def start_learning(
-    placed: PlacedModels,
+    placed: PreparedEngine,
     models: OpenModels,
     factory: SpeculationFactory,
     is_free: Callable[[], bool],
@@ -290,7 +290,7 @@ class Learner:
     this one only drafts with what is learnt."""
 
     def __init__(
-        self, placed: PlacedModels, models: OpenModels, is_free: Callable[[], bool]
+        self, placed: PreparedEngine, models: OpenModels, is_free: Callable[[], bool]
     ) -> None:
         """is_free: whether other idle work is done. Raises StorageError where nothing can be
         kept."""

@@ -79,8 +79,8 @@ class DrafterContext:
     parts: Mapping[str, TargetPart] = field(default_factory=dict)  # settled before
     drafts: Sequence[Draft] = ()  # the first drafts for the target, each other for the one before
     head: HeadNetwork | None = None
-    cheap_rows: Callable[[], int] = lambda: 1  # of a pass of the target, which hardly takes longer
-    # than one of a single row; asked for "auto" alone
+    cheap_rows: int = 1  # of a pass of the target, which hardly takes longer than one of a single
+    # row
 
 
 @declares(SuffixDrafter.traits)
@@ -286,7 +286,7 @@ def load_drafters(chosen: str, context: DrafterContext) -> list[Drafter]:
             drafts=bool(context.drafts),
             corpora=bool(context.corpora),
             head="" if context.head is None else context.head.kind,
-            cheap_rows=context.cheap_rows(),
+            cheap_rows=context.cheap_rows,
             remember=context.remember,
         )
     if len(set(wanted)) < len(wanted):

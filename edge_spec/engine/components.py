@@ -20,6 +20,7 @@ from edge_spec.engine.prompt_cache import PromptCache
 from edge_spec.engine.results import FinishReason, GenerationResult
 from edge_spec.engine.speculation import Speculation, SpeculationFactory
 from edge_spec.scheduler.batch_invariance import BatchInvariance
+from edge_spec.scheduler.engine_plan import EnginePlan
 from edge_spec.text.chat_format import ChatFormat
 from edge_spec.text.grammar import GrammarCompiler
 
@@ -119,6 +120,7 @@ class DraftingComponents:
     speculation_factory: SpeculationFactory  # composes it again for other drafters
     drafter: str = "auto"  # the names that `speculation` was composed by
     drafts: Sequence[Draft] = ()  # further models, where there are any
+    plan: EnginePlan | None = None  # by which all of this was opened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -274,6 +274,12 @@ class Engine:
         return self.parts.runtime
 
     @property
+    def plan(self) -> tuple[str, ...]:
+        """What runs the model, who drafts, and what would be faster here: at most three lines, each
+        with its reason."""
+        return () if self.parts.plan is None else self.parts.plan.explain()
+
+    @property
     def context_length(self) -> int:
         """Tokens of prompt and answer together, at most."""
         return context_length_of(self.parts)
@@ -343,6 +349,12 @@ class Engine:
     def drafter(self) -> str:
         """The names that `set_drafter` was given last."""
         return self._drafting.names
+
+    @property
+    def drafting(self) -> str:
+        """The names of who drafts now, where `drafter` may be "auto"."""
+        plan = self.parts.plan
+        return plan.drafter if plan is not None and self.drafter == "auto" else self.drafter
 
     def set_drafter(self, names: str) -> None:
         """Has others draft from the next round on, also of an answer that is being written: "auto",

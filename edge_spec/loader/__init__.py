@@ -1,7 +1,7 @@
-"""`edge_spec.load`: from a model's name and what a user asked for to an engine, in four stages.
+"""`edge_spec.load`: from a model's name and what a user asked for to an engine.
 
-resolve: which models are meant, and what is asked of them. place: which runtime and devices each
-gets. open: their weights are read. compose: the engine around them.
+`plans_for` lists the ways to answer, best first; `open_engine` prepares the first and opens it, or
+the next one where that fails.
 
 The package is called loader, not load: a module `edge_spec.load` would take the place of the
 function `edge_spec.load` as soon as anything imported it.
@@ -11,33 +11,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import ParamSpec, Protocol
 
-from edge_spec.core.model import Model, Progress
+from edge_spec.core.model import Progress
 from edge_spec.drafters import factory
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import ANSWER_NAMES, OTHER_ANSWER_NAMES, how_to_give
-from edge_spec.errors import EdgeSpecError, UsageError
-from edge_spec.loader.compose import Learner, StartLearning, compose_engine
+from edge_spec.errors import DeviceMemoryError, EdgeSpecError, UsageError
 from edge_spec.loader.open import (
-    OpenModels,
+    Learner,
+    StartLearning,
     TargetOpening,
-    TargetRefusedError,
     check_capabilities,
+    compose_engine,
     open_models,
-    open_target,
 )
-from edge_spec.loader.place import (
-    PlacedModels,
-    place_models,
-    place_on_next,
-    resolve_options,
-    trained_options,
+from edge_spec.loader.prepare import (
+    PreparedEngine,
+    TargetRefusedError,
+    prepare_engine,
+    require_chat,
 )
 from edge_spec.models.asked_options import (
     MODEL_ALSO,
@@ -48,8 +46,16 @@ from edge_spec.models.asked_options import (
     meant,
     require_type,
 )
+from edge_spec.models.model_plan import Refusal
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
+from edge_spec.scheduler.engine_plan import (
+    EnginePlan,
+    choose_plan,
+    plan_engine,
+    plans_for,
+    tell_untrained,
+)
 
 __all__ = [
     "Learner",
@@ -59,13 +65,14 @@ __all__ = [
     "load",
     "load_asked",
     "load_engine",
+    "open_engine",
 ]
 
 _log = logging.getLogger(__name__)
 
 _Arguments = ParamSpec("_Arguments")
 _PROGRESS_HELP = "It is called with what is being done and the share that is done."
-Screen = Callable[[PlacedModels], None]  # refuses what is asked of models before they are opened
+Screen = Callable[[PreparedEngine], None]  # refuses what is asked of models before they are opened
 
 
 def load_asked(
@@ -84,22 +91,8 @@ def load_asked(
     Raises as `load_engine` does, what `screen` and `learning` raise, and UnsupportedModelError
     where a chat template is needed and there is none; keeps_answers: for later runs."""
     source = Source(model, progress)
-
-    def opened(how: AskedOptions) -> Engine:
-        options = resolve_options(source, how, keeps_answers)
-        return _load(source, options, measure_when_idle, learning, screen, needs_chat)
-
-    trained = trained_options(source, asked) if learning is None else None
-    if trained is not None:
-        try:
-            return opened(trained)
-        except EdgeSpecError as error:  # on another runtime, say
-            _log.warning(
-                "what was trained for %s does not draft: %s. --draft none leaves it out",
-                source.name,
-                error.shown,
-            )
-    return opened(asked)
+    plans = plans_for(source, asked, keeps_answers=keeps_answers, uses_trained=learning is None)
+    return open_engine(plans, measure_when_idle, learning, screen, needs_chat)
 
 
 def load_engine(
@@ -109,47 +102,77 @@ def load_engine(
 
     Raises an EdgeSpecError that names what is missing or wrong.
     """
-    return _load(Source(model, progress), options, measure_when_idle)
+    return open_engine(plan_engine(Source(model, progress), options), measure_when_idle)
 
 
-def _load(
-    source: Source,
-    options: LoadOptions,
-    measure_when_idle: bool,
+def open_engine(
+    plans: Sequence[EnginePlan],
+    measure_when_idle: bool = False,
     learning: StartLearning | None = None,
     screen: Screen | None = None,
     needs_chat: bool = False,
 ) -> Engine:
-    with ExitStack() as opened:  # closes what is open already where the rest fails
-        placed = place_models(source, options, needs_chat, makes_room=screen is not None)
-        target = TargetOpening(placed)
-        opened.callback(target.close)
-        if needs_chat:
-            placed.target.text.template()
-        if screen is not None:
-            screen(placed)
-        placed, models = _opened(placed, target, opened, makes_room=screen is not None)
-        engine = compose_engine(placed, models, opened, measure_when_idle, learning)
-        opened.pop_all()
-    return engine
-
-
-def _opened(
-    placed: PlacedModels, target: TargetOpening, opened: ExitStack, makes_room: bool
-) -> tuple[PlacedModels, OpenModels]:
-    """Opens the models, the target on the first runtime that does not fail. target: that of the
-    first one."""
-    open_it: Callable[[], Model] = target.take
+    """Open the first plan that does not fail, in their order; one line says which runtimes failed
+    and why. Raises as `load_asked` does."""
+    if needs_chat:
+        require_chat(plans[0])
+    if plans[0].better and plans[0].target.why:
+        plans[0].source.progress(plans[0].better, 0.0)
+    refusals: tuple[Refusal, ...] = ()
     while True:
-        with ExitStack() as tried:
-            try:
-                models = open_models(placed, open_it, tried)
-            except TargetRefusedError as refused:
-                placed = place_on_next(placed, refused.error, makes_room)
-                open_it = partial(open_target, placed)
-            else:
-                opened.enter_context(tried.pop_all())
-                return placed, models
+        plan, left = choose_plan(plans, refusals)
+        try:
+            with ExitStack() as opened:  # closes what is open already where the rest fails
+                prepared = _prepared(plan, left, needs_chat, makes_room=screen is not None)
+                target = TargetOpening(prepared)
+                opened.callback(target.close)
+                if needs_chat:
+                    prepared.target.text.template()
+                if screen is not None:
+                    screen(prepared)
+                models = open_models(prepared, target.take, opened)
+                engine = compose_engine(prepared, models, opened, measure_when_idle, learning)
+                opened.pop_all()
+                return engine
+        except TargetRefusedError as refused:
+            plans, error = _others(left, plan, refused.error), refused.error
+            if not plans:
+                raise error from None
+            refusals = (*plan.target.refusals, Refusal(plan.target.name, error))
+        except EdgeSpecError as error:  # on another runtime, say
+            plans = [each for each in left if not each.is_own]
+            if not plan.is_own or not plans:
+                raise
+            tell_untrained(plan.source, error)
+            refusals = ()
+
+
+def _prepared(
+    plan: EnginePlan, left: Sequence[EnginePlan], needs_chat: bool, makes_room: bool
+) -> PreparedEngine:
+    """Raises TargetRefusedError where memory is short, or a device is gone that measurements have
+    chosen: another way may do."""
+    try:
+        if left and left[0].target.how.providers != plan.target.how.providers:
+            plan.target.require_devices()
+    except EdgeSpecError as error:
+        raise TargetRefusedError(error) from error
+    try:
+        return prepare_engine(plan, needs_chat, makes_room)
+    except DeviceMemoryError as error:
+        raise TargetRefusedError(error) from error
+
+
+def _others(
+    left: Sequence[EnginePlan], failed: EnginePlan, error: EdgeSpecError
+) -> list[EnginePlan]:
+    """Return who is asked after a target that failed. That another runtime's models are smaller is
+    no reason to convert one."""
+    tried = failed.target.name, failed.target.how
+    others = [each for each in left if (each.target.name, each.target.how) != tried]
+    if isinstance(error, DeviceMemoryError):
+        others = [each for each in others if each.target.is_there]
+    return others
 
 
 def _with_arguments(
@@ -232,14 +255,12 @@ class Opening(Protocol):
 class ModelOnDemand:
     """A model that is opened when it is asked for, and may be closed and opened again.
 
-    name: what lists and answers call it; aliases: what requests may call it, too; plan: what
-    `edge-spec plan` keeps of it, as `edge-spec plan --json` prints it.
+    name: what lists and answers call it; aliases: what requests may call it, too.
     """
 
     name: str
     open: Opening
     aliases: tuple[str, ...] = ()
-    plan: Callable[[], Mapping[str, Any] | None] = lambda: None
 
 
 def options_of_others(asked: AskedOptions) -> AskedOptions:

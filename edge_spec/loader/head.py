@@ -45,7 +45,7 @@ from edge_spec.drafters.heads.independent import MedusaNetwork
 from edge_spec.drafters.heads.layers import EagleNetwork
 from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
-from edge_spec.models.resolve import ResolvedModel
+from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import available_cores
 from edge_spec.storage.atomic import atomic_directory, cache_directory, single_flight
@@ -93,7 +93,7 @@ class StoredTables:
 def open_trained_head(
     path: Path,
     source: Source,
-    target: ResolvedModel,
+    target: PreparedModel,
     threads: int | None = None,
     *,
     keeps: bool = True,
@@ -136,7 +136,7 @@ def _has_tables(head: EagleHead | DFlashHead | AssistantHead) -> bool:
     return head.embed_rows is not None and head.head_rows is not None
 
 
-def _with_fewer_tokens(head: _Scoring, target: ResolvedModel) -> _Scoring:
+def _with_fewer_tokens(head: _Scoring, target: PreparedModel) -> _Scoring:
     """Returns the head with the likely ones of a large vocabulary, where it scores all of it: what
     it drafts of the others is worth less than what they cost, and the target writes them still."""
     if head.token_ids is not None or (isinstance(head, AssistantHead) and head.centroids):

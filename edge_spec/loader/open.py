@@ -1,4 +1,5 @@
-"""Third stage: the weights of the models are read, those of the target last.
+"""Opens what was prepared: weights are read, those of the target last, and the engine is composed
+around them.
 
 What an option or a drafter refuses is refused before that. A library that ends the process while it
 opens a model cannot be caught: a mark says that one is being opened, and where the next start finds
@@ -7,6 +8,7 @@ that of a process that is no more, it first opens the model in a process of its 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -15,50 +17,70 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from edge_spec.core.isolated import IsolatedError, isolated
-from edge_spec.core.model import Model
-from edge_spec.core.runtime_protocols import OpensBeside
+from edge_spec.core.model import HasWays, Model
+from edge_spec.core.runtime_protocols import OpensBeside, SharesPasses
+from edge_spec.core.watchdog import FIRST_S, WatchedModel
 from edge_spec.drafters import factory
 from edge_spec.drafters.draft.cross_tokenizer import CrossTokenizerDrafter
 from edge_spec.drafters.draft.draft_model import Draft
 from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.lookup.corpus_index import open_corpus
 from edge_spec.drafters.protocol import Drafter
+from edge_spec.engine.components import EngineComponents, IdleWork, TakesAnswers
+from edge_spec.engine.engine import Engine
+from edge_spec.engine.prompt_cache import PromptCache
+from edge_spec.engine.shared_passes import SharedPasses
+from edge_spec.engine.snapshot_file import PREFILL_TOKENS, PromptFiles
+from edge_spec.engine.speculation import SpeculationFactory
 from edge_spec.errors import (
     DeviceError,
-    EdgeSpecError,
     MissingDependencyError,
     ModelFileError,
     UnsupportedModelError,
     UsageError,
 )
 from edge_spec.loader.head import open_trained_head
-from edge_spec.loader.place import PlacedModels
+from edge_spec.loader.prepare import PreparedEngine, TargetRefusedError
 from edge_spec.models.bundle import Bundle
 from edge_spec.models.devices import free_bytes, processor
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.pair_history import PairKey, first_acceptance, pair_key
+from edge_spec.models.pair_history import PairKey, add_rounds, first_acceptance, pair_key
+from edge_spec.models.runtimes import library_build
 from edge_spec.placement.candidates import candidate_of, described
-from edge_spec.placement.gains import can_overlap, cheap_rows, draft_token_s
+from edge_spec.placement.gains import can_overlap, draft_token_s
+from edge_spec.placement.idle_process import InTurns, measure_when_idle
 from edge_spec.placement.layer_selection import ChosenPart, ExitSearch, SkipSearch, saved_parts
 from edge_spec.scheduler.adaptive import stage_of
+from edge_spec.scheduler.batch_invariance import widths_for
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.profile import (
     TYPICAL_TOKENS,
     PairFindings,
     Profile,
     ProfileKey,
+    load_learnt,
     load_pair,
     load_profile,
     profile_key,
+    save_learnt,
 )
-from edge_spec.scheduler.row_findings import begun_costs, row_costs, rows_key
+from edge_spec.scheduler.row_findings import (
+    RoundTimes,
+    begun_costs,
+    row_costs,
+    rows_key,
+    settle_rows,
+    usual_shares,
+)
 from edge_spec.storage.atomic import cache_directory
+from edge_spec.text.grammar import GrammarCompiler
 from edge_spec.text.vocabulary import same_vocabulary
 
 _TRIAL_S = 300.0  # to open a model in
@@ -68,31 +90,23 @@ _ROOM = 2  # times such a file, that has to be free: nothing is closed before to
 _log = logging.getLogger(__name__)
 
 
-class TargetRefusedError(Exception):
-    """The runtime cannot have the model, which shows only when its weights are read."""
-
-    def __init__(self, error: EdgeSpecError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class TargetOpening:
     """Opens a target: a file that does not take long at once, in a thread of its own, while its
     text is made ready."""
 
-    def __init__(self, placed: PlacedModels) -> None:
-        self._placed = placed
+    def __init__(self, prepared: PreparedEngine) -> None:
+        self._prepared = prepared
         self._beside: Future[Model] | None = None  # until it is taken
-        if _opens_beside(placed):
+        if _opens_beside(prepared):
             self._beside = Future()
-            run = partial(copy_context().run, _open_into, self._beside, placed)
+            run = partial(copy_context().run, _open_into, self._beside, prepared)
             # A command that ends by force does not wait for it (cli/start.py).
             Thread(target=run, name="edge-spec-opening", daemon=True).start()
 
     def take(self) -> Model:
         """Returns it open. Raises as `open_target` does."""
         if self._beside is None:
-            return open_target(self._placed)
+            return open_target(self._prepared)
         model = self._beside.result()
         self._beside = None
         return model
@@ -103,53 +117,55 @@ class TargetOpening:
             self._beside.result().close()
 
 
-def _open_into(found: Future[Model], placed: PlacedModels) -> None:
+def _open_into(found: Future[Model], prepared: PreparedEngine) -> None:
     try:
-        found.set_result(open_target(placed))
+        found.set_result(open_target(prepared))
     except BaseException as error:  # is told to whoever takes it
         found.set_exception(error)
 
 
-def _opens_beside(placed: PlacedModels) -> bool:
+def _opens_beside(prepared: PreparedEngine) -> bool:
     """Says whether there is no reason to wait with it."""
-    runtime = placed.target.runtime
-    if not isinstance(runtime, OpensBeside) or not runtime.opens_beside or _is_left(_mark(placed)):
+    runtime = prepared.target.runtime
+    if (
+        not isinstance(runtime, OpensBeside)
+        or not runtime.opens_beside
+        or _is_left(_mark(prepared))
+    ):
         return False
-    free, size = free_bytes(), placed.target.source.path.stat().st_size
+    free, size = free_bytes(), prepared.target.source.path.stat().st_size
     return size <= _MOST_BYTES and (free is None or free >= _ROOM * size)
 
 
-def open_target(placed: PlacedModels) -> Model:
-    """Raises ModelFileError for a file that has changed since a runtime was chosen for it,
-    TargetRefusedError where another runtime may be asked, or else an EdgeSpecError."""
-    _require_unchanged(placed)
+def open_target(prepared: PreparedEngine) -> Model:
+    """Raises ModelFileError for a file that has changed since a runtime was chosen for it, and
+    TargetRefusedError where another runtime may be asked."""
+    _require_unchanged(prepared)
     try:
-        _try_apart(placed)
-        with _marked(_mark(placed)):
-            model = placed.target.open(placed.options.runtime_options)
+        _try_apart(prepared)
+        with _marked(_mark(prepared)):
+            model = prepared.target.open(prepared.options.runtime_options)
     except (DeviceError, UnsupportedModelError, MissingDependencyError) as error:
-        if placed.others is None:
-            raise
         raise TargetRefusedError(error) from error
     try:
-        _require_unchanged(placed)
+        _require_unchanged(prepared)
     except BaseException:
         model.close()
         raise
     return model
 
 
-def _require_unchanged(placed: PlacedModels) -> None:
-    source = placed.source
-    if source.path.is_file() and source.identity != placed.identity:
+def _require_unchanged(prepared: PreparedEngine) -> None:
+    source = prepared.source
+    if source.path.is_file() and source.identity != prepared.identity:
         raise ModelFileError(
             f"{source.path} has changed while it was opened",
             remedy="Start again once it is written.",
         )
 
 
-def _mark(placed: PlacedModels) -> Path:
-    name = f"{placed.target.runtime.name}-{placed.identity}"
+def _mark(prepared: PreparedEngine) -> Path:
+    name = f"{prepared.target.runtime.name}-{prepared.identity}"
     return cache_directory() / "opening" / name
 
 
@@ -166,17 +182,17 @@ def _marked(mark: Path) -> Iterator[None]:
             mark.unlink()
 
 
-def _try_apart(placed: PlacedModels) -> None:
+def _try_apart(prepared: PreparedEngine) -> None:
     """Raises DeviceError where opening the model ends the process that does it."""
-    if not _is_left(_mark(placed)):
+    if not _is_left(_mark(prepared)):
         return
-    runtime = placed.target.runtime.name
-    place = described(placed.source.model, processor(runtime), placed.options.runtime_options)
+    runtime = prepared.target.runtime.name
+    place = described(prepared.source.model, processor(runtime), prepared.options.runtime_options)
     try:
         isolated(open_described, json.dumps(place), timeout_s=_TRIAL_S)
     except IsolatedError as error:
         raise DeviceError(
-            f"{runtime} does not survive opening {placed.source.name}: {error}",
+            f"{runtime} does not survive opening {prepared.source.name}: {error}",
             remedy="Use another runtime, or another version of its library.",
         ) from None
 
@@ -216,20 +232,20 @@ class OpenModels:
 
 
 def open_models(
-    placed: PlacedModels, open_target: Callable[[], Model], opened: ExitStack
+    prepared: PreparedEngine, open_target: Callable[[], Model], opened: ExitStack
 ) -> OpenModels:
     """opened: closes all of them. Raises an EdgeSpecError, and TargetRefusedError where another
     runtime may be asked for the target."""
-    options, target = placed.options, placed.target
-    key = profile_key(placed.source, target, options.runtime_options)
+    options, target = prepared.options, prepared.target
+    key = profile_key(prepared.source, target, options.runtime_options)
     profile = load_profile(key, target.profiles)
     findings, pair = None, None
-    if placed.drafts:
+    if prepared.drafts:
         how = options.draft_runtime_options
-        findings = load_pair(key, profile_key(placed.draft_sources[0], placed.drafts[0], how))
-        pair = pair_key(placed.source, placed.draft_sources[0])
+        findings = load_pair(key, profile_key(prepared.draft_sources[0], prepared.drafts[0], how))
+        pair = pair_key(prepared.source, prepared.draft_sources[0])
     drafts = []
-    for draft in _open_drafts(placed, findings, pair):
+    for draft in _open_drafts(prepared, findings, pair):
         opened.callback(draft.close)
         drafts.append(draft)
 
@@ -241,13 +257,10 @@ def open_models(
     def measured() -> RowCosts:
         return row_costs(loaded, rows_key(key, loaded.config)) if profile is None else costs()
 
-    context = _drafter_context(placed, drafts, costs, measured, options)
-    is_measured = options.drafter == "auto"  # which the costs of rows decide, and refuses nothing
-    drafters = [] if is_measured else factory.load_drafters(options.drafter, context)
+    context = _drafter_context(prepared, drafts, costs, measured, options)
+    drafters = factory.load_drafters(options.drafter, context)
     loaded = open_target()
     opened.callback(loaded.close)
-    if is_measured:
-        drafters = factory.load_drafters(options.drafter, context)
     check_capabilities(target.name, target.runtime.name, loaded, options)
     if drafts and drafts[0].step_s and costs().is_scaled and drafts[0].step_s >= costs().at(1):
         _log.warning(
@@ -261,13 +274,13 @@ def open_models(
 
 
 def _open_drafts(
-    placed: PlacedModels, findings: PairFindings | None, pair: PairKey | None
+    prepared: PreparedEngine, findings: PairFindings | None, pair: PairKey | None
 ) -> Iterator[Draft]:
     """findings: of the first one beside its target. pair: of both."""
-    options = placed.options
-    above = placed.target
+    options = prepared.options
+    above = prepared.target
     known = None if pair is None else first_acceptance(pair)
-    for source, draft in zip(placed.draft_sources, placed.drafts, strict=True):
+    for source, draft in zip(prepared.draft_sources, prepared.drafts, strict=True):
         translated: Callable[[Drafter], Drafter] | None = None
         vocab_size = above.config.vocab_size
         if not same_vocabulary(above.vocabulary(), draft.vocabulary()):
@@ -280,11 +293,11 @@ def _open_drafts(
         profile = load_profile(key, draft.profiles)
         costs = _costs(model, key, profile)
         level = partial(stage_of, model, costs)
-        paired = findings if above is placed.target else None
+        paired = findings if above is prepared.target else None
         step_s = 0.0  # not known: its first draft tokens tell
         if costs.is_scaled or (paired is not None and paired.draft_token_s is not None):
             step_s = draft_token_s(costs, profile, paired)
-        anticipates = options.anticipates and above is placed.target and translated is None
+        anticipates = options.anticipates and above is prepared.target and translated is None
         yield Draft(
             model,
             vocab_size,
@@ -293,7 +306,7 @@ def _open_drafts(
             translated,
             anticipates,
             key.digest,
-            known if above is placed.target else None,
+            known if above is prepared.target else None,
         )
         above = draft
 
@@ -305,7 +318,7 @@ def _costs(model: Model, key: ProfileKey, profile: Profile | None) -> RowCosts:
 
 
 def _drafter_context(
-    placed: PlacedModels,
+    prepared: PreparedEngine,
     drafts: Sequence[Draft],
     costs: Callable[[], RowCosts],
     measured: Callable[[], RowCosts],
@@ -313,7 +326,7 @@ def _drafter_context(
 ) -> DrafterContext:
     """costs, measured: of the target's rows; the second in seconds, for searches that were asked
     for and are themselves measurements."""
-    source, target = placed.source, placed.target
+    source, target = prepared.source, prepared.target
     tokenizer = target.text.tokenizer
     parts = saved_parts(target.source) if isinstance(target.source, Bundle) else {}
     layer = options.exit_layer
@@ -337,11 +350,11 @@ def _drafter_context(
         searches={"early-exit": ExitSearch(measured), "layer-skip": SkipSearch(measured)},
         parts=parts,
         drafts=drafts,
-        cheap_rows=lambda: cheap_rows(costs()),
+        cheap_rows=prepared.plan.cheap_rows,
         head=(
             None
             if options.head is None
-            else open_trained_head(options.head, source, target, placed.options.threads)
+            else open_trained_head(options.head, source, target, prepared.options.threads)
         ),
     )
 
@@ -380,3 +393,109 @@ def check_capabilities(name: str, runtime: str, model: Model, options: LoadOptio
                 ", ".join(branching),
                 model.capabilities.why_no_trees or "rows of its passes cannot branch",
             )
+
+
+class Learner(TakesAnswers, IdleWork, Protocol):
+    """Learns from answers while the model is idle."""
+
+
+# Starts a learner for open models. The factory: of who drafts otherwise. The function: whether
+# other idle work is done. Raises an EdgeSpecError where nothing can be learnt of these.
+StartLearning = Callable[
+    [PreparedEngine, OpenModels, SpeculationFactory, Callable[[], bool]], Learner
+]
+
+
+def compose_engine(
+    prepared: PreparedEngine,
+    models: OpenModels,
+    opened: ExitStack,
+    measures: bool,
+    learning: StartLearning | None = None,
+) -> Engine:
+    """opened: closes what is started for the engine where the rest fails. measures: runtimes, while
+    the engine is idle. learning: from answers, where that was asked for."""
+    target, key = prepared.target, models.key
+    factory = _speculation_factory(models, prepared.options)
+    speculation = factory.compose(models.drafters)
+    speculation.load_stats(load_learnt(key))
+    model, timeout_s = models.target, prepared.options.call_timeout_s
+    if timeout_s is not None:
+        remedy = "Ask again: the text is then read again. Or give a longer --call-timeout."
+        model = WatchedModel(model, timeout_s, max(timeout_s, FIRST_S), 0, remedy)
+    way = models.target.way if isinstance(models.target, HasWays) else None
+    parts = EngineComponents(
+        name=target.name,
+        runtime=target.runtime.name,
+        model=model,
+        passes=SharedPasses(model, factory.lossless, factory.load),
+        text=target.text,
+        batch_invariance=factory.batch_invariance,
+        speculation=speculation,
+        speculation_factory=factory,
+        grammars=GrammarCompiler(
+            target.text.tokenizer, target.config.vocab_size, target.text.eos_ids
+        ),
+        drafter=prepared.options.drafter,
+        plan=prepared.plan,
+        min_rows=factory.lossless.plain_width,
+        drafts=models.drafts,
+        keep_learnt=partial(save_learnt, key),
+        keep_rounds=None if models.pair is None else partial(add_rounds, models.pair),
+        identity=prepared.source.identity,
+        computing=key.digest if way is None else f"{key.digest} {way}",
+        round_times=RoundTimes(
+            rows_key(key, models.target.config),
+            usual_shares(models.target.capabilities.invariant_rows),
+            factory.lossless.widths,
+        ),
+    )
+    parts = replace(parts, prompts=PromptCache(_prompt_files(prepared, parts)))
+    works: list[IdleWork] = []
+    runtime = target.runtime.name
+    measuring = measure_when_idle(prepared.source, prepared.options, runtime) if measures else None
+    if measuring is not None:
+        opened.callback(measuring.close)
+        works.append(measuring)
+    if learning is not None:
+        learner = learning(
+            prepared, models, factory, lambda: measuring is None or measuring.is_done
+        )
+        opened.callback(learner.close)
+        works.append(learner)
+        parts = replace(parts, learner=learner)
+    if works:
+        parts = replace(parts, idle_work=InTurns(works) if len(works) > 1 else works[0])
+    return Engine(parts)
+
+
+def _speculation_factory(models: OpenModels, options: LoadOptions) -> SpeculationFactory:
+    key = rows_key(models.key, models.target.config)
+    mode = options.lossless_mode
+    widths = widths_for(options.most_rows)
+    findings = settle_rows(models.target, key, widths, mode)
+    lossless = findings.lossless(mode, replays=not options.anticipates)
+    return SpeculationFactory(
+        models.context,
+        models.target.capabilities,
+        findings.batch_invariance,
+        lossless=lossless,
+        overlap=options.drafts_elsewhere,
+        draft_overlap=options.overlap,
+        begins_overlapped=models.begins_overlapped,
+        parallel_rows=options.parallel_rows,
+        shares_passes=isinstance(models.target, SharesPasses),
+        costs=models.costs,
+    )
+
+
+def _prompt_files(prepared: PreparedEngine, parts: EngineComponents) -> PromptFiles | None:
+    directory = prepared.options.prompt_directory
+    if directory is None:
+        return None
+    architecture = {**parts.model.config.to_dict(), "context_length": 0}
+    exact = parts.speculation_factory.lossless.is_exact
+    build = library_build(parts.runtime)
+    made_by = [parts.identity, architecture, parts.computing, build, exact, PREFILL_TOKENS]
+    described = json.dumps(made_by, sort_keys=True)
+    return PromptFiles(directory, hashlib.sha256(described.encode()).hexdigest())

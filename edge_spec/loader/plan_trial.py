@@ -19,8 +19,8 @@ from edge_spec.loader import load_engine
 from edge_spec.models.devices import CPU
 from edge_spec.models.options import LoadOptions
 from edge_spec.placement.place_work import OnStep, PlaceError
-from edge_spec.placement.plan import Placement, applied
 from edge_spec.placement.trial import TRIAL_S, Prompts
+from edge_spec.scheduler.plan_file import Placement, apply_placement
 
 _TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 4
@@ -81,7 +81,7 @@ def write_in_turns(request: Any, on_step: OnStep) -> list[float]:
     """
     placements = _PLACEMENTS.validate_python(request["placements"])
     opened = next((each for each in placements if each.draft is not None), placements[0])
-    options = applied(LoadOptions(keeps_answers=False), opened, request["draft"])
+    options = apply_placement(LoadOptions(keeps_answers=False), opened, request["draft"])
     rates: list[list[float]] = [[] for _ in placements]
     seconds = 0.0
     with load_engine(request["model"], options, lambda what, fraction: None) as engine:

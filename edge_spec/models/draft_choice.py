@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +23,15 @@ from edge_spec.core.model_info import ModelInfo
 from edge_spec.drafters import factory
 from edge_spec.errors import BundleError, EdgeSpecError, UsageError
 from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
 from edge_spec.models.bundle import is_bundle, open_bundle, read_manifest
+from edge_spec.models.hub.client import is_on_hub
 from edge_spec.models.hub.download import list_cached
+from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.model_text import kept_tokenizer_json, text_of_bundle
-from edge_spec.models.resolve import ResolvedModel
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.storage.atomic import atomic_file, cache_directory, single_flight
+from edge_spec.storage.atomic import atomic_file, cache_directory, expanded, single_flight
 from edge_spec.text.tokenizer import Tokenizer
 from edge_spec.text.vocabulary import frequent_tokens, same_vocabulary
 
@@ -98,6 +101,47 @@ def chosen_drafts(
     if drafter != "auto" and not any(traits.draft_model for traits in named_traits):
         return ()
     return (str(draft),)
+
+
+def named_options(source: Source, asked: AskedOptions, keeps_answers: bool = True) -> LoadOptions:
+    """Return the options with their drafts named, and checked. keeps_answers: for later runs.
+    Raises an EdgeSpecError."""
+    said = {field.name: getattr(asked, field.name) for field in fields(AskedOptions)}
+    drafts = asked_drafts(source, asked)
+    heads = {name: path for name in drafts if (path := head_path(name, source))}
+    if len(heads) > 1 or sum(name in heads for name in drafts) > 1:
+        raise UsageError("--draft names two heads", remedy="Name one of them.")
+    said["draft"] = tuple(name for name in drafts if name not in heads)
+    head = next(iter(heads.values()), None)
+    return LoadOptions(**said, keeps_answers=keeps_answers, head=head)
+
+
+def asked_drafts(source: Source, asked: AskedOptions) -> tuple[str, ...]:
+    """Raises as `chosen_drafts` does."""
+    return chosen_drafts(
+        source,
+        [asked.draft] if isinstance(asked.draft, str) else asked.draft,
+        asked.drafter,
+        is_planned=asked.plan is not None,
+        draft_runtime=asked.draft_runtime,
+    )
+
+
+def trained_options(source: Source, asked: AskedOptions) -> AskedOptions | None:
+    """Return the options with the drafter that was trained here for the model; None where none
+    pays, or other drafters were asked for. Raises as `Source.path` does."""
+    if asked.draft is not None or asked.drafter != "auto" or asked.plan is not None:
+        return None
+    trained = trained_drafter(source)
+    return None if trained is None else replace(asked, draft=[str(trained)])
+
+
+def head_path(name: str, target: Source) -> Path | None:
+    """Return the path of the trained head of this name, which is fetched if it is on the hub; None
+    for a model. Raises as `Source.path` does for what is on the hub."""
+    path = Source(name, target.progress).path if is_on_hub(name) else expanded(Path(name))
+    is_targets = path.is_file() and target.is_fetched and path.samefile(target.path)
+    return path if runtimes.is_head(path, is_targets) else None
 
 
 def suggest_draft(target: Source, draft_runtime: str = "auto") -> str | None:
@@ -181,8 +225,8 @@ def _forecast(path: Path) -> float | None:
 
 
 def cheapest(
-    draft: ResolvedModel, source: Source, progress: Progress, makes: bool = True
-) -> ResolvedModel:
+    draft: PreparedModel, source: Source, progress: Progress, makes: bool = True
+) -> PreparedModel:
     """Returns the draft as its passes take least time: with the copy in 4 bits that the cache has
     of it, and with scores of common tokens. Only where kernels of ours compute it: others were not
     compared. makes: the copy, where there is none."""
@@ -193,8 +237,8 @@ def cheapest(
 
 
 def _in_four_bits(
-    draft: ResolvedModel, source: Source, progress: Progress, makes: bool
-) -> ResolvedModel:
+    draft: PreparedModel, source: Source, progress: Progress, makes: bool
+) -> PreparedModel:
     """Returns the draft itself where that saves little, or cannot be."""
     info: ModelInfo = draft.source
     if not (draft.as_it_is and _is_large(info)):
@@ -214,7 +258,7 @@ def _in_four_bits(
     return replace(draft, source=copied, as_it_is=False)
 
 
-def _common_tokens(draft: ResolvedModel) -> ScoredTokens | None:
+def _common_tokens(draft: PreparedModel) -> ScoredTokens | None:
     """Returns the tokens that a draft need score, with all that a text never spells; None where
     these are most."""
     size = draft.config.vocab_size

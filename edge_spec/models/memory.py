@@ -29,8 +29,8 @@ from edge_spec.models.devices import (
     free_bytes,
     total_bytes,
 )
+from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel
 
 SWITCH = "EDGE_SPEC_MEMORY"  # an environment variable; "ignore" opens what does not fit
 _OVERRIDE = f"{SWITCH}=ignore in the environment opens it all the same."
@@ -227,8 +227,8 @@ class Forecast:
 
 
 def forecast(
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
+    target: PreparedModel,
+    drafts: Sequence[PreparedModel],
     options: LoadOptions,
     num_tokens: int | None = None,
     devices: DeviceMemories | None = None,
@@ -262,8 +262,8 @@ def _of(free: int | None) -> str:
 
 
 def require_fit(
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
+    target: PreparedModel,
+    drafts: Sequence[PreparedModel],
     options: LoadOptions,
     makes_room: bool = False,
 ) -> None:
@@ -313,7 +313,7 @@ def require_fit(
 
 
 def forecast_here(
-    target: ResolvedModel, drafts: Sequence[ResolvedModel], options: LoadOptions
+    target: PreparedModel, drafts: Sequence[PreparedModel], options: LoadOptions
 ) -> Forecast | None:
     """Returns what models need, as `require_fit` counts it; None where that says nothing."""
     if total_bytes() is None or _is_ignored():
@@ -336,7 +336,7 @@ def fits_free_memory(found: Forecast) -> bool:
     return replace(found, free=free_bytes()).fits
 
 
-def _counted_tokens(target: ResolvedModel, options: LoadOptions) -> int:
+def _counted_tokens(target: PreparedModel, options: LoadOptions) -> int:
     return min(target.config.context_length, options.context_length or PLANNED_TOKENS)
 
 
@@ -350,8 +350,8 @@ def _names(found: Forecast) -> str:
 
 def _is_counted(
     found: Forecast,
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
+    target: PreparedModel,
+    drafts: Sequence[PreparedModel],
     options: LoadOptions,
 ) -> bool:
     """Says whether all weights are in the memory of the processor, but for those that a runtime
@@ -363,7 +363,7 @@ def _is_counted(
     )
 
 
-def _on_processor(model: ResolvedModel, options: RuntimeOptions) -> bool:
+def _on_processor(model: PreparedModel, options: RuntimeOptions) -> bool:
     named = {name.lower() for name in options.providers}
     if named or options.gpu_layers == 0 or options.prefers_cpu:
         return named <= {CPU}
@@ -374,8 +374,8 @@ def _on_processor(model: ResolvedModel, options: RuntimeOptions) -> bool:
 
 
 def what_fits(
-    target: ResolvedModel,
-    drafts: Sequence[ResolvedModel],
+    target: PreparedModel,
+    drafts: Sequence[PreparedModel],
     options: LoadOptions,
     num_tokens: int,
     fits: Callable[[Forecast], bool],
@@ -383,7 +383,7 @@ def what_fits(
     """Returns a remedy: what would fit with that context, each as the runtimes forecast it."""
     fitting: list[str] = []
 
-    def of(changed: LoadOptions, tokens: int, used: Sequence[ResolvedModel] = drafts) -> Forecast:
+    def of(changed: LoadOptions, tokens: int, used: Sequence[PreparedModel] = drafts) -> Forecast:
         found = forecast(target, used, changed, tokens)
         assert found is not None  # as it was for these models before
         return found

@@ -32,6 +32,7 @@ from edge_spec.models.bundle import (
     read_manifest,
     require_readable,
 )
+from edge_spec.models.model_plan import joined_types
 from edge_spec.models.pair_bundle import (
     MAX_TEXT_CHARACTERS,
     PROFILES,
@@ -43,7 +44,6 @@ from edge_spec.models.pair_bundle import (
     may_replace_pair,
     write_pair,
 )
-from edge_spec.models.resolve import joined_types
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import atomic_directory, sha256_file
 from edge_spec.text.tokenizer import Tokenizer

@@ -14,17 +14,17 @@ from edge_spec.errors import EdgeSpecError, UsageError
 from edge_spec.models import runtimes
 from edge_spec.models.devices import CPU, Device
 from edge_spec.models.draft_choice import cheapest
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import (
-    ResolvedModel,
-    candidates_for,
+from edge_spec.models.model_plan import (
+    ModelPlan,
+    PreparedModel,
+    choose,
     prepare_model,
-    resolution_on,
-    resolve_model,
+    ways_to_run,
 )
+from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
-from edge_spec.placement.plan import Place
 from edge_spec.scheduler.machine import available_cores
+from edge_spec.scheduler.plan_file import Place
 from edge_spec.scheduler.profile import ProfileKey, profile_key
 
 _FOR_CHECKS = ("reference",)  # slower than any other runtime, and not made for more
@@ -39,7 +39,7 @@ class Candidate:
 
     source: Source
     device: Device
-    prepared: ResolvedModel
+    prepared: PreparedModel
     options: RuntimeOptions
     key: ProfileKey
 
@@ -68,11 +68,11 @@ def described(model: str, device: Device, options: RuntimeOptions) -> dict[str, 
 
 
 def candidate_of(found: Any) -> Candidate:
-    """Resolves what `described` says, in another process. Raises as `resolve_model` does."""
+    """Resolves what `described` says, in another process. Raises as `prepare_model` does."""
     source = Source(found["model"], _quiet)
     device = _DEVICE.validate_python(found["device"])
     options = _OPTIONS.validate_python(found["options"])
-    prepared = resolve_model(source, device.runtime, LoadOptions(), _quiet, options.providers)
+    prepared = prepare_model(source, device.runtime, _quiet, options)
     if options.may_hold_less:  # which drafts alone may
         prepared = cheapest(prepared, source, _quiet)
     return Candidate(source, device, prepared, options, profile_key(source, prepared, options))
@@ -81,12 +81,17 @@ def candidate_of(found: Any) -> Candidate:
 def _quiet(what: str, fraction: float) -> None: ...
 
 
+def _at(source: Source, options: LoadOptions, device: Device) -> ModelPlan:
+    how = replace(options.runtime_options, providers=(device.name or "",))
+    return ModelPlan(source, device.runtime, how)
+
+
 def _is_there(source: Source, options: LoadOptions, device: Device) -> bool:
     """Says whether nothing has to be converted for a device that can be used."""
     if device.name is None or device.fault is not None:
         return False
     with suppress(EdgeSpecError):  # which is met again where the model is prepared
-        return resolution_on(source, device.runtime, options, (device.name,)).stored.is_there
+        return _at(source, options, device).is_there
     return False
 
 
@@ -102,13 +107,13 @@ def candidates(
     that read it as it is first; and a line for each place that it cannot run at. What is dear to
     convert is converted only where nothing else runs it.
 
-    Raises what `resolve_model` raises where there is no place at all, or UsageError.
+    Raises what `prepare_model` raises where there is no place at all, or UsageError.
     """
     found: list[Candidate] = []
     refused: list[str] = []
     fault: EdgeSpecError | None = None
     # By runtime, format and what it is laid out for.
-    prepared: dict[tuple[str, str, str | None], ResolvedModel] = {}
+    prepared: dict[tuple[str, str, str | None], PreparedModel] = {}
     usual = runtimes.auto_runtime(source.formats)
 
     def order(device: Device) -> tuple[bool, bool]:
@@ -122,14 +127,13 @@ def candidates(
             refused.append(f"{device.runtime}{name}: {device.fault}")
             continue
         try:
-            resolution = resolution_on(source, device.runtime, options, (device.name,))
-            stored = resolution.stored
-            key = (device.runtime, stored.format, stored.options.compute)
+            plan = _at(source, options, device)
+            key = (device.runtime, plan.format, plan.conversion.compute)
             if key not in prepared:
-                if found and source.num_bytes > _CHEAP_BYTES and not stored.is_there:
+                if found and source.num_bytes > _CHEAP_BYTES and not plan.is_there:
                     refused.append(_too_dear(source, device.runtime))
                     continue
-                model = prepare_model(resolution, progress)
+                model = plan.prepare(progress)
                 prepared[key] = cheapest(model, source, progress) if is_draft else model
         except EdgeSpecError as error:
             refused.append(f"{device.runtime} {device.name}: {error.shown}")
@@ -144,7 +148,7 @@ def candidates(
         return found, refused
     if fault is not None:
         # Raises with the reasons of all, if none can.
-        candidates_for(source, "auto", options).choose()
+        choose(ways_to_run(source))
         raise fault
     raise UsageError(
         f"nothing here can run {source.model}: {'; '.join(refused) or 'no runtime'}",

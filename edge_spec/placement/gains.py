@@ -17,13 +17,13 @@ from edge_spec.drafters.factory import DrafterContext
 from edge_spec.drafters.protocol import Budget, Drafter
 from edge_spec.engine.draft_overlap import HYSTERESIS
 from edge_spec.engine.speculation import SpeculationFactory
-from edge_spec.models.resolve import ResolvedModel
-from edge_spec.placement.plan import Placement
+from edge_spec.models.model_plan import PreparedModel
 from edge_spec.placement.replay import MAX_ROWS, PassCost, Recording, VirtualClock, replay
 from edge_spec.scheduler.batch_invariance import BatchInvariance
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.lossless import Losslessness
 from edge_spec.scheduler.measure import LEAST_S
+from edge_spec.scheduler.plan_file import Placement
 from edge_spec.scheduler.policy import Policy
 from edge_spec.scheduler.profile import TYPICAL_TOKENS, PairFindings, Profile
 
@@ -319,7 +319,7 @@ def pass_costs(profile: Profile, lossless: Losslessness | None = None) -> PassCo
 
 def replay_drafters(
     names: str,
-    prepared: ResolvedModel,
+    prepared: PreparedModel,
     profile: Profile,
     recordings: Sequence[Recording],
     lossless: Losslessness | None = None,

@@ -27,13 +27,13 @@ from edge_spec.engine.components import IdleWork
 from edge_spec.errors import EdgeSpecError
 from edge_spec.models import runtimes
 from edge_spec.models.devices import free_bytes, processor
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolution_on
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import candidate_of, described
 from edge_spec.placement.place_work import measure_place
-from edge_spec.placement.plan import is_open
 from edge_spec.scheduler.machine import busy_share, on_battery
+from edge_spec.scheduler.plan_file import is_open
 from edge_spec.scheduler.profile import kept_profiles
 from edge_spec.scheduler.row_findings import holds
 
@@ -231,7 +231,7 @@ def unmeasured(source: Source, options: LoadOptions, runtime: str) -> list[str]:
     found = []
     for name in dict.fromkeys((runtime, *names)):
         with suppress(EdgeSpecError):
-            if name not in known and resolution_on(source, name, options).stored.is_there:
+            if name not in known and ModelPlan(source, name, options.runtime_options).is_there:
                 found.append(name)
     return found
 

@@ -31,10 +31,10 @@ from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.placement.candidates import Candidate, candidate_of, candidates, described
 from edge_spec.placement.gains import agreements
-from edge_spec.placement.plan import Place, Placement, applied
 from edge_spec.placement.replay import Recording, record
 from edge_spec.scheduler.batch_invariance import USUAL_WIDTHS
 from edge_spec.scheduler.measure import SLOWER_THAN_OWN, Effort, measure, own_loop_cost, probe_pair
+from edge_spec.scheduler.plan_file import Place, Placement, apply_placement
 from edge_spec.scheduler.profile import (
     TYPICAL_TOKENS,
     PairFindings,
@@ -427,7 +427,7 @@ class Room:
         draft_model: str | None = None,
     ) -> Placement:
         """Completes it with what its models need together, where their runtimes can tell."""
-        options = applied(LoadOptions(), placement, draft_model)
+        options = apply_placement(LoadOptions(), placement, draft_model)
         drafts = [] if draft is None else [draft.prepared]
         found = forecast(target.prepared, drafts, options, PLANNED_TOKENS, self.devices)
         if found is None:

@@ -42,9 +42,9 @@ from edge_spec.placement.place_work import (
     processor_first,
     record_texts,
 )
-from edge_spec.placement.plan import Placement, Plan
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.trial import TRIAL_S, Trial, Trials
+from edge_spec.scheduler.plan_file import Placement, Plan
 from edge_spec.scheduler.profile import PairFindings, load_pair, profile_key, save_pair
 from edge_spec.text.prompt_files import OWN_PROMPTS, read_prompts
 from edge_spec.text.vocabulary import same_vocabulary

@@ -18,8 +18,8 @@ from edge_spec.drafters import factory
 from edge_spec.models.devices import format_bytes
 from edge_spec.models.memory import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
-from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.replay import Recording
+from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.profile import was_busy
 
 _FEW_RIGHT = 0.4  # of a drafter's draft tokens

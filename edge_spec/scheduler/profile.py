@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
-from edge_spec.models.resolve import ResolvedModel, joined_types
+from edge_spec.models.model_plan import PreparedModel, joined_types
 from edge_spec.models.source import EXPORT_VERSION, Source
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.machine import cpu_name
@@ -155,7 +155,7 @@ class _File:
 _FILE = TypeAdapter(_File)
 
 
-def profile_key(source: Source, prepared: ResolvedModel, options: RuntimeOptions) -> ProfileKey:
+def profile_key(source: Source, prepared: PreparedModel, options: RuntimeOptions) -> ProfileKey:
     """Returns what a profile of this model depends on. The context's length is no part of it: t(k)
     is kept for a short and a long context."""
     return ProfileKey(
@@ -192,7 +192,7 @@ def kept_profiles(source: Source) -> Iterator[tuple[ProfileKey, Profile]]:
             yield found.key, found.value
 
 
-def stored_weights(prepared: ResolvedModel) -> str:
+def stored_weights(prepared: PreparedModel) -> str:
     """Returns what kernels are chosen by, of a model as it is stored."""
     if isinstance(prepared.source, Bundle):
         manifest = prepared.source.manifest

@@ -220,12 +220,15 @@ def begun_costs(model: Model, key: RowsKey) -> RowCosts:
     seconds = SECONDS.known(key)
     if seconds is not None:
         return costs_of(model.config, seconds)
-    return costs_of(model.config, usual_shares(model), Scale(is_known=False))
+    return costs_of(
+        model.config, usual_shares(model.capabilities.invariant_rows), Scale(is_known=False)
+    )
 
 
-def usual_shares(model: Model) -> Mapping[int, float]:
-    """Returns what passes of some rows usually take over one of a single row."""
-    return _OWN_SHARES if model.capabilities.invariant_rows else _SHARES
+def usual_shares(has_own_kernels: bool) -> Mapping[int, float]:
+    """Return what passes of some rows usually take over one of a single row. has_own_kernels: ours
+    compute, whose rows are invariant by construction."""
+    return _OWN_SHARES if has_own_kernels else _SHARES
 
 
 _SHORT_TEXT = 1024  # tokens: passes after a longer one take longer, which says nothing of these

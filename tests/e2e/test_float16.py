@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import RuntimeOptions
 from edge_spec.exporters.parity import compare, parity_text, score_text
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.runtimes.ort import OrtModel, runtime
 from edge_spec.runtimes.ort.graph_forms import REFERENCE, GraphForm
@@ -31,8 +32,8 @@ PROMPTS = [
 # 2e-5 was seen. None: int4, in the conversion that other tests have made.
 @pytest.mark.parametrize("quantization", [None, "fp32"])
 def test_float16_is_near_float32(demo_gguf: Path, quantization: str | None) -> None:
-    options = LoadOptions(runtime="ort", quantization=quantization)
-    resolved = resolve_model(Source("smollm2", quiet), "ort", options, quiet)
+    export = ExportOptions(quantization)
+    resolved = prepare_model(Source("smollm2", quiet), "ort", quiet, export=export)
     tokens = resolved.text.tokenizer.encode(parity_text())[:64]
     assert isinstance(resolved.source, Bundle)
     scores = []

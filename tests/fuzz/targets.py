@@ -28,7 +28,7 @@ from edge_spec.exporters.stored_tensor import read_safetensors
 from edge_spec.models.bundle import open_bundle
 from edge_spec.models.hub.client import HubReference
 from edge_spec.models.pair_bundle import find_member
-from edge_spec.placement.plan import read_plan
+from edge_spec.scheduler.plan_file import read_plan
 from edge_spec.scheduler.profile import ProfileKey, load_profile
 from edge_spec.text.chat_template import ChatTemplate
 from edge_spec.text.plain_messages import plain_messages

@@ -21,6 +21,7 @@ import numpy as np
 
 from edge_spec.core.export import ExportOptions
 from edge_spec.core.metrics import DraftRounds
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.diagnostics.doctor.chosen import choose
 from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
 from edge_spec.exporters.onnx import OnnxExporter
@@ -28,16 +29,16 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import runtimes
 from edge_spec.models.devices import CPU, Device, Memory
 from edge_spec.models.memory import DeviceMemories, FreeMemory
+from edge_spec.models.model_plan import ModelPlan, ways_to_run
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_history import add_rounds, pair_key
-from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
 from edge_spec.placement.gains import Pair, default_drafter, plain_rate, with_draft
-from edge_spec.placement.plan import Place, Placement, Plan, keep_plan, planned
 from edge_spec.placement.replay import Recording
-from edge_spec.placement.runtime_order import runtime_order
 from edge_spec.placement.trial import ranked, why_no_draft
+from edge_spec.scheduler.engine_plan import plan_engine, rank_ways
 from edge_spec.scheduler.machine import cpu_name
+from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.scheduler.profile import (
     ContextCosts,
     PairFindings,
@@ -241,15 +242,12 @@ def _orders(folder: Path) -> Iterator[tuple[str, Any]]:
             ):
                 if step_s is not None:
                     _keep_costs(shapes, runtime, stored, step_s)
-            options = LoadOptions()
-            order = runtime_order(
-                candidates_for(Source(str(path), quiet), "auto", options), options.runtime_options
-            )
-        names = [name for name in order.names if name in ("ort", "llamacpp")]
+            order = rank_ways(ways_to_run(Source(str(path), quiet)))
+        names = [way.name for way in order.ways]
         ort, llamacpp = seconds
         yield (
             f"{kind}, ort {ort}, llamacpp {llamacpp}",
-            {"order": names, "reason": order.reason, "better": order.better},
+            {"order": names, "why": order.ways[0].why, "better": order.better},
         )
 
 
@@ -260,69 +258,59 @@ def _keep_costs(shapes: Source, runtime: str, weights: str, step_s: float) -> No
     SECONDS.keep(key, {1: step_s, 2: 2 * step_s})
 
 
-# A plan in the cache, when a model is opened.
-
-
-def _here(runtime: str, device: str = "cpu") -> Place:
-    library, kernels = runtimes.library_version(runtime), runtimes.own_kernels(runtime)
-    return Place(runtime, device, None, "int4 block 32", library, kernels=kernels)
+# Places that `edge-spec plan` has measured, when a model is opened.
 
 
 def _plans_in_use(folder: Path) -> Iterator[tuple[str, Any]]:
     folder.mkdir()
-    sources = []
-    for name in ("target", "draft"):
-        (folder / f"{name}.gguf").write_bytes(b"GGUF" + name.encode())
-        sources.append(Source(str(folder / f"{name}.gguf"), quiet))
-    target, draft = sources
-    best = Placement(_here("llamacpp"), None, "suffix", 200.0, 1.25, memory_bytes=100 * MB)
-    plain = replace(best, target=_here("ort"), drafter="none", tokens_per_s=100.0)
-    paired = replace(best, draft=_here("ort"), drafter="draft-model")
-    too_large, on_gpu = (
-        replace(best, memory_bytes=600 * MB),
-        replace(best, target=_here("ort", "cuda")),
-    )
-    older = replace(best, target=replace(best.target, library="0.1"))
-    cases: dict[str, tuple[list[Placement], dict[str, Any]]] = {
-        "no plan": ([], {}),
-        "the best": ([best, plain], {}),
-        "the best does not fit": ([too_large, plain], {}),
-        "the best's device is gone": ([on_gpu, plain], {}),
-        "nothing fits": ([too_large], {}),
-        "of another version of the library": ([older], {}),
-        "answers are kept": ([replace(best, drafter="answers"), plain], {}),
-        "a drafter is asked for": ([best, plain], {"drafter": "none"}),
-        "a runtime is asked for": ([best, plain], {"runtime": "ort"}),
-        "threads are asked for": ([best, plain], {"threads": 1}),
-        "a pair": ([paired, best], {"draft": (draft.model,)}),
-        "a pair whose draft does not pay": ([best, paired], {"draft": (draft.model,)}),
-        "a pair with a drafter": ([best, paired], {"draft": (draft.model,), "drafter": "cascade"}),
-    }
-    for number, (name, (placements, asked)) in enumerate(cases.items()):
-        with (
-            _empty_cache(folder / str(number)),
-            patch("edge_spec.placement.plan.free_bytes", lambda: 500 * MB),
-            patch("edge_spec.placement.plan.list_devices", list),
-        ):
-            pair = draft if "draft" in asked else None
-            if placements:
-                _save(target, pair, placements)
-            options = planned(target, LoadOptions(**asked), quiet)
-        yield (
-            name,
-            {
-                "runtime": options.runtime,
-                "device": ",".join(options.providers or ()),
-                "drafter": options.drafter,
-                "draft": [Path(each).name for each in options.drafts],
-                "draft runtime": options.draft_runtime,
-            },
+    target, draft = (
+        Source(str(tiny_models.write_gguf(model, folder / f"{name}.gguf")), quiet)
+        for name, model in (
+            ("target", tiny_models.build("llama")),
+            ("draft", tiny_models.build("llama", num_hidden_layers=1)),
         )
+    )
+    unasked, plain = RuntimeOptions(), RuntimeOptions(providers=("cpu",))
+    few, gpu = replace(plain, threads=1), RuntimeOptions(providers=("cuda0",))
+    pair = {"draft": (draft.model,)}
+    cases: dict[str, tuple[list[tuple[Source, RuntimeOptions, float]], dict[str, Any]]] = {
+        "nothing was measured": ([], {}),
+        "the usual place": ([(target, unasked, 0.01)], {}),
+        "as it is named, no faster": ([(target, unasked, 0.01), (target, plain, 0.0098)], {}),
+        "fewer threads are faster": ([(target, plain, 0.01), (target, few, 0.008)], {}),
+        "fewer threads are slower": ([(target, plain, 0.01), (target, few, 0.012)], {}),
+        "a device is faster": ([(target, plain, 0.01), (target, gpu, 0.002)], {}),
+        "a device is slower": ([(target, plain, 0.01), (target, gpu, 0.02)], {}),
+        "a drafter is asked for": ([(target, gpu, 0.002)], {"drafter": "none"}),
+        "a runtime is asked for": ([(target, gpu, 0.002)], {"runtime": "llamacpp"}),
+        "threads are asked for": ([(target, gpu, 0.002)], {"threads": 1}),
+        "exact texts are asked for": ([(target, gpu, 0.002)], {"exact": True}),
+        "a pair": ([(target, gpu, 0.002), (draft, few, 0.001)], pair),
+        "a pair whose draft is fastest as it is": (
+            [(draft, plain, 0.001), (draft, few, 0.1)],
+            pair,
+        ),
+        "a pair with a drafter": ([(target, gpu, 0.002)], {**pair, "drafter": "cascade"}),
+    }
+    for number, (name, (measured, asked)) in enumerate(cases.items()):
+        with _empty_cache(folder / str(number)):
+            for source, how, step_s in measured:
+                prepared = ModelPlan(source, "llamacpp").find(quiet)
+                assert prepared is not None
+                save_profile(profile_key(source, prepared, how), _profile(step_s, CHEAP_ROWS))
+            plans = plan_engine(target, LoadOptions(**asked))
+            first = plans[0]
+            told = {
+                "targets": [_where(each.target) for each in plans],
+                "drafts": [_where(each) for each in first.drafts],
+                "drafter": first.drafter,
+            }
+        yield name, told
 
 
-def _save(target: Source, draft: Source | None, placements: Sequence[Placement]) -> None:
-    of_draft = (None, None) if draft is None else (draft.model, draft.identity)
-    keep_plan(Plan(1, target.model, target.identity, *of_draft, tuple(placements)))
+def _where(plan: ModelPlan) -> str:
+    threads = "" if plan.how.threads is None else f", {plan.how.threads} threads"
+    return f"{plan.name} {','.join(plan.how.providers)}{threads}"
 
 
 # What doctor says of it.
@@ -350,9 +338,6 @@ def _doctor(folder: Path) -> Iterator[tuple[str, Any]]:
         "a cheap draft, used": {"times": (0.01, 0.001), "right": (0.7, 0.7)},
         "a dear draft, used": {"times": (0.01, 0.006), "right": (0.5, 0.5)},
         "a cheap draft that got worse": {"times": (0.01, 0.001), "right": (0.9, 0.4)},
-        "a plan with the draft": {"times": (0.01, 0.001), "plan": ("draft-model", "suffix")},
-        "a plan without the draft": {"times": (0.01, 0.001), "plan": ("suffix", "draft-model")},
-        "a plan that does not fit": {"plan": ("draft-model",), "num_bytes": 10**15},
     }
     for number, (name, case) in enumerate(cases.items()):
         with _empty_cache(folder / f"cache{number}"):
@@ -367,8 +352,6 @@ def _examined(
     rows: dict[int, float] = CHEAP_ROWS,
     own_loop: float | None = None,
     right: tuple[float, ...] = (),
-    plan: tuple[str, ...] = (),
-    num_bytes: int = 10,
 ) -> dict[str, Any]:
     target = Source(str(paths["target"]), quiet)
     other = None if draft is None else Source(str(paths[draft]), quiet)
@@ -381,17 +364,6 @@ def _examined(
         for share in right:
             rounds = DraftRounds(NUM_ROUNDS, round(share * NUM_ROUNDS))
             add_rounds(pair_key(target, other), rounds)
-    if plan:
-        place = _here("ort")
-        placements = [
-            Placement(
-                *(place, place if drafter == "draft-model" else None, drafter),
-                *(120.0 - 30 * rank, 1.5 - rank / 4, 0.6),
-                memory_bytes=num_bytes,
-            )
-            for rank, drafter in enumerate(plan)
-        ]
-        _save(target, other, placements)
     devices = [Device("ort", "cpu", "cpu", "the processor")]
     request = DiagnosisRequest(target.model, None if other is None else other.model)
     report = diagnose(request, quiet, lambda: devices)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
 from edge_spec.errors import UsageError
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import StoredModel, gguf_file, resolve_model
+from edge_spec.models.model_plan import ModelPlan, prepare_model
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import sha256_file
 from fixtures.axes import each
@@ -23,7 +22,7 @@ def converted(model: Path, runtime: str) -> list[str]:
     def tell(what: str, fraction: float) -> None:
         told.append(what)
 
-    resolve_model(Source(str(model), tell), runtime, LoadOptions(), tell)
+    prepare_model(Source(str(model), tell), runtime, tell)
     return told
 
 
@@ -44,7 +43,8 @@ def test_nothing_is_converted_for_a_device_that_is_not_there(
         told.append(what)
 
     with pytest.raises(UsageError, match="no device 'abacus' here"):
-        resolve_model(Source(str(hf()), tell), "ort", LoadOptions(), tell, ("abacus",))
+        how = RuntimeOptions(providers=("abacus",))
+        prepare_model(Source(str(hf()), tell), "ort", tell, how)
     assert not told
 
 
@@ -87,9 +87,9 @@ def test_models_whose_names_have_dots_keep_conversions_of_their_own(
     for name, variant in (("Llama-3.2-1B", "llama"), ("Llama-3.2-3B", "qwen2")):
         shutil.copytree(hf(variant), tmp_path / name)
         source = Source(str(tmp_path / name), lambda what, fraction: None)
-        stored = StoredModel(source, "gguf", ExportOptions())
-        assert not stored.is_there
-        files.append(gguf_file(stored, source.progress))
-        assert stored.is_there
+        plan = ModelPlan(source, "llamacpp")
+        assert not plan.is_there
+        files.append(plan.gguf_file(source.progress))
+        assert plan.is_there
     assert [file.name[:18] for file in files] == ["Llama-3.2-1B-gguf-", "Llama-3.2-3B-gguf-"]
     assert files[0].read_bytes() != files[1].read_bytes()

@@ -17,8 +17,8 @@ from edge_spec.errors import UnsupportedModelError
 from edge_spec.exporters.optimum import export
 from edge_spec.models import runtimes
 from edge_spec.models.devices import Device
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from fixtures.silence import quiet
 
@@ -88,7 +88,7 @@ def test_a_gguf_file_that_nothing_installed_can_have_is_a_fault(mixture: Path, c
     report = examined(mixture)
     assert not cache.exists()
     with pytest.raises(UnsupportedModelError) as caught:
-        resolve_model(Source(str(mixture), quiet), "auto", LoadOptions(), quiet)
+        prepare_model(Source(str(mixture), quiet), "auto", quiet)
     assert faults(report) == [("target", "runtime")]
     told = found(report, "target", "runtime")
     assert told.found == caught.value.message

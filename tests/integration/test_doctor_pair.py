@@ -19,7 +19,6 @@ from edge_spec.models.bundle import Bundle, read_manifest
 from edge_spec.models.devices import Device, Memory
 from edge_spec.models.pair_history import MAX_ROUNDS, add_rounds, pair_key
 from edge_spec.models.source import Source
-from edge_spec.placement.plan import Place, Placement, Plan, keep_plan
 from edge_spec.scheduler.cost import RowCosts
 from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
 from fixtures.manifests import rewrite
@@ -99,7 +98,6 @@ def test_other_tokens_are_listed_and_what_they_cost(bundle: Callable[..., Path])
     assert (numbers["drafting"], numbers["num_different"]) == ("retokenized", 2)
     assert (numbers["num_shared_texts"], len(numbers["different"])) == (265, 2)
     assert numbers["draft_tokens_per_target_token"] == 1.0
-    assert "edge-spec bench" in found(report, "speed", "expected").remedy  # no plan has a forecast
 
 
 def test_other_ends_of_one_vocabulary_are_a_warning(bundle: Callable[..., Path]) -> None:
@@ -185,21 +183,6 @@ def test_a_draft_that_is_slower_than_its_target_is_warned_of(bundle: Callable[..
     report = examined(target, draft)
     assert found(report, "speed", "step").found == "a step of the draft takes 2.00 of the target's"
     assert found(report, "speed", "break-even").found == "speculation never pays here"
-
-
-def test_a_plan_that_is_faster_without_the_draft_is_told(bundle: Callable[..., Path]) -> None:
-    target, draft = (Source(str(bundle(name)), quiet) for name in ("target", "draft"))
-    library, kernels = runtimes.library_version("ort"), runtimes.own_kernels("ort")
-    place = Place("ort", "cpu", None, "fp32", library, kernels=kernels)
-    alone = Placement(place, None, "suffix", 120.0, 1.5, 0.6)
-    paired = Placement(place, place, "draft-model", 90.0, 1.1, 0.7)
-    plan = Plan(1, target.model, target.identity, draft.model, draft.identity, (alone, paired))
-    keep_plan(plan)
-    report = examined(target.model, draft.model)
-    drafter = found(report, "speed", "drafter")
-    assert drafter.level is Severity.WARNING and "suffix faster" in drafter.found
-    assert report.numbers["speedup"] == {"plan": 1.1, "use": None}  # with the draft, as it runs
-    assert "1.10 times plain decoding" in found(report, "speed", "plan").found
 
 
 def test_what_use_has_shown_of_a_pair_is_told(bundle: Callable[..., Path]) -> None:

@@ -18,8 +18,8 @@ from edge_spec.placement import place_work
 from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement.place_work import PlaceError
-from edge_spec.placement.plan import Place, Placement
 from edge_spec.scheduler import profile as profile_module
+from edge_spec.scheduler.plan_file import Place, Placement
 from edge_spec.text.prompt_files import Prompt
 from fixtures import rig
 from fixtures.trials import as_forecast

@@ -12,8 +12,8 @@ import pytest
 
 from edge_spec.core.model import Model
 from edge_spec.loader import load_engine
+from edge_spec.models.model_plan import PreparedModel
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel
 from edge_spec.scheduler.batch_invariance import measure_batch_invariance, widths_for
 from edge_spec.scheduler.row_findings import SECONDS
 from fixtures.silence import quiet
@@ -50,14 +50,14 @@ def count_passes(model: Model, passes: list[int]) -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """By model's name, of all models that are opened."""
     found: dict[str, list[int]] = {}
-    open_model = ResolvedModel.open
+    open_model = PreparedModel.open
 
-    def opened(resolved: ResolvedModel, options: Any) -> Model:
+    def opened(resolved: PreparedModel, options: Any) -> Model:
         model = open_model(resolved, options)
         count_passes(model, found.setdefault(resolved.name, []))
         return model
 
-    monkeypatch.setattr(ResolvedModel, "open", opened)
+    monkeypatch.setattr(PreparedModel, "open", opened)
     return found
 
 

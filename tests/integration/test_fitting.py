@@ -18,8 +18,8 @@ from edge_spec.exporters.reader import open_checkpoint
 from edge_spec.models import memory as fitting
 from edge_spec.models.devices import Device, Memory
 from edge_spec.models.memory import forecast, require_fit, require_room_to_convert
+from edge_spec.models.model_plan import PreparedModel, prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import ResolvedModel, resolve_model
 from edge_spec.models.source import Source
 from fixtures.silence import quiet
 
@@ -42,8 +42,8 @@ def long_file(tiny: ModuleType, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(long_file: Path) -> ResolvedModel:
-    return resolve_model(Source(str(long_file), quiet), "llamacpp", LoadOptions(), quiet)
+def target(long_file: Path) -> PreparedModel:
+    return prepare_model(Source(str(long_file), quiet), "llamacpp", quiet)
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda num_bytes: monkeypatch.setattr(fitting, "total_bytes", lambda: num_bytes)
 
 
-def needed(target: ResolvedModel, options: LoadOptions, num_tokens: int) -> int:
+def needed(target: PreparedModel, options: LoadOptions, num_tokens: int) -> int:
     found = forecast(target, (), options, num_tokens)
     assert found is not None
     return found.needed
 
 
-def refusal(target: ResolvedModel, options: LoadOptions, drafts: Any = ()) -> str:
+def refusal(target: PreparedModel, options: LoadOptions, drafts: Any = ()) -> str:
     with pytest.raises(DeviceMemoryError) as caught:
         require_fit(target, drafts, options)
     assert "\n" not in str(caught.value)
@@ -66,7 +66,7 @@ def refusal(target: ResolvedModel, options: LoadOptions, drafts: Any = ()) -> st
 
 
 def test_a_context_that_does_not_fit_is_refused_with_the_longest_that_does(
-    target: ResolvedModel, machine: Callable[[int], None]
+    target: PreparedModel, machine: Callable[[int], None]
 ) -> None:
     asked = LoadOptions(context_length=CONTEXT)
     limit = needed(target, asked, CONTEXT) * 3 // 4
@@ -97,8 +97,7 @@ def test_a_smaller_quantization_is_named_by_what_it_takes(
     exporter.export(open_checkpoint(large), small, ExportOptions("Q4_0", check=False), quiet)
     options = LoadOptions()
     first, second = (
-        resolve_model(Source(str(path), quiet), "llamacpp", options, quiet)
-        for path in (large, small)
+        prepare_model(Source(str(path), quiet), "llamacpp", quiet) for path in (large, small)
     )
     exact = needed(second, options, 64)
     machine(exact + 100_000)
@@ -114,7 +113,7 @@ def test_a_smaller_quantization_is_named_by_what_it_takes(
 
 
 def test_where_nothing_fits_a_smaller_model_is_asked_for(
-    target: ResolvedModel, machine: Callable[[int], None]
+    target: PreparedModel, machine: Callable[[int], None]
 ) -> None:
     machine(1000)
     told = refusal(target, LoadOptions())
@@ -122,7 +121,7 @@ def test_where_nothing_fits_a_smaller_model_is_asked_for(
 
 
 def test_nothing_is_refused_where_it_is_not_known_or_not_wanted(
-    target: ResolvedModel, monkeypatch: pytest.MonkeyPatch, machine: Callable[[Any], None]
+    target: PreparedModel, monkeypatch: pytest.MonkeyPatch, machine: Callable[[Any], None]
 ) -> None:
     machine(None)
     require_fit(target, (), LoadOptions())
@@ -148,11 +147,11 @@ class Card:
         return [self._device]
 
 
-def on_card(target: ResolvedModel, free_mb: int, total_mb: int = 8000) -> ResolvedModel:
+def on_card(target: PreparedModel, free_mb: int, total_mb: int = 8000) -> PreparedModel:
     return replace(target, runtime=Card(free_mb, total_mb))  # type: ignore[arg-type]
 
 
-def test_a_device_s_own_memory_is_compared_with_what_is_free_there(target: ResolvedModel) -> None:
+def test_a_device_s_own_memory_is_compared_with_what_is_free_there(target: PreparedModel) -> None:
     short = on_card(target, 3000)
     told = refusal(short, LoadOptions())
     assert "long on card with 4096 tokens of context needs 4,096 MB of 3,000 MB free" in told

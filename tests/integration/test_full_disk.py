@@ -20,11 +20,11 @@ from edge_spec.exporters.gguf import GgufExporter
 from edge_spec.exporters.onnx import OnnxExporter
 from edge_spec.loader import load_engine
 from edge_spec.models.bundle import open_bundle
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement.layer_selection import ChosenPart, save_parts
-from edge_spec.placement.plan import Place, Placement, Plan, write_plan
+from edge_spec.scheduler.plan_file import Place, Placement, Plan, write_plan
 from edge_spec.text.vocabulary import Vocabulary
 from fixtures.silence import quiet
 
@@ -113,7 +113,7 @@ def test_exports_leave_the_old_bundle_and_file(
     writers: list[Callable[[], Any]] = [
         lambda: OnnxExporter().export(checkpoint(), bundle, options, quiet),
         lambda: GgufExporter().export(checkpoint(), gguf, options, quiet),
-        lambda: resolve_model(source, "ort", LoadOptions(), quiet),
+        lambda: prepare_model(source, "ort", quiet),
     ]
     for write in writers:
         with pytest.raises(EdgeSpecError) as caught, limited():
@@ -148,7 +148,7 @@ def test_a_cache_that_is_a_file_is_told_by_whoever_needs_it(
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
     with pytest.raises(StorageError, match=r"Not a directory\. .*set EDGE_SPEC_CACHE"):
-        resolve_model(Source(str(checkpoint().path), quiet), "ort", LoadOptions(), quiet)
+        prepare_model(Source(str(checkpoint().path), quiet), "ort", quiet)
 
 
 def test_where_nothing_can_be_kept_answers_are_as_ever_and_one_line_says_so(

@@ -16,9 +16,8 @@ from edge_spec.exporters import gguf_tokenizer
 from edge_spec.exporters.checkpoint import StoredCheckpoint
 from edge_spec.models import model_text, runtimes
 from edge_spec.models.draft_choice import describe
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.model_text import kept_tokenizer_json
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import find_resolved, prepare_model, resolution_on
 from edge_spec.models.source import Source
 from edge_spec.text.tokenizer import Tokenizer
 
@@ -99,14 +98,12 @@ def test_loading_keeps_it_and_looking_at_a_model_does_not(
     cache: Path, num_made: Callable[[], int], gguf: Callable[..., Path]
 ) -> None:
     source = Source(str(gguf()), lambda what, fraction: None)
-    resolution = resolution_on(source, "reference", LoadOptions())
-    found = find_resolved(resolution, source.progress)
+    plan = ModelPlan(source, "reference")
+    found = plan.find(source.progress)
     assert found is not None and not num_made()
     assert found.text is found.text
     assert num_made() == 1 and not cache.exists()
-    encoded = [
-        prepare_model(resolution, source.progress).text.tokenizer.encode(TEXTS[2]) for _ in range(2)
-    ]
+    encoded = [plan.prepare(source.progress).text.tokenizer.encode(TEXTS[2]) for _ in range(2)]
     assert encoded[0] == encoded[1] and num_made() == 2
     describe(gguf())
     assert num_made() == 2

@@ -14,8 +14,7 @@ from edge_spec.core.model import RuntimeOptions
 from edge_spec.engine.results import FinishReason
 from edge_spec.errors import BundleError, UsageError
 from edge_spec.models.draft_choice import chosen_drafts
-from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.source import Source
 from edge_spec.scheduler.profile import (
     ContextCosts,
@@ -31,7 +30,7 @@ def test_each_runtime_opens_the_variant_that_it_reads(pair: Path, runtime: str) 
     if runtime == "llamacpp":
         pytest.importorskip("llama_cpp")
     for source, num_layers in ((pair, 2), (pair / "draft", 1)):
-        prepared = resolve_model(Source(str(source), quiet), runtime, LoadOptions(), quiet)
+        prepared = prepare_model(Source(str(source), quiet), runtime, quiet)
         variant = prepared.source.path.relative_to(pair.resolve()).parts
         assert variant[1] == FORMATS[runtime]
         model = prepared.open(RuntimeOptions(threads=None if runtime == "reference" else 1))
@@ -45,15 +44,10 @@ def test_auto_takes_the_runtime_whose_format_is_there(pair: Path) -> None:
     del manifest["target"]["variants"][1]
     (pair / "pair.json").write_text(json.dumps(manifest))
     source = Source(str(pair), quiet)
-    assert resolve_model(source, "auto", LoadOptions(), quiet).runtime.reads == "onnx"
+    assert prepare_model(source, "auto", quiet).runtime.reads == "onnx"
     with pytest.raises(UsageError, match="its target as onnx, not as gguf"):
-        resolve_model(source, "llamacpp", LoadOptions(), quiet)
-    assert (
-        resolve_model(
-            Source(str(pair / "draft"), quiet), "auto", LoadOptions(), quiet
-        ).runtime.reads
-        == "gguf"
-    )
+        prepare_model(source, "llamacpp", quiet)
+    assert prepare_model(Source(str(pair / "draft"), quiet), "auto", quiet).runtime.reads == "gguf"
 
 
 def test_the_bundled_draft_draft_tokens_and_the_text_stays_the_same(pair: Path) -> None:

@@ -14,15 +14,15 @@ import pytest
 from edge_spec.cli.main import run
 from edge_spec.loader import load_engine
 from edge_spec.models.devices import Device, list_devices, processor
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
 from edge_spec.models.source import Source
 from edge_spec.placement import place_work as survey_module
 from edge_spec.placement import planner as planner_module
 from edge_spec.placement.idle_process import SWITCH, measure_when_idle
-from edge_spec.placement.plan import keep_plan, kept_plan
 from edge_spec.placement.planner import Planner
 from edge_spec.scheduler import profile as profile_module
+from edge_spec.scheduler.plan_file import keep_plan, kept_plan
 from edge_spec.scheduler.profile import kept_profiles, profile_key
 from edge_spec.text.prompt_files import Prompt
 from fixtures.silence import quiet
@@ -144,7 +144,7 @@ def test_the_engine_runs_as_the_plan_says(model: str) -> None:
 def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path) -> None:
     """How certain that is depends on the machine: what is kept is looked at, not what is said."""
     source, options = Source(model, quiet), LoadOptions(runtime="ort")
-    resolve_model(source, "ort", options, quiet)  # nothing is converted for it
+    prepare_model(source, "ort", quiet)  # nothing is converted for it
     process = measure_when_idle(source, options, "ort", lambda: True, quiet_s=0.0)
     assert process is not None
     process.pause()  # the first answer
@@ -152,7 +152,7 @@ def test_an_idle_model_is_measured_by_another_process(model: str, tmp_path: Path
     process.resume()
     assert process.join(300)
     process.close()
-    prepared = resolve_model(source, "ort", options, quiet)
+    prepared = prepare_model(source, "ort", quiet)
     expected = profile_key(source, prepared, options.runtime_options)
     assert [each.key for each in profile_module._PROFILE.find()] == [expected]
 

@@ -20,15 +20,14 @@ from edge_spec.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
-from edge_spec.loader import load_engine, place
-from edge_spec.loader.place import place_models
+from edge_spec.loader import load_engine, open_engine
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import Bundle
+from edge_spec.models.model_plan import ModelPlan, choose, ways_to_run
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import candidates_for
 from edge_spec.models.source import Source
-from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
 from edge_spec.runtimes.llamacpp import LlamaCppModel, LlamaCppRuntime
+from edge_spec.scheduler.engine_plan import RankedWays, plan_engine, rank_ways
 from fixtures import family_gguf
 from fixtures.silence import quiet
 
@@ -81,15 +80,13 @@ def named(tmp_path: Path, tiny: ModuleType) -> Callable[..., Path]:
     return write
 
 
-def order_of(source: Source, **asked: Any) -> RuntimeOrder:
-    options = LoadOptions(**asked)
-    candidates = candidates_for(source, options.runtime, options)
-    return runtime_order(candidates, options.runtime_options)
+def ranked(source: Source) -> RankedWays:
+    return rank_ways(ways_to_run(source))
 
 
-def refusal(path: Path, runtime: str = "auto") -> EdgeSpecError:
+def refusal(path: Path) -> EdgeSpecError:
     with pytest.raises(EdgeSpecError) as caught:
-        candidates_for(Source(str(path), quiet), runtime, LoadOptions()).choose()
+        choose(ways_to_run(Source(str(path), quiet)))
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -132,10 +129,11 @@ def test_a_file_runs_as_it_is_on_whatever_reads_it(
     plain = family == "llama"
     path = gguf() if plain else family_gguf.write_gguf(family, tmp_path / "model.gguf")
     source = Source(str(path), quiet)
-    assert order_of(source).reason == "llamacpp reads the file as it is"
+    assert ranked(source).ways[0].why == "it reads the file as it is"
     monkeypatch.setattr(runtimes, "AUTO_RUNTIMES", runtimes.AUTO_RUNTIMES[::-1])
-    assert order_of(source).names[0] == "llamacpp"
-    assert place_models(source, LoadOptions()).target.runtime.name == "llamacpp"
+    assert ranked(source).ways[0].name == "llamacpp"
+    with load_engine(str(path), LoadOptions(), quiet) as engine:
+        assert engine.runtime == "llamacpp"
     assert not (cache / "bundles").exists()
 
 
@@ -153,8 +151,8 @@ def test_without_llama_cpp_a_file_is_converted_and_its_reader_is_named(
     gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "find_spec", lambda module: module == "onnxruntime" or None)
-    order = order_of(Source(str(gguf()), quiet))
-    assert order.names == ("ort",)
+    order = ranked(Source(str(gguf()), quiet))
+    assert [way.name for way in order.ways] == ["ort"]
     assert order.better.endswith('pip install "edge-spec[llamacpp]"')
 
 
@@ -242,12 +240,13 @@ def test_chat_without_a_template_is_refused_before_anything_that_takes_long(
     directory = Path(shutil.copytree(hf(), tmp_path / "base"))
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(UnsupportedModelError, match="no chat template"):
-        place_models(Source(str(directory), quiet), LoadOptions(), needs_chat=True)
+        open_engine(plan_engine(Source(str(directory), quiet), LoadOptions()), needs_chat=True)
     assert not list((tmp_path / "cache").rglob("model.onnx*"))
-    monkeypatch.setattr(place, "prepare_model", None)  # would be called
+    monkeypatch.setattr(ModelPlan, "prepare", None)  # would be called
     for runtime in ("auto", "llamacpp"):
+        plans = plan_engine(Source(str(base_model), quiet), LoadOptions(runtime=runtime))
         with pytest.raises(UnsupportedModelError, match="no chat template"):
-            place_models(Source(str(base_model), quiet), LoadOptions(runtime=runtime), True)
+            open_engine(plans, needs_chat=True)
 
 
 def test_generate_without_a_template_continues_the_prompt(

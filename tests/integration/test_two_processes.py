@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from edge_spec.drafters.lookup.answers import KeptAnswers
 from edge_spec.models.options import LoadOptions
-from edge_spec.models.resolve import resolve_model
+from edge_spec.models.model_plan import prepare_model
 from edge_spec.engine.snapshot_file import Description, Snapshot, write_snapshot
 from edge_spec.models.source import Source
 from edge_spec.text.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ told = []
 
 print("ready", flush=True)
 sys.stdin.readline()
-resolve_model(Source(model, lambda what, fraction: told.append(what)), "ort", LoadOptions(),
+prepare_model(Source(model, lambda what, fraction: told.append(what)), "ort",
         lambda what, fraction: told.append(what))
 for time in range(times):
     answers.begin([299])

@@ -7,29 +7,27 @@ import os
 import reprlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from subprocess import list2cmdline
 from typing import NamedTuple
 
 from edge_spec.core.model import Progress, RuntimeOptions
 from edge_spec.diagnostics.doctor.report import Finding, fault, note, ok, warning
 from edge_spec.diagnostics.doctor.subject import CONVERSATION, SAMPLE, Examined
-from edge_spec.drafters.factory import auto_drafters
 from edge_spec.errors import UnsupportedModelError
 from edge_spec.models import runtimes
 from edge_spec.models.devices import PLANNED_TOKENS, format_bytes
 from edge_spec.models.draft_choice import LARGEST_SHARE, cheapest
 from edge_spec.models.memory import forecast, what_fits
+from edge_spec.models.model_plan import ModelPlan, PreparedModel
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
 from edge_spec.models.pair_history import counted_rounds, pair_key
-from edge_spec.models.resolve import Resolution, ResolvedModel, candidates_for, find_resolved
 from edge_spec.models.source import Source
-from edge_spec.placement.gains import default_drafter, pass_costs
-from edge_spec.placement.plan import Placement, Plan, kept_plan, placed, planned
-from edge_spec.placement.runtime_order import RuntimeOrder, runtime_order
+from edge_spec.placement.gains import pass_costs
 from edge_spec.scheduler.cost import RowCosts, forecast_speedup
-from edge_spec.scheduler.drafter_record import FIRST
+from edge_spec.scheduler.engine_plan import EnginePlan, choose_plan, plan_engine
 from edge_spec.scheduler.profile import TYPICAL_TOKENS, Profile, load_profile, profile_key
 from edge_spec.scheduler.row_findings import ROWS, rows_key
 from edge_spec.text.vocabulary import Compared, compare
@@ -37,45 +35,45 @@ from edge_spec.text.vocabulary import Compared, compare
 
 @dataclass(frozen=True)
 class Opening:
-    """One model; prepared is None where it would be converted first; order: in which runtimes were
-    asked; fallback: why it does not run on the first one, None where it does."""
+    """One model of a plan; prepared is None where it would be converted first."""
 
     role: str
-    resolution: Resolution
-    options: RuntimeOptions
-    prepared: ResolvedModel | None
-    order: RuntimeOrder
+    plan: ModelPlan
+    prepared: PreparedModel | None
 
     @property
     def source(self) -> Source:
-        return self.resolution.source
+        return self.plan.source
 
     @property
     def runtime(self) -> str:
-        return self.resolution.runtime.name
+        return self.plan.name
 
     @property
-    def fallback(self) -> str | None:
-        return str(self.resolution) if self.resolution.refusals else None
+    def options(self) -> RuntimeOptions:
+        return self.plan.how
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """asked: the draft, whether or not a plan leaves it out; options: as that plan completes
-    them; tokens: of the pair; plan: in the cache; placement: the one of it that is used;
-    openings: the target, and the draft where it is used; head: in the place of a draft."""
+    """What a start would open. asked: the draft that was named; tokens: of the pair; openings: the
+    target, and the draft where there is one."""
 
-    source: Source
+    plan: EnginePlan
     asked: Source | None
-    options: LoadOptions
     tokens: Tokens | None
-    plan: Plan | None = None
-    placement: Placement | None = None
-    openings: list[Opening] = field(default_factory=list)
-    head: str = ""  # its kind, as drafters declare it
+    openings: list[Opening]
 
     @property
-    def prepared(self) -> list[ResolvedModel]:
+    def source(self) -> Source:
+        return self.plan.source
+
+    @property
+    def options(self) -> LoadOptions:
+        return self.plan.options
+
+    @property
+    def prepared(self) -> list[PreparedModel]:
         return [each.prepared for each in self.openings if each.prepared is not None]
 
     @property
@@ -103,36 +101,27 @@ def choose(
     tokens: Tokens | None,
     progress: Progress,
     places: LoadOptions | None = None,
-    head: str = "",
+    head: Path | None = None,
 ) -> Chosen:
-    """places: runtimes, devices and context as asked for. head: kind of the one that was named as
-    its draft. Raises an EdgeSpecError where a runtime cannot have a model."""
+    """places: runtimes, devices and context as asked for. head: that was named as its draft. Raises
+    an EdgeSpecError where a runtime cannot have a model."""
     drafts = () if draft is None else (draft.model,)
-    asked = replace(places or LoadOptions(), draft=drafts)
-    options = planned(source, asked, progress)
-    plan = kept_plan(source, draft)
-    placements = () if plan is None else plan.placements
-    placement = next((each for each in placements if placed(asked, each) == options), None)
-    chosen = Chosen(source, draft, options, tokens, plan, placement, head=head)
-    roles = [(ROLES[0], source, options.runtime, options.runtime_options, options.providers)]
-    if draft is not None and options.drafts:
-        how = options.draft_runtime_options
-        roles.append((ROLES[1], draft, options.draft_runtime, how, options.draft_providers))
-    for role, each, named, how, providers in roles:
-        order = runtime_order(candidates_for(each, named, options, providers), how)
-        choice = order.candidates.choose()
-        prepared = find_resolved(choice, progress)
-        if prepared is not None and role == ROLES[1]:
-            prepared = cheapest(prepared, each, progress, makes=False)
-        chosen.openings.append(Opening(role, choice, how, prepared, order))
-    return chosen
+    asked = replace(places or LoadOptions(), draft=drafts, head=head)
+    plan, _ = choose_plan(plan_engine(source, asked))
+    openings = [Opening(ROLES[0], plan.target, plan.target.find(progress))]
+    for each in plan.drafts:
+        prepared = each.find(progress)
+        if prepared is not None:
+            prepared = cheapest(prepared, each.source, progress, makes=False)
+        openings.append(Opening(ROLES[1], each, prepared))
+    return Chosen(plan, draft, tokens, openings)
 
 
 def require_convertible(opening: Opening) -> None:
     """Raises what opening a model that is not prepared would, if headers show it."""
-    reads = opening.resolution.runtime.reads
+    reads = opening.plan.runtime.reads
     try:
-        opening.resolution.require_convertible()
+        opening.plan.require_convertible()
     except UnsupportedModelError as error:
         if reads == "gguf" or not opening.source.at(reads).is_file():
             raise
@@ -258,7 +247,6 @@ _MIN_ROUNDS = 100  # with a draft token, before use tells anything
 _SLOW = 1.0  # steps of the target that one of the draft takes
 _PRECISION = 1e-4
 _NO_GAIN = 1.02  # times plain decoding: what rounds differ by anyway
-_WHERE = f"is asked in rounds where that pays; a text loses about {FIRST:g} plain steps at most"
 
 
 class Costs(NamedTuple):
@@ -274,10 +262,13 @@ class Costs(NamedTuple):
 
 
 def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]:
-    """Nothing is measured here: what profiles, plans and use have left."""
-    profiles = [_profile(each) for each in chosen.openings]
-    yield from _drafting(chosen, _named(chosen, profiles[0] if profiles else None))
+    """Nothing is measured here: what profiles and use have left."""
+    numbers["plan"] = chosen.plan.explain()
+    for line in chosen.plan.explain()[1:]:
+        what, _, told = line.partition(": ")
+        yield ok(what, told)
     yield from _lossless(chosen)
+    profiles = [_profile(each) for each in chosen.openings]
     costs = _costs(chosen, profiles)
     if costs is None:
         missing = [
@@ -290,23 +281,6 @@ def check_speed(chosen: Chosen, numbers: dict[str, object]) -> Iterator[Finding]
     else:
         yield from _break_even(costs, numbers)
     yield from _expected(chosen, costs, numbers)
-
-
-def _drafting(chosen: Chosen, named: str) -> Iterator[Finding]:
-    """Names who drafts, so that no draft is inactive unnoticed."""
-    if chosen.head:
-        yield ok("drafter", f"{named}: the head {_WHERE}")
-    elif chosen.asked is None:
-        yield ok("drafter", f"{named}; no draft was named")
-    elif chosen.plan is not None and chosen.plan.placements[0].draft is None:
-        faster = chosen.plan.placements[0].drafter
-        yield warning(
-            "drafter",
-            f"{named}: the draft {_WHERE}, and plan found {faster} faster without it",
-            f"Leave the draft out, or measure again: {chosen.command('plan')} --refresh.",
-        )
-    else:
-        yield ok("drafter", f"{named}: the draft {_WHERE}")
 
 
 def _lossless(chosen: Chosen) -> Iterator[Finding]:
@@ -322,17 +296,6 @@ def _lossless(chosen: Chosen) -> Iterator[Finding]:
         yield note("lossless", "found at the first start, and kept")
     else:
         yield ok("lossless", rows.lossless(chosen.options.lossless_mode).describe())
-
-
-def _named(chosen: Chosen, profile: Profile | None) -> str:
-    """Return who drafts after a start. profile: of the target."""
-    if chosen.options.drafter != "auto":
-        return chosen.options.drafter
-    if profile is not None and not chosen.options.drafts and not chosen.head:
-        return default_drafter(profile)
-    return ",".join(
-        auto_drafters(drafts=bool(chosen.options.drafts), corpora=False, head=chosen.head)
-    )
 
 
 def _costs(chosen: Chosen, profiles: Sequence[Profile | None]) -> Costs | None:
@@ -401,20 +364,8 @@ def _break_even(costs: Costs, numbers: dict[str, object]) -> Iterator[Finding]:
 
 
 def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -> Iterator[Finding]:
-    expected: dict[str, object] = {"plan": None, "use": None}
+    expected: dict[str, object] = {"use": None}
     numbers["speedup"] = expected
-    if chosen.placement is not None:
-        expected["plan"] = chosen.placement.speedup
-        speedup, share = chosen.placement.speedup, chosen.placement.acceptance
-        found = "" if speedup is None else f", {speedup:.2f} times plain decoding"
-        found += "" if share is None else f", {share:.0%} accepted"
-        yield ok("plan", f"{chosen.placement}{found}")
-    elif chosen.plan is not None:
-        yield note(
-            "plan",
-            f"not used here now: {chosen.plan.placements[0]}",
-            f"Free memory, or make it again: {chosen.command('plan')}.",
-        )
     rounds, right = 0, 0
     if chosen.asked is not None:
         rounds, right = counted_rounds(pair_key(chosen.source, chosen.asked))
@@ -430,12 +381,6 @@ def _expected(chosen: Chosen, costs: Costs | None, numbers: dict[str, object]) -
             found = f"the draft gains nothing at that: a draft token takes {costs.draft_share:.2f}"
             remedy = "Choose a smaller draft, one that is right more often, or --draft none."
             yield warning("use", f"{found} of a step", remedy)
-    # Without costs the remedy is the same, but for a draft that no plan knows.
-    is_told = costs is None and not chosen.is_retokenized
-    if chosen.plan is None and rounds < _MIN_ROUNDS and not is_told:
-        # A plan has no forecast of a draft with other tokens.
-        trial = chosen.command("bench" if chosen.is_retokenized else "plan")
-        yield note("expected", "not measured here", f"Run {trial}.")
 
 
 def expected_speedup(acceptance: float, costs: Costs) -> float:

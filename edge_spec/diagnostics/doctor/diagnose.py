@@ -18,7 +18,6 @@ from edge_spec.core.export import ExportOptions
 from edge_spec.core.model import Progress
 from edge_spec.diagnostics.doctor.chosen import (
     Chosen,
-    Opening,
     check_memory,
     check_pair,
     check_speed,
@@ -41,17 +40,22 @@ from edge_spec.diagnostics.doctor.subject import (
 )
 from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
-from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError
+from edge_spec.errors import (
+    DeviceError,
+    EdgeSpecError,
+    MissingDependencyError,
+    ModelFileError,
+    UnsupportedModelError,
+)
 from edge_spec.loader.head import open_tables, require_own_target
-from edge_spec.loader.place import head_path
 from edge_spec.models import runtimes
 from edge_spec.models.bundle import is_bundle, open_bundle
 from edge_spec.models.devices import Device, format_bytes, free_bytes, list_devices, total_bytes
-from edge_spec.models.draft_choice import chosen_drafts
+from edge_spec.models.draft_choice import chosen_drafts, head_path
+from edge_spec.models.model_plan import ModelPlan
 from edge_spec.models.model_text import SUFFIX, read_kept_tokenizer
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.pair_bundle import ROLES
-from edge_spec.models.resolve import where_it_runs
 from edge_spec.models.source import Source
 from edge_spec.scheduler.machine import describe_machine
 from edge_spec.storage.atomic import cache_directory
@@ -132,11 +136,20 @@ def check_runtimes(source: Source) -> Iterator[Finding]:
     Raises ModelFileError."""
     if source.is_demo or source.formats is not None or is_bundle(source.path):
         return
-    can, refusals = where_it_runs(source, runtimes.known_runtimes(), LoadOptions())
+    can, refusals = [], []
+    for name in runtimes.known_runtimes():
+        try:
+            plan = ModelPlan(source, name)
+            if plan.runtime.reads == "checkpoint":
+                runtimes.open_checkpoint(source.path)
+            plan.screened()
+        except (UnsupportedModelError, MissingDependencyError, DeviceError) as error:
+            refusals.append(note("runtimes", f"not on {name}: {error.shown}"))
+        else:
+            can.append(name)
     if can:
         yield ok("runtimes", f"runs on {', '.join(can)}")
-    for refusal in refusals:
-        yield note("runtimes", f"not on {refusal.runtime}: {refusal.error.shown}")
+    yield from refusals
 
 
 _SHOWN = 3
@@ -281,12 +294,9 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     except (EdgeSpecError, OSError) as error:
         report.add(ROLES[1], [problem("model", error)])
         return
-    head = ""
     if path is not None:
         config, drafts = target.variants[0].config, ()
         report.add(ROLES[1], settled("head", check_head(path, config, source)))
-        if report.verdict != "faults":
-            head = runtimes.open_head(path, config, has_weights=False).drafted_by
     draft = Source(drafts[0], progress) if drafts else None
     drafting = None
     if draft is not None:
@@ -299,12 +309,11 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
         return  # what follows would only find it again
     try:
         tokens = None if drafting is None else compare_tokens(target.variants[0], drafting)
-        chosen = choose(source, draft, tokens, progress, request.places, head)
+        chosen = choose(source, draft, tokens, progress, request.places, path)
     except EdgeSpecError as error:
         report.add(ROLES[0], [fault("runtime", error.shown, error.remedy)])
         return
-    for opening in chosen.openings:
-        report.add(opening.role, check_choice(opening))
+    report.add(ROLES[0], check_choice(chosen))
     refusals = list(_refusals(chosen))
     if refusals:
         report.findings += refusals
@@ -321,15 +330,10 @@ def _diagnose_models(request: DiagnosisRequest, progress: Progress, report: Repo
     report.add("speed", settled("break-even", check_speed(chosen, report.numbers)))
 
 
-def check_choice(opening: Opening) -> Iterator[Finding]:
-    """Says which runtime was chosen and why, where several were asked, and which is better."""
-    order = opening.order
-    if opening.fallback is not None:
-        yield note("runtime", opening.fallback)
-    elif order.reason:
-        yield ok("runtime", order.reason)
-    if order.better:
-        yield note("runtime", order.better)
+def check_choice(chosen: Chosen) -> Iterator[Finding]:
+    """Say what a start would run the model on, and why."""
+    what, _, told = chosen.plan.explain()[0].partition(": ")
+    yield (note if chosen.plan.target.refusals else ok)(what, told)
 
 
 def check_head(path: Path, target: ModelConfig, source: Source) -> Iterator[Finding]:
@@ -344,7 +348,7 @@ def _refusals(chosen: Chosen) -> Iterator[Finding]:
     none of."""
     for opening in chosen.openings:
         try:
-            opening.resolution.require_devices()
+            opening.plan.require_devices()
             if opening.prepared is None:
                 require_convertible(opening)
         except EdgeSpecError as error:

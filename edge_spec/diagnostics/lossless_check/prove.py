@@ -302,7 +302,7 @@ def prove(engine: Engine, prompts: Sequence[Prompt], extent: Extent, progress: P
     return Proof(
         model=engine.name,
         runtime=engine.runtime,
-        drafter=engine.drafter,
+        drafter=engine.drafting,
         lossless=lossless,
         greedy=greedy,
         seeded=seeded,

@@ -10,9 +10,9 @@ import pytest
 
 from edge_spec.models.memory import FreeMemory
 from edge_spec.placement.place_work import OnStep, PlaceError
-from edge_spec.placement.plan import Place, Placement
 from edge_spec.placement.replay import Recording
 from edge_spec.placement.trial import Prompts, Trials
+from edge_spec.scheduler.plan_file import Place, Placement
 from fixtures.silence import quiet
 
 MB = 1_000_000

@@ -1,32 +1,21 @@
-"""A plan: where the models of a pair run and who drafts, ranked by what was measured here; and the
-options that models are opened with by it. Kept with the other measurements, and as JSON where
-`edge-spec plan --out` says."""
+"""What `edge-spec plan` measured of a model or a pair, as a document and as the file that
+`--plan` takes: that pins the places and the drafter of its first entry."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from edge_spec.core import entry_points
-from edge_spec.core.model import Progress
 from edge_spec.errors import UsageError
-from edge_spec.models import runtimes
 from edge_spec.models.asked_options import AskedOptions, declared_options
-from edge_spec.models.devices import CPU, Device, free_bytes, list_devices
-from edge_spec.models.memory import DeviceMemories, FreeMemory, Needs
+from edge_spec.models.memory import FreeMemory, Needs
 from edge_spec.models.options import LoadOptions
 from edge_spec.models.source import Source
 from edge_spec.storage.json_store import DamagedError, read_sealed, write_sealed
-from edge_spec.storage.measurements import Quantity
-
-_log = logging.getLogger(__name__)
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0)]
@@ -43,14 +32,6 @@ class Place:
     library: str  # the version of the runtime's library
     mmap: bool | None = None  # whether weights stay in their file; None: the runtime's choice
     kernels: str = ""  # in the place of the library's own
-
-    @property
-    def is_current(self) -> bool:
-        """Says whether the runtime's library, and the kernels in it, are those that are here."""
-        return (self.library, self.kernels) == (
-            runtimes.library_version(self.runtime),
-            runtimes.own_kernels(self.runtime),
-        )
 
     def __str__(self) -> str:
         said = [self.runtime, self.device]
@@ -94,7 +75,7 @@ class Placement:
     step_s: _Rate | None = None
 
     def shortage(self, free: FreeMemory) -> str | None:
-        """Says where what is free does not do: "500 MB of 400 MB free", with the device if it is
+        """Say where what is free does not do: "500 MB of 400 MB free", with the device if it is
         one's own memory. None where it does, or where that is not known."""
         return free.shortage(Needs(self.memory_bytes or 0, self.on_devices))
 
@@ -124,31 +105,6 @@ class Plan:
 _PLAN = TypeAdapter(Plan)
 
 
-@dataclass(frozen=True)
-class _Key:
-    identity: str  # of the model's files
-    draft_identity: str | None
-    libraries: tuple[str, ...]  # of all runtimes, their versions; "" of those not installed
-
-
-_PLANS = Quantity("plan", _Key, _PLAN)
-
-
-def kept_plan(source: Source, draft: Source | None) -> Plan | None:
-    """Return the plan that was made here of a model, or of a pair, with these libraries."""
-    return _PLANS.known(_key(source.identity, draft.identity if draft else None))
-
-
-def keep_plan(plan: Plan) -> None:
-    """Keep a plan for later runs."""
-    _PLANS.keep(_key(plan.identity, plan.draft_identity), plan)
-
-
-def _key(identity: str, draft_identity: str | None) -> _Key:
-    versions = map(runtimes.library_version, runtimes.LIBRARIES)
-    return _Key(identity, draft_identity, tuple(versions))
-
-
 def write_plan(plan: Plan, path: Path) -> None:
     """Write a plan for `--plan`. Raises OSError."""
     write_sealed(path, _PLAN, plan)
@@ -159,7 +115,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> Plan:
-    """Reads a plan. One that was written by `plan --json`, or by hand, has no sha256, and is read,
+    """Read a plan. One that was written by `plan --json`, or by hand, has no sha256, and is read,
     too.
 
     Raises UsageError for what is no plan of this version, OSError.
@@ -175,7 +131,7 @@ def read_plan(path: Path) -> Plan:
 
 
 _DECLARED = declared_options(AskedOptions)
-# With one of these, what a kept plan was made for is not what was asked for.
+# With one of these, what was measured is not what was asked for.
 _ASKED = tuple(name for name, each in _DECLARED.items() if each.option.is_place)
 _CHANGED = (
     *("quantization", "block_size"),
@@ -183,17 +139,11 @@ _CHANGED = (
 )
 
 
-def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    """Returns the options as a plan completes them: all of the one that they name, else the places
-    of the one that is kept of this model or pair, unless they choose a place or other weights
-    themselves.
-
-    Its best placement is taken, or the next that fits memory and whose devices are there, which
-    one line says. Raises UsageError for a plan that was named and cannot be used.
-    """
-    if options.plan is None:
-        return _where_it_was_fastest(source, options, progress)
-    file = Path(options.plan)
+def pinned_options(source: Source, options: LoadOptions) -> Iterator[LoadOptions]:
+    """Yield the options with what each placement of their plan says, the best first. Raises
+    UsageError for a plan that is not there or of another model, and for an option that contradicts
+    its best placement."""
+    file = Path(options.plan or "")
     if not file.is_file():
         raise UsageError(
             f"there is no plan {file}",
@@ -205,33 +155,22 @@ def planned(source: Source, options: LoadOptions, progress: Progress) -> LoadOpt
             f"{file} is a plan for {plan.model}, not for {source.model} as it is now",
             remedy=f"Make one: edge-spec plan {source.model} --out {file}.",
         )
-    placement = _usable(plan.placements)
-    if placement is None:
-        raise UsageError(
-            f"nothing in {file} can run here now: {_Machine().obstacle(plan.placements[0])}",
-            remedy="Free memory, or make the plan again with edge-spec plan.",
-        )
-    _require_agreement(placement, plan, options)
-    return applied(options, placement, plan.draft)
+    _require_agreement(plan.placements[0], plan, options)
+    for placement in plan.placements:
+        yield apply_placement(options, placement, plan.draft)
 
 
-def applied(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
-    """Returns the options with those of a placement. draft: the model that drafts where it has one.
+def apply_placement(options: LoadOptions, placement: Placement, draft: str | None) -> LoadOptions:
+    """Return the options with those of a placement. draft: the model that drafts where it has one.
     A drafter that was asked for stays, and so does "auto" where there are corpora or answers of
     before, which no plan knows."""
     own = options.drafter != "auto" or options.corpora or options.remember
-    return placed(
-        options,
-        placement,
-        draft=() if placement.draft is None or draft is None else (draft,),
-        drafter=options.drafter if own else placement.drafter,
-    )
-
-
-def placed(options: LoadOptions, placement: Placement, **also: Any) -> LoadOptions:
-    """Returns the options with a placement's runtimes, devices and threads. also: others."""
+    also: dict[str, Any] = {
+        "draft": () if placement.draft is None or draft is None else (draft,),
+        "drafter": options.drafter if own else placement.drafter,
+    }
     target, drafting = placement.target, placement.draft
-    if drafting is not None and also.get("draft", options.drafts):
+    if drafting is not None and also["draft"]:
         also |= {
             "draft_runtime": drafting.runtime,
             "draft_device": drafting.device,
@@ -248,93 +187,18 @@ def placed(options: LoadOptions, placement: Placement, **also: Any) -> LoadOptio
     )
 
 
-def _best_now(plan: Plan, options: LoadOptions) -> Placement | None:
-    """Return the best placement that can run now, with a draft where one was asked for; None where
-    there is none, or kernels have changed since.
-
-    Its drafter is not looked at: a few texts say little of others, so who drafts is decided round
-    by round, and a draft that was asked for is asked."""
-    fitting = [each for each in plan.placements if bool(each.draft) == bool(options.drafts)]
-    placement = _usable(tuple(fitting or plan.placements))
-    is_current = placement is not None and all(each.is_current for each in _places(placement))
-    return placement if is_current else None
-
-
-def _where_it_was_fastest(source: Source, options: LoadOptions, progress: Progress) -> LoadOptions:
-    if not is_open(options):
-        return options
-    plan = kept_plan(source, Source(options.drafts[0], progress) if options.drafts else None)
-    placement = None if plan is None else _best_now(plan, options)
-    if placement is None:
-        return options
-    target = placement.target
-    usual = target.runtime == runtimes.auto_runtime(source.formats)  # else with other weights
-    if not usual or (target.threads, target.mmap) != (None, None):
-        places = " and ".join(map(str, _places(placement)))
-        progress(f"Running where plan measured it fastest: {places} ({target.weights})", 0.0)
-    return placed(options, placement)
-
-
 def is_open(options: LoadOptions) -> bool:
-    """Says whether nothing was asked for that a plan decides or does not hold for."""
+    """Say whether nothing was asked for that measurements decide, or do not hold for."""
     default = LoadOptions()
     asked = any(_read(options, name) != _read(default, name) for name in _ASKED + _CHANGED)
     asked = asked or options.exact or options.draft_overlap != default.draft_overlap
     return not asked and len(options.drafts) <= 1 and options.head is None
 
 
-def _usable(placements: tuple[Placement, ...]) -> Placement | None:
-    """Returns the first without an obstacle; where it is not the best, one line says why."""
-    machine = _Machine()
-    for placement in placements:
-        if machine.obstacle(placement) is None:
-            if placement is not placements[0]:
-                _log.warning(
-                    "the plan's best is not used, %s; the next is: %s",
-                    machine.obstacle(placements[0]),
-                    placement,
-                )
-            return placement
-    return None
-
-
-class _Machine:
-    """The devices and the memory that are there now; devices are listed once, where a placement
-    uses one."""
-
-    def obstacle(self, placement: Placement) -> str | None:
-        """Says what is in the way of a placement; None where nothing is."""
-        for place in _places(placement):
-            module = dict(runtimes.AUTO_RUNTIMES).get(place.runtime)
-            if place.runtime not in entry_points.names("runtimes") or (
-                module and not find_spec(module)
-            ):
-                extra = entry_points.extra_of(place.runtime)
-                return f'{place.runtime} is not installed (pip install "edge-spec[{extra}]")'
-            if place.device != CPU and not any(
-                (device.runtime, device.name, device.fault) == (place.runtime, place.device, None)
-                for device in self._devices
-            ):
-                return f"{place.runtime} has no device {place.device} now"
-        on_devices = DeviceMemories(self._devices).free() if placement.on_devices else {}
-        shortage = placement.shortage(FreeMemory(free_bytes(), on_devices))
-        return None if shortage is None else f"it needs {shortage}"
-
-    @cached_property
-    def _devices(self) -> list[Device]:
-        return list_devices()
-
-
-def _places(placement: Placement) -> Iterator[Place]:
-    yield placement.target
-    if placement.draft is not None:
-        yield placement.draft
-
-
 def _require_agreement(placement: Placement, plan: Plan, options: LoadOptions) -> None:
     """Raises UsageError for an option that says something else than the plan."""
     default = LoadOptions()
-    pinned = applied(default, placement, plan.draft)
+    pinned = apply_placement(default, placement, plan.draft)
     for name in ("drafter", "draft", *_ASKED, *_CHANGED):
         given = _read(options, name)
         agreeing = [_read(default, name), _read(pinned, name)]

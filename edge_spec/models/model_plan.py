@@ -1,0 +1,448 @@
+"""Where one model runs and in which form: a `ModelPlan`, made from headers alone.
+
+Nothing is converted and no weights are read until a plan is prepared; its conversion is then kept
+in the cache. Which plan is the best of several is decided in `edge_spec.scheduler.engine_plan`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions, ReadingExporter, ScreeningExporter
+from edge_spec.core.model import Model, Progress, Runtime, RuntimeOptions, ScoredTokens
+from edge_spec.core.model_info import ModelInfo
+from edge_spec.core.runtime_protocols import (
+    ConfigScreeningRuntime,
+    DeviceScreeningRuntime,
+    LaidOut,
+    ScreeningRuntime,
+)
+from edge_spec.errors import (
+    BundleError,
+    EdgeSpecError,
+    MissingDependencyError,
+    ModelFileError,
+    UnsupportedModelError,
+    UsageError,
+)
+from edge_spec.models import runtimes
+from edge_spec.models.bundle import Bundle, is_bundle, open_bundle, read_manifest
+from edge_spec.models.model_text import text_of_bundle, text_of_info
+from edge_spec.models.source import Source
+from edge_spec.storage.atomic import atomic_file, sha256_file, single_flight
+from edge_spec.storage.digests import known_sha256
+from edge_spec.text.chat_format import ChatFormat
+
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found", Bundle, Path)
+_MANY_ARCHITECTURES = "llamacpp"  # reads GGUF files of all architectures that its library knows
+_NOTHING = RuntimeOptions()
+
+
+class Refusal(NamedTuple):
+    """Why a runtime cannot run a model."""
+
+    runtime: str
+    error: EdgeSpecError
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that is ready to be opened: its header is read, its weights are not."""
+
+    name: str
+    runtime: Runtime
+    source: Any  # what the runtime's `open` takes
+    config: ModelConfig
+    make_text: Callable[[], ChatFormat]
+    profiles: Path | None = None  # that came with it
+    as_it_is: bool = False  # whether the runtime reads the very file that was named
+    scored_tokens: ScoredTokens | None = None  # of a draft that need not score all
+
+    @cached_property
+    def text(self) -> ChatFormat:
+        """Return its tokenizer and chat format, made on first use: a large vocabulary takes a third
+        of a second. Raises ModelFileError, and UnsupportedModelError where neither we nor the
+        runtime can have its tokenizer."""
+        return self.make_text()
+
+    @property
+    def loss(self) -> float | None:
+        """Return the KL divergence of its weights from those they were made from, nats a token:
+        about the share of perplexity that is lost. None where it is not known."""
+        if isinstance(self.source, Bundle):
+            return self.source.manifest.parity.get("kl_divergence")
+        return 0.0 if self.as_it_is else None
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Token -> id."""
+        return self.text.tokenizer.vocabulary()
+
+    def open(self, options: RuntimeOptions) -> Model:
+        options = replace(options, scored_tokens=self.scored_tokens)
+        return self.runtime.open(self.source, options)
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One way to run a model.
+
+    how: as it is opened. export: what it is converted with, if it has to be. is_only: no other
+    runtime is asked, since this one was named or the model's format is its. why: it was chosen, ""
+    where nothing was to be chosen. refusals: of runtimes that were asked before. is_screened: the
+    runtime found in the file's header that it can run it.
+    """
+
+    source: Source
+    name: str  # of the runtime
+    how: RuntimeOptions = _NOTHING
+    export: ExportOptions = ExportOptions()  # noqa: RUF009
+    is_only: bool = False
+    why: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    is_screened: bool = False
+
+    @cached_property
+    def runtime(self) -> Runtime:
+        """Load the runtime, and with it its library. Raises MissingDependencyError, UsageError."""
+        return runtimes.load_runtime(self.name)
+
+    @cached_property
+    def format(self) -> str:
+        """Return what the runtime opens: an exporter's format, "gguf", or "checkpoint"."""
+        return runtimes.format_for(self.runtime, self.source.formats, self.how.providers)
+
+    @cached_property
+    def conversion(self) -> ExportOptions:
+        """Return how the model is converted for these devices. Raises UsageError, DeviceError for
+        devices that the runtime does not have."""
+        runtime = self.runtime
+        compute = runtime.compute(self.how.providers) if isinstance(runtime, LaidOut) else None
+        return replace(self.export, compute=compute)
+
+    @cached_property
+    def own(self) -> Path | None:
+        """Return what was named, if it is opened as it is; None if a conversion is. Raises as
+        `Source.at` does."""
+        is_demo = self.source.is_demo
+        if is_demo and self.format not in ("checkpoint", "gguf"):
+            return None  # the demo is in no such format, and need not be fetched to know it
+        path = self.source.at(self.format)
+        if self.format == "checkpoint" or (not is_demo and is_bundle(path)):
+            return path
+        is_file = self.format == "gguf" and path.is_file()
+        return path if is_file and self.export.quantization is None else None
+
+    @cached_property
+    def kept(self) -> Path:
+        """Return where the conversion is kept, whether or not it exists yet."""
+        cached = self.source.cached(self.format, self.conversion)
+        # A model's name may have dots, so the suffix is added to all of it.
+        return cached.with_name(f"{cached.name}.gguf") if self.format == "gguf" else cached
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether nothing has to be converted."""
+        if self.own is not None:
+            return True
+        return self.kept.is_file() if self.format == "gguf" else is_bundle(self.kept)
+
+    @property
+    def reads_header(self) -> bool:
+        """Say whether the header of a GGUF file is read in any case."""
+        return self.runtime.reads == "gguf" or not self.is_there
+
+    @property
+    def weights(self) -> str | None:
+        """Name the form of the weights, as profiles do; None for a model that has to be converted,
+        or whose conversion cannot be read."""
+        if not self.is_there:
+            return None
+        if self.runtime.reads == "gguf":
+            is_own = self.own is not None
+            info = self.source.header if is_own else runtimes.open_model_info(self.kept)
+            return joined_types(info.weight_types)
+        with suppress(EdgeSpecError):
+            return read_manifest(self.own or self.kept).quantization
+        return None
+
+    def require_devices(self) -> None:
+        """Raises UsageError, DeviceError, MissingDependencyError for devices that are not here, if
+        the runtime can say so without a model."""
+        if self.how.providers and isinstance(self.runtime, DeviceScreeningRuntime):
+            self.runtime.require_devices(self.how.providers)
+
+    def screened(self) -> ModelPlan:
+        """Return it after a look at the headers.
+
+        Raises UnsupportedModelError, MissingDependencyError where the runtime cannot run the model,
+        and ModelFileError for a damaged file.
+        """
+        if self.runtime.reads == "gguf" and self.own is not None:
+            info = self.source.header
+            if isinstance(self.runtime, ScreeningRuntime):
+                self.runtime.require_runnable(info)
+            return replace(self, is_screened=True)
+        if not self.is_there:
+            self.require_convertible()
+        return self
+
+    def require_convertible(self) -> None:
+        """Raises what a conversion for the runtime would, if headers show it."""
+        exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
+        reads_itself = isinstance(exporter, ReadingExporter)
+        if isinstance(exporter, ScreeningExporter):
+            exporter.require_exportable(model)  # first: what a runtime names instead may need it
+        if isinstance(self.runtime, ConfigScreeningRuntime) and not reads_itself:
+            self.runtime.require_config(model.config, model.path)
+        if not reads_itself:
+            model.tokenizer_json()
+
+    def prepare(
+        self,
+        progress: Progress,
+        before_conversion: Callable[[Any], None] | None = None,
+        keeps: bool = True,
+    ) -> PreparedModel:
+        """Convert the model if its runtime does not read it as it is, and open its header.
+
+        One line says which runtimes refused it before. before_conversion: is shown a model that has
+        to be converted, and may raise. keeps: in the cache, a tokenizer that takes long to make.
+        Raises an EdgeSpecError where the runtime cannot have the model.
+        """
+        if self.refusals:
+            _log.warning("%s", self)
+        self.require_devices()
+        if self.runtime.reads == "checkpoint":
+            info: ModelInfo = runtimes.open_checkpoint(self.source.at("checkpoint"))
+            return self._of_info(info, keeps)
+        if self.runtime.reads != "gguf":
+            return self._of_bundle(self.bundle(progress, before_conversion))
+        file = self.gguf_file(progress, before_conversion)
+        info = self.source.header if file == self.own else runtimes.open_model_info(file)
+        if not self.is_screened and isinstance(self.runtime, ScreeningRuntime):
+            self.runtime.require_runnable(info)
+        return self._of_info(info, keeps)
+
+    def find(self, progress: Progress) -> PreparedModel | None:
+        """Prepare a model for a look at it alone: nothing is converted, written or hashed. Return
+        None where it would have to be converted, also since a conversion is damaged."""
+        if not self.is_there:
+            return None
+        is_gguf = self.runtime.reads == "gguf"
+        if self.own is not None and (is_gguf or self.runtime.reads == "checkpoint"):
+            return replace(self, refusals=()).prepare(progress, keeps=False)
+        if self.own is not None:
+            return self._described(self.own)
+        with suppress(ModelFileError):
+            if is_gguf:
+                return self._of_info(runtimes.open_model_info(self.kept), keeps=False)
+            return self._described(self.kept)
+        return None
+
+    def gguf_file(
+        self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
+    ) -> Path:
+        """Return a GGUF file as it is; anything else, or with another quantization, is converted
+        once. Raises UsageError for a bundle."""
+        path = self.source.at("gguf")
+        if not self.source.is_demo and is_bundle(path):
+            raise UsageError(
+                f"{path} is a bundle, not a GGUF file",
+                remedy="Choose another --runtime, or give the model that the bundle was made from.",
+            )
+        return self.own or self._converted(_cached_gguf, progress, before_conversion)
+
+    def bundle(
+        self, progress: Progress, before_conversion: Callable[[Any], None] | None = None
+    ) -> Bundle:
+        """Return a bundle as it is; anything else is converted once. Raises UsageError for a bundle
+        of another format."""
+        if self.own is not None:
+            found = open_bundle(self.own)
+            _require_format(found, self.format)
+            return found
+        return self._converted(_cached_bundle, progress, before_conversion)
+
+    def _converted(
+        self,
+        find: Callable[[Path], _Found | None],
+        progress: Progress,
+        before_conversion: Callable[[Any], None] | None,
+    ) -> _Found:
+        """Return what `find` finds. If that is nothing, the model is converted first: once, also if
+        several processes want it, of which the others wait."""
+        kept = self.kept
+        found = find(kept)
+        if found is not None:
+            return found
+        waiting = partial(progress, "Waiting for another process that converts the model", 0.0)
+        with single_flight(kept, waiting):
+            found = find(kept)
+            if found is None:
+                if kept.exists():
+                    _log.warning("%s is damaged or incomplete: the model is converted again", kept)
+                exporter, model = runtimes.exporter_for(self.format, self.source.at(self.format))
+                if before_conversion is not None:
+                    before_conversion(model)
+                if kept.is_dir():
+                    shutil.rmtree(kept, ignore_errors=True)  # a damaged one
+                exporter.export(model, kept, self.conversion, progress)
+                if self.format == "gguf":
+                    with atomic_file(_digest_file(kept)) as file:
+                        file.write_text(sha256_file(kept), encoding="ascii")
+                found = find(kept)
+        if found is None:
+            raise ModelFileError(
+                f"{kept} is damaged as soon as it is written", remedy="Check the disk it is on."
+            )
+        return found
+
+    def _described(self, path: Path) -> PreparedModel:
+        """Return a bundle as it describes itself. Raises ModelFileError for damage that shows
+        without its hash, UsageError for another format than the runtime's."""
+        bundle = open_bundle(path, hashed=False)
+        formats = {bundle.manifest.format}
+        _require_format(bundle, runtimes.format_for(self.runtime, formats, self.how.providers))
+        return self._of_bundle(bundle)
+
+    def _of_bundle(self, bundle: Bundle) -> PreparedModel:
+        make_text = partial(text_of_bundle, bundle)
+        return PreparedModel(
+            *(self.source.name, self.runtime, bundle, bundle.config, make_text),
+            self.source.profiles,
+        )
+
+    def _of_info(self, info: ModelInfo, keeps: bool) -> PreparedModel:
+        make_text = partial(text_of_info, info, self.runtime, keeps)
+        return PreparedModel(
+            *(self.source.name, self.runtime, info, info.config, make_text),
+            self.source.profiles,
+            as_it_is=self.own is not None,
+        )
+
+    def __str__(self) -> str:
+        refused = "; ".join(
+            f"{each.runtime} cannot run {self.source.name} ({each.error.shown})"
+            for each in self.refusals
+        )
+        return f"{refused}: {self.name} runs it" if refused else self.name
+
+
+def ways_to_run(
+    source: Source,
+    runtime: str = "auto",
+    how: RuntimeOptions = _NOTHING,
+    export: ExportOptions = ExportOptions(),  # noqa: B008
+) -> list[ModelPlan]:
+    """List the installed runtimes, the usual one first, for "auto" and a model that no format binds
+    to one; else the one that was asked for. None of them is loaded yet."""
+    installed = runtimes.installed_runtimes()
+    is_only = runtime != "auto" or source.formats is not None or not installed
+    names = [runtime] if is_only else installed
+    if names == ["auto"]:
+        names = [runtimes.auto_runtime(source.formats)]
+    return [ModelPlan(source, name, how, export, is_only) for name in names]
+
+
+def choose(
+    plans: Sequence[ModelPlan], refusals: Sequence[Refusal] = ()
+) -> tuple[ModelPlan, list[ModelPlan]]:
+    """Return the first whose runtime can run the model, by its headers, and those after it.
+
+    refusals: of runtimes that were asked before. Raises UnsupportedModelError,
+    MissingDependencyError if none can run it, with the command that installs one that may; for a
+    file that is damaged, whatever reads it, ModelFileError.
+    """
+    found = list(refusals)
+    for i, plan in enumerate(plans):
+        if plan.is_only:
+            return plan, []
+        try:
+            chosen = plan.screened()
+        except (UnsupportedModelError, MissingDependencyError) as error:
+            found.append(Refusal(plan.name, error))
+        else:
+            return replace(chosen, refusals=tuple(found)), list(plans[i + 1 :])
+    raise _refused(plans[0].source, found)
+
+
+def prepare_model(
+    source: Source,
+    runtime: str,
+    progress: Progress,
+    how: RuntimeOptions = _NOTHING,
+    export: ExportOptions = ExportOptions(),  # noqa: B008
+) -> PreparedModel:
+    """Choose a runtime, in the usual order, and prepare the model for it. Raises an EdgeSpecError
+    where no runtime can have the model."""
+    chosen, _ = choose(ways_to_run(source, runtime, how, export))
+    return chosen.prepare(progress)
+
+
+def _refused(source: Source, refusals: Sequence[Refusal]) -> EdgeSpecError:
+    """Return one error for all of them, which names what may help."""
+    if source.path.is_file():
+        try:
+            _ = source.header
+        except EdgeSpecError as error:  # no runtime's own: it is of another kind
+            return error
+    for each in refusals:
+        if isinstance(each.error, MissingDependencyError):
+            return each.error
+    first = refusals[0].error
+    asked = [each.runtime for each in refusals]
+    if source.path.is_file() and _MANY_ARCHITECTURES not in asked:
+        return UnsupportedModelError(
+            f"{first.message}, which {' and '.join(asked)} cannot run",
+            remedy=f'Run: pip install "edge-spec[{_MANY_ARCHITECTURES}]", which reads GGUF files '
+            "of many more architectures.",
+        )
+    if len(refusals) == 1:
+        return first
+    reasons = "; ".join(f"{each.runtime}: {each.error.shown}" for each in refusals)
+    return UnsupportedModelError(
+        f"nothing that is installed can run {source.name}: {reasons}",
+        remedy="Update the libraries, which may know it by now, or use another model.",
+    )
+
+
+def _cached_bundle(cached: Path) -> Bundle | None:
+    with suppress(BundleError):
+        return open_bundle(cached)
+    return None
+
+
+def _cached_gguf(cached: Path) -> Path | None:
+    with suppress(OSError):
+        if known_sha256(cached) == _digest_file(cached).read_text(encoding="ascii"):
+            return cached
+    return None
+
+
+def _digest_file(cached: Path) -> Path:
+    return cached.with_name(f"{cached.name}.sha256")
+
+
+def _require_format(bundle: Bundle, format: str) -> None:
+    """Raises UsageError for a bundle of another format."""
+    if bundle.manifest.format != format:
+        raise UsageError(
+            f"{bundle.path} is a bundle of format {bundle.manifest.format}",
+            remedy=f"The chosen runtime and device read {format}; choose others with --runtime "
+            "and --device.",
+        )
+
+
+def joined_types(weight_types: frozenset[str]) -> str:
+    """Return how a GGUF file stores its matrices, such as "Q4_K+Q6_K"; its norms are never
+    quantized."""
+    return "+".join(sorted(weight_types - {"F32"} or weight_types))

@@ -1,0 +1,464 @@
+"""Which runtime runs a model and who drafts for it: `plan_engine` lists the ways, best first.
+
+What decides is what headers say, what the user asked for, and what was measured here before;
+nothing is measured, converted or opened. A way whose model has nothing to convert comes first, and
+one that is known to be clearly faster here goes before it. No conversion is made to be faster: the
+plan names what it would win. Whoever opens a plan tries the next one where the first fails, so a
+runtime that refuses, a device that is gone and memory that is short are no special cases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from edge_spec.core.config import ModelConfig
+from edge_spec.core.export import ExportOptions
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.drafters import factory
+from edge_spec.errors import (
+    EdgeSpecError,
+    MissingDependencyError,
+    UnsupportedModelError,
+)
+from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.bundle import is_bundle, open_bundle
+from edge_spec.models.draft_choice import named_options, trained_options
+from edge_spec.models.model_plan import ModelPlan, Refusal, choose, ways_to_run
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.scheduler.cost import RowCosts, Scale, costs_of, forecast_speedup
+from edge_spec.scheduler.plan_file import is_open, pinned_options
+from edge_spec.scheduler.profile import (
+    TYPICAL_TOKENS,
+    Profile,
+    ProfileKey,
+    kept_profiles,
+)
+from edge_spec.scheduler.row_findings import SECONDS, holds, shapes_of, usual_shares
+
+_log = logging.getLogger(__name__)
+_MARGIN = 1.05  # of the faster one's time: less may be what else the machine did
+_CONVERTED = 1.1  # against one that reads the very file, whose texts a conversion changes
+# Times as long as another one on the processor, beyond which the machine was busy when it was
+# measured: no two runtimes are so far apart there.
+_IMPLAUSIBLE = 3.0
+_READS_FILES = "llamacpp"
+_ACCEPTANCE = 0.3  # of draft tokens that are looked up in texts of all kinds
+_DRAFT_TOKENS = range(8)
+# Of a step, that a pass may take more and its rows are cheap. On recorded texts of a model of 1.5B
+# (benchmarks/simulate.py, costs of a Zen 5) recycling beside suffix lookup wrote 8 % more tokens/s
+# where eight rows took 1.2 steps (AVX-512 VNNI), and 4 % fewer where they took 2.2 (AVX2). For
+# real, as many where they took 1.5.
+_CHEAP = 0.35
+_SHOWN_ROWS = 8
+_UPKEEP_S = 0.0005  # of a round, in Python, which weighs more where steps are short
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One way to answer with a model: its runtime and device, and who drafts for it.
+
+    options: as they were completed. is_own: the draft was not asked for, but was trained here for
+    this model. better: what would be faster here and how to have it, "" where nothing is known to
+    be.
+    """
+
+    options: LoadOptions
+    target: ModelPlan
+    drafts: tuple[ModelPlan, ...] = ()
+    is_own: bool = False
+    better: str = ""
+
+    @property
+    def source(self) -> Source:
+        return self.target.source
+
+    @cached_property
+    def drafter(self) -> str:
+        """Return the names of who drafts, joined by commas; "none" where nobody does."""
+        options = self.options
+        if options.drafter.strip() != "auto":
+            return options.drafter
+        head = ""
+        if options.head is not None and (config := config_of(self.target)) is not None:
+            head = runtimes.open_head(options.head, config, has_weights=False).drafted_by
+        return ",".join(
+            factory.auto_drafters(
+                drafts=bool(self.drafts),
+                corpora=bool(options.corpora),
+                head=head,
+                cheap_rows=self.cheap_rows,
+                remember=options.remember,
+            )
+        )
+
+    @cached_property
+    def costs(self) -> RowCosts:
+        """Return what passes of the target take by their rows: as measured here, else in
+        proportions that are usual for its kernels."""
+        profile = known_profile(self.target)
+        if profile is not None:
+            return profile.costs(TYPICAL_TOKENS)
+        for seconds in _seconds_of(self.target):
+            return seconds
+        is_own = bool(runtimes.own_kernels(self.target.name))
+        return RowCosts(usual_shares(is_own), scale=Scale(is_known=False))
+
+    @cached_property
+    def cheap_rows(self) -> int:
+        """Return how many rows of a pass are cheap enough for drafters that need many; 1 beside a
+        draft, where they were not compared."""
+        alone = not self.drafts and self.options.head is None
+        return widest_cheap(self.costs) if alone else 1
+
+    def explain(self) -> tuple[str, ...]:
+        """Return at most three lines: what runs and why, who drafts and why, what would be faster
+        here."""
+        told = (f"engine: {self._engine()}", f"drafter: {self._drafter()}")
+        better = self.better or self._better_drafter()
+        return (*told, f"faster: {better}") if better else told
+
+    def _engine(self) -> str:
+        how = self.target.how
+        place = self.target.name
+        if how.providers:
+            place += f" on {','.join(how.providers)}"
+        if how.threads is not None:
+            place += f", {how.threads} thread{'s' * (how.threads > 1)}"
+        if self.target.refusals:
+            refused = "; ".join(
+                f"{each.runtime} cannot run it ({each.error.shown})"
+                for each in self.target.refusals
+            )
+            return f"{place}, since {refused}"
+        return f"{place} ({self.target.why})" if self.target.why else place
+
+    def _drafter(self) -> str:
+        asked = self.options.drafter.strip() != "auto"
+        if self.drafter == "none":
+            return "none: nothing is drafted, as asked for" if asked else "none"
+        names = self.drafter.replace(",", ", ")
+        if self.drafts:
+            drafts = ", then ".join(f"{each.source.name} on {each.name}" for each in self.drafts)
+            return f"{names}, with the draft {drafts}; it is asked while that pays"
+        if self.options.head is not None:
+            whose = "trained here" if self.is_own else "that was named"
+            return f"{names}, the head {whose}; it is asked while that pays"
+        if asked:
+            return f"{names}, as asked for"
+        share = self.costs.at(_SHOWN_ROWS) / self.costs.at(1)
+        known = "takes" if self.costs.is_scaled else "usually takes"
+        return f"{names} (a pass of {_SHOWN_ROWS} rows {known} {share:.1f} plain steps here)"
+
+    def _better_drafter(self) -> str:
+        if self.options.drafter == "none":
+            return "drafting, which --drafter none turns off"
+        if self.drafts or self.options.head is not None or self.options.drafter != "auto":
+            return ""
+        model = self.source.model
+        return (
+            "a smaller model of the same family, with --draft, or a head that "
+            f"`edge-spec distill {model}` trains"
+        )
+
+
+def plan_engine(source: Source, options: LoadOptions) -> list[EnginePlan]:
+    """List the ways to answer with a model, best first.
+
+    Raises as `Source.path` does, ModelFileError, UnsupportedModelError for a header that cannot be
+    read, what `choose` raises for a draft that nothing runs, and UsageError for a plan file that
+    cannot be used.
+    """
+    if options.runtime != "auto":
+        runtimes.load_runtime(options.runtime)  # nothing is fetched for one that is missing
+    drafts = _draft_plans(source, options)
+    export = ExportOptions(options.quantization, options.block_size)
+    if options.plan is not None:
+        pinned = pinned_options(source, options)
+        return [
+            EnginePlan(each, replace(way, is_only=False), _draft_plans(source, each))
+            for each in pinned
+            for way in ways_to_run(source, each.runtime, each.runtime_options, export)
+        ]
+    ways = ways_to_run(source, options.runtime, options.runtime_options, export)
+    ranked = rank_ways(ways, is_open(options))
+    return [
+        EnginePlan(_with_place(options, each), each, drafts, better=ranked.better)
+        for each in ranked.ways
+    ]
+
+
+def plans_for(
+    source: Source, asked: AskedOptions, *, keeps_answers: bool = True, uses_trained: bool = True
+) -> list[EnginePlan]:
+    """List the ways to answer as a user asked for. A drafter that was trained here for the model
+    drafts where nobody else was asked to, and the ways without it come after. Raises as
+    `plan_engine` and `named_options` do."""
+    found: list[EnginePlan] = []
+    trained = trained_options(source, asked) if uses_trained else None
+    if trained is not None:
+        try:
+            options = named_options(source, trained, keeps_answers)
+            found = [replace(each, is_own=True) for each in plan_engine(source, options)]
+        except EdgeSpecError as error:
+            tell_untrained(source, error)
+    return found + plan_engine(source, named_options(source, asked, keeps_answers))
+
+
+def tell_untrained(source: Source, error: EdgeSpecError) -> None:
+    """Say in one line that a drafter that was trained here does not draft."""
+    _log.warning(
+        "what was trained for %s does not draft: %s. --draft none leaves it out",
+        source.name,
+        error.shown,
+    )
+
+
+def choose_plan(
+    plans: Sequence[EnginePlan], refusals: Sequence[Refusal] = ()
+) -> tuple[EnginePlan, list[EnginePlan]]:
+    """Return the first plan whose runtime can run its model, by headers, and those after it. Raises
+    as `choose` does."""
+    alike = [each.target for each in plans if each.is_own == plans[0].is_own]
+    chosen, left = choose(alike, refusals)
+    at = 0 if chosen.is_only else len(alike) - len(left) - 1
+    return replace(plans[at], target=chosen), list(plans[at + 1 :])
+
+
+def _with_place(options: LoadOptions, way: ModelPlan) -> LoadOptions:
+    """Return the options of a way that measurements have chosen."""
+    if way.is_only or (way.how.providers, way.how.threads) == (options.providers, options.threads):
+        return options
+    return replace(
+        options,
+        runtime=way.name,
+        device=",".join(way.how.providers) or None,
+        threads=way.how.threads,
+    )
+
+
+def _draft_plans(source: Source, options: LoadOptions) -> tuple[ModelPlan, ...]:
+    """Choose a runtime for each draft. Raises as `choose` does."""
+    how, export = options.draft_runtime_options, ExportOptions()
+    found = []
+    for name in options.drafts:
+        draft = Source(name, source.progress)
+        ways = ways_to_run(draft, options.draft_runtime, how, export)
+        is_free = (options.draft_runtime, options.draft_device, options.draft_threads)
+        ranked = rank_ways(ways, is_free == ("auto", None, None) and is_open(options))
+        found.append(choose(ranked.ways)[0])
+    return tuple(found)
+
+
+# Ranking the ways to run one model.
+
+
+@dataclass(frozen=True)
+class RankedWays:
+    """ways: the best first. seconds: that a token takes, by the way's place in `ways`, of those
+    that are known. better: what would be faster, and how to have it; "" where nothing is known to
+    be."""
+
+    ways: tuple[ModelPlan, ...]
+    seconds: Mapping[int, float]
+    better: str = ""
+
+
+def rank_ways(ways: Sequence[ModelPlan], may_move: bool = True) -> RankedWays:
+    """Put first what has nothing to convert, in the usual order, and before it what is known to be
+    clearly faster here. may_move: also to devices and threads that were measured.
+
+    Raises as `Source.path` does, and ModelFileError, UnsupportedModelError for a header that cannot
+    be read.
+    """
+    if ways[0].is_only:
+        return RankedWays(tuple(ways), {})
+    missing = missing_reader(ways[0].source)
+    usual = list(ways)
+    if len(usual) > 1 and not _is_there(usual[0]):
+        usual.sort(key=lambda way: not _is_there(way))
+    profiles = list(kept_profiles(ways[0].source))
+    others = list(_measured_places(ways, profiles)) if may_move else []
+    every = [*usual, *others]
+    known = _known_seconds(every, profiles)
+    first, would_be = 0, ""
+    for i in range(1, len(every)):
+        if not _beats(every[i], known.get(i), every[first], known.get(first)):
+            continue
+        if _is_there(every[first]) and not _is_there(every[i]):
+            would_be = _conversion(every[i].name, every[first].name, known[i], known[first])
+        else:
+            first = i
+    order = [first, *(i for i in range(len(usual)) if i != first)]
+    found = [every[i] for i in order]
+    seconds = {at: known[i] for at, i in enumerate(order) if i in known}
+    found[0] = replace(found[0], why=_reason(found, seconds))
+    return RankedWays(tuple(found), seconds, would_be or missing)
+
+
+def _is_there(way: ModelPlan) -> bool:
+    """Say whether nothing has to be converted for it; False where its library cannot be loaded,
+    which it is asked about in its turn."""
+    with suppress(MissingDependencyError):
+        return way.is_there
+    return False
+
+
+def _reads_own(way: ModelPlan) -> bool:
+    with suppress(MissingDependencyError):
+        return way.own is not None
+    return False
+
+
+def _beats(other: ModelPlan, seconds: float | None, than: ModelPlan, than_s: float | None) -> bool:
+    """Say whether one is known to be so much faster that it is worth a change, and not so much
+    that it cannot be."""
+    if seconds is None:
+        return False
+    if than_s is None:  # only `edge-spec plan` measures places that are no usual way
+        return bool(other.how.providers or other.how.threads) and _is_there(other)
+    if than_s > _IMPLAUSIBLE * seconds and runtimes.runs_on_processor(other.name):
+        return False
+    changes = _reads_own(than) and not _reads_own(other)
+    return seconds * (_CONVERTED if changes else _MARGIN) < than_s
+
+
+def _reason(ways: Sequence[ModelPlan], seconds: Mapping[int, float]) -> str:
+    first = ways[0]
+    why = []
+    if _reads_own(first):
+        why.append("it reads the file as it is")
+    elif _is_there(first):
+        why.append("the model is converted for it already")
+    others = {ways[at].name: step_s for at, step_s in seconds.items() if at}
+    if 0 in seconds and others:
+        steps = ", ".join(f"{name} {step_s * 1e3:.1f} ms" for name, step_s in others.items())
+        why.append(f"a token takes {seconds[0] * 1e3:.1f} ms here ({steps})")
+    return " and ".join(why) or "it is asked first, and converts the model"
+
+
+def _conversion(other: str, first: str, other_s: float, first_s: float) -> str:
+    """Say what a conversion would win, and what it would change."""
+    return (
+        f"{other} would be {first_s / other_s - 1:.0%} faster here than {first} "
+        f"({other_s * 1e3:.1f} for {first_s * 1e3:.1f} ms a token), with converted weights: "
+        f"--runtime {other} converts them once, and `edge-spec doctor --runtime {other}` then "
+        "tells their KL divergence"
+    )
+
+
+def missing_reader(source: Source) -> str:
+    """Name the runtime that would read the file as it is, where it is not installed; "" where it
+    is, or there is no such file. Raises as `Source.path` does."""
+    if _READS_FILES in runtimes.installed_runtimes() or not source.path.is_file():
+        return ""
+    return (
+        f"{_READS_FILES}, which reads the file as it is and is usually faster, is not installed: "
+        f'pip install "edge-spec[{_READS_FILES}]"'
+    )
+
+
+# What was measured here.
+
+
+def known_profile(way: ModelPlan) -> Profile | None:
+    """Return the profile that was measured of a way, None where there is none that holds."""
+    found = [each for key, each in kept_profiles(way.source) if _is_of(key, way)]
+    return found[0] if found else None
+
+
+def config_of(way: ModelPlan) -> ModelConfig | None:
+    """Return what the model says of its shape; None for a checkpoint that no exporter of ours
+    knows."""
+    path = way.own or way.source.path
+    if path.is_file():
+        return way.source.header.config
+    if is_bundle(path):
+        return open_bundle(path, hashed=False).config
+    with suppress(UnsupportedModelError):
+        return runtimes.open_checkpoint(path).config
+    return None
+
+
+def _is_of(key: ProfileKey, way: ModelPlan) -> bool:
+    """Say whether a profile is of this way."""
+    return key.runtime == way.name and _holds(key, way.how) and way.weights in (None, key.weights)
+
+
+def _holds(key: ProfileKey, how: RuntimeOptions) -> bool:
+    """Say whether what was measured holds for a model that is opened so, alone or beside others."""
+    return holds(key, how) or holds(key, replace(how, takes_turns=False))
+
+
+def _measured_places(
+    ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
+) -> Iterator[ModelPlan]:
+    """Yield the ways on devices and with threads that `edge-spec plan` has measured. A profile is
+    kept only of a place that computed right."""
+    by_name = {way.name: way for way in ways}
+    for key, _ in profiles:
+        way = by_name.get(key.runtime) or replace(ways[0], name=key.runtime, is_only=False)
+        how = replace(way.how, providers=tuple(filter(None, key.device.split(","))))
+        how = replace(how, threads=key.threads)
+        if (how.providers, how.threads) == (way.how.providers, way.how.threads):
+            continue
+        if _holds(key, how):
+            yield replace(way, how=how)
+
+
+def _known_seconds(
+    ways: Sequence[ModelPlan], profiles: Sequence[tuple[ProfileKey, Profile]]
+) -> dict[int, float]:
+    """Return the seconds of a token by the number of the way: of the model itself, else of one of
+    its shapes. Empty unless two are known."""
+    if not ways or ways[0].export != ExportOptions():
+        return {}
+    costs = [(each.key, each.value) for each in SECONDS.find()]
+    measured = {key.runtime for key, _ in profiles} | {key.how.runtime for key, _ in costs}
+    names = {way.name for way in ways}
+    if len(names & measured) < 2 and len(names) == len(ways):
+        return {}  # not worth the time that it takes to read a header
+    seconds = {}
+    for i, way in enumerate(ways):
+        found = [_token_s(each.costs(TYPICAL_TOKENS)) for key, each in profiles if _is_of(key, way)]
+        if not found and not way.how.providers:
+            on_cpu = replace(way, how=replace(way.how, providers=("cpu",)))
+            found = [
+                _token_s(each.costs(TYPICAL_TOKENS))
+                for key, each in profiles
+                if _is_of(key, on_cpu)
+            ]
+        found = found or [_token_s(each) for each in _seconds_of(way)]
+        if found:
+            seconds[i] = min(found)
+    return seconds
+
+
+def _seconds_of(way: ModelPlan) -> Iterator[RowCosts]:
+    """Yield what rounds of models of these shapes took; before a conversion for the runtime, of
+    weights in whatever form it ran."""
+    kept = [each for each in SECONDS.find() if each.key.how.runtime == way.name]
+    config = config_of(way) if kept else None  # a header is read only where that is of use
+    if config is None:
+        return
+    for each in kept:
+        how = each.key.how
+        is_same = each.key.shapes == shapes_of(config) and way.weights in (None, how.weights)
+        if is_same and _holds(how, way.how):
+            yield costs_of(config, each.value)
+
+
+def _token_s(costs: RowCosts) -> float:
+    """Return what a token takes with as many draft tokens a round as pay, none where none does."""
+    gains = [forecast_speedup([_ACCEPTANCE] * num, costs, 0.0) for num in _DRAFT_TOKENS]
+    return costs.at(1) / max(gains)
+
+
+def widest_cheap(costs: RowCosts) -> int:
+    """Return the widest measured pass that is still cheap for drafters that need many rows."""
+    return costs.widest_free(max(0.0, _CHEAP - _UPKEEP_S / costs.at(1)))

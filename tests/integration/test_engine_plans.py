@@ -1,0 +1,266 @@
+"""One plan: what `doctor` says, what an engine says of itself and what a command prints is the same
+on every machine and state of the store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_spec.cli.main import run
+from edge_spec.core.model import RuntimeOptions
+from edge_spec.diagnostics.doctor.diagnose import DiagnosisRequest, diagnose
+from edge_spec.errors import DeviceError
+from edge_spec.loader import load_asked, load_engine
+from edge_spec.models import runtimes
+from edge_spec.models.asked_options import AskedOptions
+from edge_spec.models.devices import Device
+from edge_spec.models.model_plan import ModelPlan
+from edge_spec.models.options import LoadOptions
+from edge_spec.models.source import Source
+from edge_spec.runtimes.llamacpp import LlamaCppRuntime
+from edge_spec.runtimes.ort import OrtRuntime
+from edge_spec.scheduler.engine_plan import choose_plan, plan_engine, plans_for
+from edge_spec.scheduler.profile import ContextCosts, Profile, profile_key, save_profile
+from edge_spec.scheduler.row_findings import SECONDS, rows_key
+from edge_spec.storage.measurements import DIRECTORY, FILE
+from fixtures.silence import quiet
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("llama_cpp")
+
+CHEAP = {1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2}
+DEAR = {1: 1.0, 2: 1.9, 4: 3.2, 8: 5.5}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """asked: options. times: of a token with a runtime, in ms, "NAME" as it is opened unasked or
+    "NAME THREADS" as `edge-spec plan` measures it. rows: how they cost. converted: whether the
+    model is there for ort. store: what its file holds instead. runs: what the plan is to name."""
+
+    runs: str
+    drafts: str
+    asked: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    rows: dict[int, float] = field(default_factory=lambda: CHEAP)
+    converted: bool = False
+    installed: tuple[str, ...] = ("llamacpp", "ort")
+    store: bytes | None = None
+    says: str = ""
+
+
+READS = "llamacpp (it reads the file as it is"
+MACHINES = {
+    "nothing is known": Machine(READS, "suffix"),
+    "one runtime is known": Machine(READS, "suffix,recycling", times={"llamacpp": 30}),
+    "its rows are dear": Machine(READS, "suffix", times={"llamacpp": 30}, rows=DEAR),
+    "its steps are short": Machine(READS, "suffix", times={"llamacpp": 0.3}),
+    "another one is faster, and not converted": Machine(
+        READS, "suffix,recycling", times={"llamacpp": 30, "ort": 20}, says="ort would be 50% faster"
+    ),
+    "another one is faster, and converted": Machine(
+        "ort (the model is converted for it already and a token takes",
+        *("suffix,recycling", {}, {"llamacpp": 30, "ort": 20}),
+        converted=True,
+    ),
+    "another one is hardly faster": Machine(
+        READS, "suffix,recycling", times={"llamacpp": 30, "ort": 29}, converted=True
+    ),
+    "another one was measured while it was busy": Machine(
+        READS, "suffix,recycling", times={"llamacpp": 30, "ort": 300}, converted=True
+    ),
+    "it was measured while it was busy": Machine(
+        READS, "suffix,recycling", times={"llamacpp": 300, "ort": 30}, converted=True
+    ),
+    "fewer threads are faster": Machine(
+        "llamacpp on cpu, 1 thread (it reads the file as it is",
+        "suffix,recycling",
+        times={"llamacpp 1": 20},
+    ),
+    "fewer threads are no faster": Machine(
+        READS, "suffix,recycling", times={"llamacpp": 20, "llamacpp 1": 19.9}
+    ),
+    "threads are named": Machine(
+        "llamacpp, 2 threads (", "suffix", {"threads": 2}, {"llamacpp 1": 20}
+    ),
+    "a runtime is named": Machine(
+        "ort", "suffix", {"runtime": "ort"}, {"llamacpp": 20}, converted=True
+    ),
+    "a drafter is named": Machine(READS, "lookahead", {"drafter": "lookahead"}, {"llamacpp": 30}),
+    "no drafter is wanted": Machine(
+        READS, "none", {"drafter": "none"}, says="--drafter none turns off"
+    ),
+    "a draft is named": Machine(
+        READS,
+        "suffix,cascade",
+        {"draft": "DRAFT"},
+        {"llamacpp": 30},
+        says="with the draft draft on",
+    ),
+    "a draft and a drafter are named": Machine(
+        READS, "draft-model", {"draft": "DRAFT", "drafter": "draft-model"}
+    ),
+    "a draft is named where another runtime is faster": Machine(
+        "ort (", "suffix,cascade", {"draft": "DRAFT"}, {"llamacpp": 30, "ort": 10}, converted=True
+    ),
+    "one runtime is installed": Machine(
+        "ort (", "suffix", installed=("ort",), converted=True, says="is not installed"
+    ),
+    "the store is half written": Machine(READS, "suffix", store=b"SQLite format 3\0" + b"\1" * 40),
+    "the store is another file": Machine(READS, "suffix", store=b"no database at all"),
+    "the store is empty": Machine(READS, "suffix", store=b""),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_SPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(gguf: Callable[..., Path], tmp_path: Path) -> Path:
+    path = tmp_path / "target.gguf"
+    path.write_bytes(gguf().read_bytes())
+    return path
+
+
+def profile(step_s: float, rows: dict[int, float]) -> Profile:
+    costs = ContextCosts(256, {width: step_s * times for width, times in rows.items()})
+    return Profile((costs,), 100.0, 0.0, 0.0, rounds=5, spread=0.0)
+
+
+def keep(source: Source, place: str, step_ms: float, rows: dict[int, float]) -> None:
+    name, _, threads = place.partition(" ")
+    how = RuntimeOptions(threads=int(threads), providers=("cpu",)) if threads else RuntimeOptions()
+    plan = ModelPlan(source, name, how)
+    prepared = plan.find(quiet)
+    if prepared is not None:
+        save_profile(profile_key(source, prepared, how), profile(step_ms / 1e3, rows))
+        return
+    shapes = ModelPlan(source, "llamacpp").find(quiet)
+    assert shapes is not None
+    key = replace(profile_key(source, shapes, how), runtime=name)
+    key = replace(key, weights="int4 block 32", library=runtimes.library_version(name))
+    key = replace(key, kernels=runtimes.own_kernels(name))
+    SECONDS.keep(rows_key(key, shapes.config), {w: step_ms / 1e3 * t for w, t in rows.items()})
+
+
+@pytest.mark.parametrize("case", MACHINES.values(), ids=MACHINES)
+def test_a_plan_is_the_same_everywhere(
+    case: Machine,
+    model: Path,
+    cache: Path,
+    gguf: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtimes, "installed_runtimes", lambda: list(case.installed))
+    source = Source(str(model), quiet)
+    if case.converted:
+        ModelPlan(source, "ort").prepare(quiet)
+    for place, step_ms in case.times.items():
+        keep(source, place, step_ms, case.rows)
+    if case.store is not None:
+        (cache / DIRECTORY).mkdir(parents=True, exist_ok=True)
+        (cache / DIRECTORY / FILE).write_bytes(case.store)
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(gguf().read_bytes())
+    given = {name: str(draft) if value == "DRAFT" else value for name, value in case.asked.items()}
+    asked = AskedOptions(**given)
+
+    plan, _ = choose_plan(plans_for(Source(str(model), quiet), asked))
+    lines = plan.explain()
+    assert lines[0].startswith(f"engine: {case.runs}")
+    assert plan.drafter == case.drafts
+    assert lines[1].startswith(f"drafter: {case.drafts.replace(',', ', ')}")
+    assert case.says in " ".join(lines) and len(lines) <= 3
+
+    with load_asked(str(model), asked, quiet) as engine:
+        assert engine.plan == lines
+        names = {each.name for each in engine.parts.speculation.drafters}
+        assert bool(names) == (case.drafts != "none")
+    if "drafter" in given:  # which doctor does not ask for
+        return
+    places = {name: given[name] for name in ("runtime", "threads") if name in given}
+    report = diagnose(
+        DiagnosisRequest(str(model), given.get("draft", "none"), places=LoadOptions(**places)),
+        quiet,
+        lambda: [Device("llamacpp", "cpu", "cpu", "the processor")],
+    )
+    assert tuple(report.numbers["plan"]) == lines
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_every_command_names_the_same_plan(
+    draft: bool,
+    model: Path,
+    cache: Path,
+    gguf: Callable[..., Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = tmp_path / "draft.gguf"
+    other.write_bytes(gguf().read_bytes())
+    asked = AskedOptions(draft=str(other) if draft else "none")
+    lines = list(choose_plan(plans_for(Source(str(model), quiet), asked))[0].explain())
+    options = ["--draft", asked.draft, "--explain", "--max-tokens", "4"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "category": "code", "prompt": "hello there"}\n')
+    for command in (
+        ["generate", str(model), "hello", *options],
+        ["bench", str(model), *options, "--prompts", str(prompts), "--json"],
+        ["verify", str(model), *options, "--prompts", str(prompts), "--draws", "0"],
+    ):
+        shutil.rmtree(cache, ignore_errors=True)  # what one has measured changes the next plan
+        run(command)
+        told = capfd.readouterr().err.splitlines()
+        assert [line for line in told if line in lines] == lines, command
+
+
+def test_a_device_that_is_gone_is_one_line_and_the_next_way_answers(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place that `edge-spec plan` has measured, and that is not there any more."""
+    source = Source(str(model), quiet)
+    keep(source, "llamacpp", 30, CHEAP)
+    how = RuntimeOptions(providers=("cuda7",))
+    prepared = ModelPlan(source, "llamacpp").find(quiet)
+    assert prepared is not None
+    save_profile(profile_key(source, prepared, how), profile(0.001, CHEAP))
+    plans = plan_engine(source, LoadOptions())
+    assert plans[0].options.device == "cuda7" and plans[1].options.device is None
+    with load_engine(str(model), LoadOptions(), quiet) as engine:
+        assert engine.generate([5, 6, 7], max_tokens=2).tokens
+        assert "cuda7" not in engine.plan[0].partition(", since")[0]
+    assert len([line for line in caplog.messages if "cannot run" in line]) == 1
+
+
+def test_a_runtime_that_fails_is_named_in_the_plan_in_force(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: LlamaCppRuntime, *given: Any) -> None:
+        raise DeviceError("llama.cpp has lost a device", remedy="Start again.")
+
+    monkeypatch.setattr(LlamaCppRuntime, "open", lost)
+    with load_engine(str(model), LoadOptions(), quiet) as engine:
+        assert engine.plan[0] == (
+            "engine: ort, since llamacpp cannot run it (llama.cpp has lost a device)"
+        )
+    monkeypatch.setattr(OrtRuntime, "open", lost)
+    with pytest.raises(DeviceError, match="lost a device"):
+        load_engine(str(model), LoadOptions(), quiet)
+
+
+def test_no_plan_is_made_by_measuring(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*given: Any) -> None:
+        raise AssertionError("a plan opens nothing")
+
+    for runtime in (LlamaCppRuntime, OrtRuntime):
+        monkeypatch.setattr(runtime, "open", opened)
+    assert len(plan_engine(Source(str(model), quiet), LoadOptions())) == 2
