@@ -16,6 +16,7 @@ from edge_spec.cli.options import open_engine
 from edge_spec.cli.output import (
     ProgressBar,
     print_json,
+    print_page,
     print_table,
     printable,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from edge_spec.diagnostics.bench.measuring import (
         BenchMeasurement,
         BenchPlan,
-        OpenPeer,
+        Peer,
         PeerChoice,
         SampledMeasurement,
     )
@@ -124,7 +125,7 @@ def _bench_settings(engine: Engine, opened: str, loading: options.AskedOptions) 
 
 def _measure(
     engine: Engine, plan: BenchPlan, choice: PeerChoice | None, num_sampled: int
-) -> tuple[BenchMeasurement, list[OpenPeer], SampledMeasurement | None]:
+) -> tuple[BenchMeasurement, list[Peer], SampledMeasurement | None]:
     """num_sampled: prompts of each category that are then answered as conversations with the model
     are, where that does not take the likeliest tokens, too."""
     from contextlib import ExitStack
@@ -134,7 +135,7 @@ def _measure(
 
     names = (measuring.DRAFTING, measuring.PLAIN)
     with ProgressBar() as progress, ExitStack() as stack:
-        opened: list[OpenPeer] = []
+        opened: list[Peer] = []
         if choice is not None:
             stop_ids = engine.parts.text.eos_ids
             opened = stack.enter_context(measuring.open_peers(choice, plan, stop_ids, progress))
@@ -148,8 +149,8 @@ def _measure(
     with ProgressBar() as progress:
         again = measuring.measure(sides, plan.first_of_each_category(num_sampled), progress)
     source = sampling_source(engine.parts.text.sampling, {})
-    drawn = measuring.SampledMeasurement(again, num_sampled, sampling_text(sampling), source)
-    return measured, opened, drawn
+    how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
+    return measured, opened, measuring.SampledMeasurement(again, how)
 
 
 def _peer_choice(model: str, loading: options.AskedOptions) -> PeerChoice:
@@ -190,16 +191,15 @@ def _require_forgetful(loading: options.AskedOptions, repeat: int) -> None:
 
 
 def _print_bench(report: Document, as_json: bool, out: Path | None) -> None:
-    from edge_spec.diagnostics.bench.report import markdown
+    from edge_spec.diagnostics.bench.report import page
 
     if as_json:
         print_json(report)
     elif out is None:
-        print(markdown(report), end="")
-    if out is None:
-        return
-    write_report(out, report, markdown(report))
-    print(f"Written to {out}", file=sys.stderr)
+        print_page(page(report))
+    if out is not None:
+        write_report(out, report, page(report))
+        print(f"Written to {out}", file=sys.stderr)
 
 
 _STATUS = {"pass": 0, "ties": 0, "fail": 1, "inconclusive": 3}
@@ -397,11 +397,11 @@ def _run(report: Report, model: str, asked: DoctorOptions, progress: Progress) -
 def _write(report: Report, model: str, asked: DoctorOptions) -> None:
     """Writes the report after each check, so that one that takes the machine down leaves what was
     found before."""
-    from edge_spec.diagnostics.doctor.report import markdown, public_document
+    from edge_spec.diagnostics.doctor.report import page, public_document
 
     if asked.out is not None:
         found = public_document(report, [each for each in (model, asked.draft) if each])
-        write_report(asked.out, found, markdown(found))
+        write_report(asked.out, found, page(found))
 
 
 def _print_findings(report: Report) -> None:

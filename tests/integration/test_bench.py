@@ -93,7 +93,7 @@ def test_an_interrupt_prints_what_there_is(bench: Any, monkeypatch: pytest.Monke
     status, out, _ = bench()
     assert status == 130
     assert "Partial" in out
-    assert "| all | 1 |" in out
+    assert any(line.split()[:2] == ["all", "1"] for line in out.splitlines())
 
 
 @pytest.mark.parametrize(

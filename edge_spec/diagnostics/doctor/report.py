@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edge_spec.diagnostics.report_files import machine_line, markdown_table
+from edge_spec.diagnostics.report_files import Page, Table, machine_line
 from edge_spec.errors import cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
@@ -137,21 +137,24 @@ def files_sha256(source: Source) -> str:
     return hashlib.sha256(repr(hashed).encode()).hexdigest()
 
 
-def markdown(document: Document) -> str:
-    """Renders what `document` returned, or what was read back from its JSON."""
-    model = document.get("target", {}).get("model", "this machine")
-    counts = [f["level"] for f in document["findings"]]
-    told = ", ".join(f"{counts.count(level)} {level}" for level in map(str, Severity))
-    lines = [f"# edge-spec doctor: {model}", "", f"{document['verdict']}: {told}.", ""]
-    lines += [machine_line(document["machine"]), ""]
+def page(document: Document) -> Page:
+    """Describe what `document` returned, or what was read back from its JSON."""
+    levels = [each["level"] for each in document["findings"]]
+    counts = ", ".join(f"{levels.count(level)} {level}" for level in map(str, Severity))
     rows = [
         (group, each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
         for group in GROUPS
         for each in document["findings"]
         if each["group"] == group
     ]
-    lines += markdown_table(("group", "check", "level", "found"), rows)
-    return "\n".join(lines) + "\n"
+    return Page(
+        f"edge-spec doctor: {document.get('target', {}).get('model', 'this machine')}",
+        [
+            f"{document['verdict']}: {counts}.",
+            machine_line(document["machine"]),
+            Table(("group", "check", "level", "found"), rows),
+        ],
+    )
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
