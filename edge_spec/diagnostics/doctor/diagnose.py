@@ -1,5 +1,5 @@
-"""The whole examination of `edge-spec doctor`: of this machine, whether what edge-spec keeps can be
-read again, and of a model or a pair here."""
+"""The whole examination of `edge-spec doctor`: of this machine, of what edge-spec keeps on it, and
+of a model or a pair here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_spec.core.config import ModelConfig
 from edge_spec.core.export import ExportOptions
@@ -26,7 +26,16 @@ from edge_spec.diagnostics.doctor.chosen import (
     compare_tokens,
     require_convertible,
 )
-from edge_spec.diagnostics.doctor.report import Finding, Report, Severity, fault, note, ok, warning
+from edge_spec.diagnostics.doctor.report import (
+    Finding,
+    Report,
+    Severity,
+    capped,
+    fault,
+    note,
+    ok,
+    warning,
+)
 from edge_spec.diagnostics.doctor.subject import (
     OTHER_FORMAT,
     Subject,
@@ -128,8 +137,8 @@ def check_devices(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def check_runtimes(source: Source) -> Iterator[Finding]:
-    """Says nothing of bundles, which are of one format, and of the demo model, which is in all.
-    Raises ModelFileError."""
+    """Find the installed runtimes that can run a model; a bundle is bound to one format, and the
+    demo model is in all. Raises ModelFileError."""
     if source.is_demo or source.formats is not None or is_bundle(source.path):
         return
     can, refusals = where_it_runs(source, runtimes.known_runtimes(), LoadOptions())
@@ -139,16 +148,8 @@ def check_runtimes(source: Source) -> Iterator[Finding]:
         yield note("runtimes", f"not on {refusal.runtime}: {refusal.error.shown}")
 
 
-_SHOWN = 3
-_GGUF = b"GGUF"
-_NAMED_BYTES = 1_000_000  # less is not worth telling
+_NAMED_BYTES = 1_000_000  # less is not worth mentioning
 _REMEDY = "Delete it: it is made again where it is needed."
-
-
-class Kind(NamedTuple):
-    directory: str
-    pattern: str
-    check: Callable[[Path], object]  # raises EdgeSpecError, OSError
 
 
 def _check_conversion(path: Path) -> None:
@@ -156,58 +157,55 @@ def _check_conversion(path: Path) -> None:
         open_bundle(path, hashed=False)
         return
     with path.open("rb") as file:  # the header of a GGUF file takes most of a second to read
-        if file.read(len(_GGUF)) != _GGUF:
+        if file.read(4) != b"GGUF":
             raise ModelFileError(f"{path} is no bundle and no GGUF file", remedy=_REMEDY)
 
 
-KINDS = (
-    Kind("bundles", "[!.]*", _check_conversion),
-    Kind("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
-    Kind("prompts", "[!.]*", check_beginning),
-    Kind(DIRECTORY, FILE, check_measurements),
-    Kind("answers", "*.json", check_answers),
+# Directories of the cache, the files in them, and what raises an EdgeSpecError or OSError for one.
+_KEPT: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
+    ("bundles", "[!.]*", _check_conversion),
+    ("tokenizers", f"*{SUFFIX}", read_kept_tokenizer),
+    ("prompts", "[!.]*", check_beginning),
+    (DIRECTORY, FILE, check_measurements),
+    ("answers", "*.json", check_answers),
 )
 
 
 def check_caches(cache: Path) -> Iterator[Finding]:
-    """Changes nothing. Conversions are not hashed: opening one does."""
+    """Read what is kept, and change nothing. Conversions are not hashed: opening one does."""
     counts, problems = [], []
-    for kind in KINDS:
+    for directory, pattern, check in _KEPT:
         found = [
             path
-            for path in sorted((cache / kind.directory).glob(kind.pattern))
+            for path in sorted((cache / directory).glob(pattern))
             if not path.name.startswith(".") and path.suffix not in (".lock", ".sha256")
         ]
         size = sum(map(_num_bytes, found))
         total = f" ({format_bytes(size)})" if size >= _NAMED_BYTES else ""
-        counts.append(f"{kind.directory} {len(found)}{total}")
-        problems += [(path, why) for path in found if (why := _problem(kind, path)) is not None]
-    for path, why in problems[:_SHOWN]:
-        yield warning(path.parent.name, f"{path.name}: {why}", _REMEDY)
-    if len(problems) > _SHOWN:
-        yield warning("kept", f"{len(problems) - _SHOWN} more cannot be read", "Delete them.")
-    kinds = ("models", "conversions", *(kind.directory for kind in KINDS))
+        counts.append(f"{directory} {len(found)}{total}")
+        for path in found:
+            try:
+                check(path)
+            except (EdgeSpecError, OSError) as error:
+                told = error.shown if isinstance(error, EdgeSpecError) else str(error)
+                why = told.removeprefix(f"{path} ")
+                problems.append(warning(directory, f"{path.name}: {why}", _REMEDY))
+    yield from capped(problems)
     # What a kill left, also of an older version's conversions.
-    left = [path for kind in kinds for path in (cache / kind).glob(".*.part")]
+    left = [
+        path
+        for directory in ("models", "conversions", *(directory for directory, _, _ in _KEPT))
+        for path in (cache / directory).glob(".*.part")
+    ]
     if left:
-        size = sum(map(_num_bytes, left))
         yield note(
             "leftovers",
-            f"{len(left)} of work that was interrupted, or goes on, {format_bytes(size)}",
+            f"{len(left)} of work that was interrupted, or goes on, "
+            f"{format_bytes(sum(map(_num_bytes, left)))}",
             f"Delete {cache}/*/.*.part while edge-spec does not run.",
         )
     if not problems:
         yield ok("kept", ", ".join(counts))
-
-
-def _problem(kind: Kind, path: Path) -> str | None:
-    try:
-        kind.check(path)
-    except EdgeSpecError as error:
-        return error.shown.removeprefix(f"{path} ")
-    except OSError as error:
-        return str(error.strerror or error)
-    return None
 
 
 def _num_bytes(path: Path) -> int:
@@ -218,18 +216,17 @@ def _num_bytes(path: Path) -> int:
     return size
 
 
-Check = Callable[[Subject], Iterator[Finding]]
-
-# After a stage with a fault, the next ones would only find it again.
-_FIRST: tuple[dict[str, Check], ...] = (
-    {"files": check_files},
-    {"architecture": check_architecture},
-)
-_DESCRIBED: dict[str, Check] = {
+CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
+    "files": check_files,
+    "architecture": check_architecture,
     "tokenizer": check_tokenizer,
     "vocabulary": check_vocabulary,
+    "chat template": check_template,
+    "end of text": check_ends,
+    "opens": check_opening,
 }
-_CHAT: dict[str, Check] = {"chat template": check_template, "end of text": check_ends}
+_OF_TARGETS = ("chat template", "end of text")
+_AFTER_FAULTS = ("vocabulary", *_OF_TARGETS)  # all others would only find the fault again
 
 
 @dataclass(frozen=True)
@@ -410,12 +407,11 @@ def examine(
     except (EdgeSpecError, OSError) as error:
         return None, [problem("model", error)]
     findings: list[Finding] = []
-    opening: dict[str, Check] = {"opens": check_opening} if open_models else {}
-    for checks in (*_FIRST, _DESCRIBED | (_CHAT if chats else {}), opening):
-        for name, check in checks.items():
-            findings += settled(name, check(subject))
-        if any(each.level is Severity.FAULT for each in findings):
+    for name, check in CHECKS.items():
+        if name not in _AFTER_FAULTS and any(each.level is Severity.FAULT for each in findings):
             break
+        if (chats or name not in _OF_TARGETS) and (open_models or name != "opens"):
+            findings += settled(name, check(subject))
     return subject, findings
 
 

@@ -1,5 +1,4 @@
-"""What the checks of `edge-spec doctor` yield, and that as JSON and Markdown, for applications and
-for issues."""
+"""Findings of `edge-spec doctor`, as JSON for applications and as a page for issues."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -36,7 +35,7 @@ GROUPS = ("machine", "target", "draft", "pair", "memory", "speed", "caches", "ru
 
 @dataclass(frozen=True)
 class Finding:
-    """Says one thing that a check found, in one line. remedy: what can be done about it; empty
+    """One thing that a check found, in one line. remedy: what can be done about it; empty
     where all is well. group: of GROUPS. numbers: as JSON has them, units in their names."""
 
     check: str
@@ -50,7 +49,7 @@ class Finding:
         return replace(self, group=group)
 
 
-# Each cuts what it found: a name within a file may be as long as the file.
+# These cut what was found: a name within a file may be as long as the file.
 
 
 def ok(check: str, found: str, **numbers: Any) -> Finding:
@@ -73,6 +72,13 @@ def judged(check: str, is_right: bool, found: str, remedy: str, **numbers: Any) 
     return ok(check, found, **numbers) if is_right else fault(check, found, remedy, **numbers)
 
 
+def capped(findings: Sequence[Finding], most: int = 3) -> Iterator[Finding]:
+    """Yield the first few, and how many more there are."""
+    yield from findings[:most]
+    if len(findings) > most:
+        yield replace(findings[most], found=f"{len(findings) - most} more like this")
+
+
 def of_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
@@ -82,8 +88,8 @@ _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
 @dataclass
 class Report:
-    """numbers: what an application wants of the findings, for JSON. chosen: a `Chosen`, what
-    opening the models would open; None where it would refuse."""
+    """numbers: figures of the findings, for JSON. chosen: a `Chosen`, what opening the models would
+    open; None where it would refuse."""
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
