@@ -133,21 +133,19 @@ def _measure(
     from edge_spec.core.recommended_sampling import sampling_source, sampling_text
     from edge_spec.diagnostics.bench import measuring
 
-    names = (measuring.DRAFTING, measuring.PLAIN)
     with ProgressBar() as progress, ExitStack() as stack:
         opened: list[Peer] = []
         if choice is not None:
             stop_ids = engine.parts.text.eos_ids
             opened = stack.enter_context(measuring.open_peers(choice, plan, stop_ids, progress))
-        sides: list[measuring.Side] = [measuring.EngineSide(engine, name) for name in names]
-        sides += [side for each in opened for side in each.sides]
-        measured = measuring.measure(sides, plan, progress)
+        others = [side for each in opened for side in each.sides]
+        measured = measuring.measure([*measuring.own_sides(engine), *others], plan, progress)
     sampling = engine.chat_sampling()
     if not num_sampled or measured.partial or sampling.greedy:
         return measured, opened, None
-    sides = [measuring.EngineSide(engine, name, sampling) for name in names]
+    again_plan = plan.first_of_each_category(num_sampled)
     with ProgressBar() as progress:
-        again = measuring.measure(sides, plan.first_of_each_category(num_sampled), progress)
+        again = measuring.measure(measuring.own_sides(engine, sampling), again_plan, progress)
     source = sampling_source(engine.parts.text.sampling, {})
     how = {"sampling": sampling_text(sampling), "source": source, "per_category": num_sampled}
     return measured, opened, measuring.SampledMeasurement(again, how)

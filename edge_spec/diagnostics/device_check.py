@@ -29,11 +29,11 @@ from edge_spec.diagnostics.doctor.report import (
     fault,
     judged,
     note,
-    of_error,
     ok,
 )
 from edge_spec.diagnostics.lossless_check import Extent
 from edge_spec.diagnostics.lossless_check.prove import checks, document, ids, prove
+from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
 from edge_spec.errors import EdgeSpecError
@@ -269,7 +269,7 @@ def check_soak(
                     key = prompt, sampling.seed, kind
                     differing[kind] += first.setdefault(key, answer) != answer
                 except Exception as error:  # ours, or a library's
-                    errors.append(of_error(error))
+                    errors.append(describe_error(error))
                 samples += [size for size in [resident()] if size is not None]
             requests += len(asked)
     found = f"{len(errors)} errors in {requests} requests"
@@ -331,7 +331,7 @@ def run_check(name: str, request: str) -> list[dict[str, Any]]:
     except EdgeSpecError as error:
         found.append(fault(name, error.shown, error.remedy))
     except Exception as error:  # a library may fail in any way on a device that is new to it
-        found.append(fault(name, of_error(error), ELSEWHERE))
+        found.append(fault(name, describe_error(error), ELSEWHERE))
     return [asdict(each) for each in found]
 
 

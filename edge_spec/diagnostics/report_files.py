@@ -55,3 +55,8 @@ def write_report(directory: Path, document: Mapping[str, Any], page: Page) -> No
 def machine_line(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {versions}."
+
+
+def describe_error(error: Exception) -> str:
+    """Return one line of a library's own error, in which anything may be."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

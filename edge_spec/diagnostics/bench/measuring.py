@@ -19,15 +19,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_spec.core.metrics import Stats
 from edge_spec.core.model import Progress
 from edge_spec.core.sampling import SamplingParams
+from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.engine.engine import Engine
 from edge_spec.engine.request import GREEDY
-from edge_spec.errors import ContextFullError, SessionError
+from edge_spec.errors import ContextFullError
 from edge_spec.text.prompt_files import Prompt
 
 DRAFTING, PLAIN = "drafting", "plain"  # our own sides
@@ -36,35 +38,44 @@ _WARM_UP_TOKENS = 8
 _DRAFT_TOKENS = 32
 
 
-class SideError(SessionError):
-    """A side that cannot go on; the others can."""
-
-
 @dataclass(frozen=True)
 class Run:
-    """One answer. num_tokens and seconds are of decoding alone: the prompt is no part of them."""
+    """One answer. Counts and times are of decoding alone, without the prompt."""
 
     tokens: tuple[int, ...]
-    num_tokens: int
-    seconds: float
     stats: Stats
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stats.predicted_n
+
+    @property
+    def seconds(self) -> float:
+        return self.stats.predicted_ms / 1e3
 
 
 @dataclass(frozen=True)
-class EngineSide:
-    """An engine with its drafters, or without them."""
+class Side:
+    """A way of decoding. answer: takes a prompt's tokens and how many to decode at most. version
+    and settings: of another library."""
 
-    engine: Engine
-    name: str  # DRAFTING or PLAIN
-    sampling: SamplingParams = GREEDY
+    name: str
+    answer: Callable[[Sequence[int], int], Run]
+    version: str = ""
+    settings: str = ""
 
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        engine = self.engine
-        with engine.without_drafting() if self.name == PLAIN else nullcontext():
-            result = engine.generate(prompt, max_tokens=max_tokens, sampling=self.sampling)
-        stats = result.stats
-        tokens = tuple(token.id for token in result.tokens)
-        return Run(tokens, stats.predicted_n, stats.predicted_ms / 1e3, stats)
+
+def own_sides(engine: Engine, sampling: SamplingParams = GREEDY) -> list[Side]:
+    """Return an engine with its drafters, and without them."""
+    return [Side(name, partial(decode, engine, name, sampling)) for name in (DRAFTING, PLAIN)]
+
+
+def decode(
+    engine: Engine, name: str, sampling: SamplingParams, prompt: Sequence[int], max_tokens: int
+) -> Run:
+    with engine.without_drafting() if name == PLAIN else nullcontext():
+        result = engine.generate(prompt, max_tokens=max_tokens, sampling=sampling)
+    return Run(tuple(token.id for token in result.tokens), result.stats)
 
 
 @dataclass(frozen=True)
@@ -150,8 +161,8 @@ def make_plan(
 
 def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> BenchMeasurement:
     """Decode each prompt on all sides, one right after another; the first two take turns in going
-    first. Ends early, with what there is, at KeyboardInterrupt. A side that raises SideError is
-    given up.
+    first. Ends early, with what there is, at KeyboardInterrupt. Another library's side that fails
+    is given up.
 
     Repetitions are passes over all prompts: a drafter that met the same prompt twice in a row
     would take it for the same conversation and know the answer. For one prompt alone, the warm-up
@@ -166,9 +177,11 @@ def measure(sides: Sequence[Side], plan: BenchPlan, progress: Progress) -> Bench
         for side in order:
             if side.name not in failures:
                 try:
-                    runs[side.name] = side.decode(prompt, max_tokens)
-                except SideError as error:
-                    failures[side.name] = error.shown
+                    runs[side.name] = side.answer(prompt, max_tokens)
+                except Exception as error:
+                    if side.name in (DRAFTING, PLAIN):
+                        raise
+                    failures[side.name] = describe_error(error)
         return runs
 
     try:
@@ -195,8 +208,8 @@ _END_S = 5.0  # that a server has to end by itself
 
 @dataclass(frozen=True)
 class PeerChoice:
-    """gguf: what peers read; weights: its name for the report. context_length, stop_ids: tokens
-    that the plan takes, and those that end an answer; `open_peers` sets them."""
+    """gguf: what other libraries read; weights: its name for the report. context_length, stop_ids:
+    tokens that the plan takes, and those that end an answer; `open_peers` sets them."""
 
     gguf: Path
     weights: str
@@ -205,31 +218,13 @@ class PeerChoice:
     stop_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class PeerSide:
-    name: str
-    version: str
-    settings: str
-    answer: Callable[[Sequence[int], int], Run]
-
-    def decode(self, prompt: Sequence[int], max_tokens: int) -> Run:
-        """Raises SideError for whatever the library raises."""
-        try:
-            return self.answer(prompt, max_tokens)
-        except Exception as error:
-            raise _side_error(error) from error
-
-
-Side = EngineSide | PeerSide  # a way of decoding
-
-
 @dataclass
 class Peer:
     """sides: its plain way and the one that drafts; where one is missing, the note says why."""
 
     name: str
     weights: str
-    sides: list[PeerSide] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     note: str | None = None
 
     @property
@@ -257,12 +252,12 @@ def open_peers(
             except ImportError:
                 peer.note = f'not installed: pip install "{peer.name}"'
             except Exception as error:  # whatever a library raises, its user hears of it
-                peer.note = _side_error(error).shown
+                peer.note = describe_error(error)
         progress("Opening other libraries", 1.0)
         yield peers
 
 
-def _open_llama_cpp_python(name: str, choice: PeerChoice, stack: ExitStack) -> PeerSide:
+def _open_llama_cpp_python(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -287,15 +282,16 @@ def _open_llama_cpp_python(name: str, choice: PeerChoice, stack: ExitStack) -> P
             found.append(token)
             if token in choice.stop_ids or len(found) >= max_tokens:
                 break
-        seconds, count = times[-1] - times[0], len(found) - 1
-        stats = Stats(predicted_n=count, predicted_ms=seconds * 1e3)
-        return Run(tuple(found), count, seconds, stats)
+        return Run(
+            tuple(found),
+            Stats(predicted_n=len(found) - 1, predicted_ms=1e3 * (times[-1] - times[0])),
+        )
 
     settings = "LlamaPromptLookupDecoding, 2 draft tokens, " if lookup else ""
-    return PeerSide(name, llama_cpp.__version__, f"{settings}threads: {choice.threads}", answer)
+    return Side(name, answer, llama_cpp.__version__, f"{settings}threads: {choice.threads}")
 
 
-def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> PeerSide:
+def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> Side:
     """Start the server on a port of this machine, with one slot; it is asked by tokens."""
     lookup = name.endswith(DRAFTING)
     program = shutil.which("llama-server")
@@ -343,13 +339,13 @@ def _open_llama_server(name: str, choice: PeerChoice, stack: ExitStack) -> PeerS
             draft_n=timings.get("draft_n", 0),
             draft_n_accepted=accepted,
         )
-        return Run(tuple(found["tokens"]), count, stats.predicted_ms / 1e3, stats)
+        return Run(tuple(found["tokens"]), stats)
 
     settings = " ".join([*own, f"threads: {threads}"])
-    return PeerSide(name, version[1].strip() if version else "unknown", settings, answer)
+    return Side(name, answer, version[1].strip() if version else "unknown", settings)
 
 
-_OPENERS: dict[str, Callable[[str, PeerChoice, ExitStack], PeerSide]] = {
+_OPENERS: dict[str, Callable[[str, PeerChoice, ExitStack], Side]] = {
     "llama-cpp-python": _open_llama_cpp_python,
     "llama-server": _open_llama_server,
 }
@@ -370,8 +366,3 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-
-
-def _side_error(error: Exception) -> SideError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return SideError(text, remedy="Leave --peers out to measure without it.")

@@ -79,10 +79,6 @@ def capped(findings: Sequence[Finding], most: int = 3) -> Iterator[Finding]:
         yield replace(findings[most], found=f"{len(findings) - most} more like this")
 
 
-def of_error(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}
 
 

@@ -25,10 +25,10 @@ from edge_spec.diagnostics.doctor.report import (
     capped,
     fault,
     note,
-    of_error,
     ok,
     warning,
 )
+from edge_spec.diagnostics.report_files import describe_error
 from edge_spec.errors import (
     BundleError,
     DeviceError,
@@ -425,7 +425,7 @@ def _open(each: Examined) -> Finding:
         except EdgeSpecError as error:
             return fault("opens", f"{each}: {error.shown}", error.remedy)
         except Exception as error:  # a library may fail in any way on a graph that is not ours
-            why = of_error(error)[:_REASON_CHARACTERS]
+            why = describe_error(error)[:_REASON_CHARACTERS]
             return fault("opens", f"{each}: {runtime.name} failed: {why}", _EXPORT_AGAIN)
         if not np.isfinite(logits).all():
             return fault("opens", f"{each}: its scores are not numbers", _EXPORT_AGAIN)

@@ -17,8 +17,8 @@ from edge_spec.diagnostics.bench.measuring import (
     BenchMeasurement,
     BenchPlan,
     Peer,
-    PeerSide,
     Run,
+    Side,
     Task,
 )
 from edge_spec.diagnostics.bench.report import NOT_ENOUGH, document, page
@@ -36,18 +36,19 @@ SETTINGS = {
 
 def run(seconds: float, num_tokens: int = 10, text: int = 1, **stats: Any) -> Run:
     tokens = tuple(range(text, text + num_tokens))
-    return Run(tokens, num_tokens, seconds, Stats(predicted_n=num_tokens, **stats))
+    stats = {"predicted_ms": 1e3 * seconds, **stats}
+    return Run(tokens, Stats(predicted_n=num_tokens, **stats))
 
 
 def looping(seconds: float) -> Run:
     """Eight of its ten tokens repeat the first two."""
-    return Run((1, 2) * 5, 10, seconds, Stats(predicted_n=10))
+    return Run((1, 2) * 5, Stats(predicted_n=10, predicted_ms=1e3 * seconds))
 
 
 def drafted(seconds: float, **more: Any) -> Run:
     reasons = Counter({"no_candidate": 1})
     more = {"acceptance_histogram": Counter({0: 1, 2: 1, 4: 1}), **more}
-    times = {"draft_ms": 2.0, "verify_ms": 30.0, "predicted_ms": 36.0}
+    times = {"draft_ms": 2.0, "verify_ms": 994.0}
     return run(
         seconds, rounds=4, draft_n=8, draft_n_accepted=6, plain_reasons=reasons, **times, **more
     )
@@ -77,7 +78,7 @@ def test_a_category_and_the_total(measured: BenchMeasurement) -> None:
     assert code["mean_accepted_length"] == 10 / 4
     assert code["acceptance_rate"] == 6 / 8
     assert code["plain_rounds"] == {"no_candidate": 1 / 4}
-    assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 7.5)
+    assert (code["draft_ms_a_round"], code["verify_ms_a_round"]) == (0.5, 248.5)
     assert code["overhead_ms_a_round"] == 1.0
     assert total["speedup"] == pytest.approx(2.9 / 2)
     assert total["worst_prompt"] == "b"
@@ -130,7 +131,7 @@ def test_a_ratio_of_too_few_answers_is_not_shown(measured: BenchMeasurement) -> 
 
 def test_our_rate_over_anothers(measured: BenchMeasurement) -> None:
     names = ("other plain", "other drafting")
-    other = Peer("other", "tiny", [PeerSide(name, "7", "", pytest.fail) for name in names])
+    other = Peer("other", "tiny", [Side(name, pytest.fail, "7") for name in names])
     measured.runs["other plain"] = [[run(4.0)] * 2, [run(2.0)] * 2]
     measured.runs["other drafting"] = [[run(2.0)] * 2, [run(2.0)] * 2]
     report = document(measured, SETTINGS, [other])
@@ -172,7 +173,7 @@ def test_the_page_of_a_stored_report(report: dict[str, Any]) -> None:
     assert "A CPU, 2 cores, OS; numpy 2." in lines
     assert "| code | 1 | 5.0 | 10.0 | 2.00 (2.00 to 2.00) | 75% |" in lines
     assert "| code | 2.00 a | 0% | 2.00 (2.00 to 2.00) of 1 |" in lines
-    assert "| code | 2.50 | 0.50 | 7.50 | 1.00 | no_candidate 25% |" in lines
+    assert "| code | 2.50 | 0.50 | 248.50 | 1.00 | no_candidate 25% |" in lines
     assert "| all | 0.90 b | 0% | 1.45 (1.40 to 1.50) of 2 |" in lines
     assert "llama-server: not installed: x" in lines
     assert not any("Partial" in line for line in lines)
@@ -192,5 +193,5 @@ def test_a_terminal_of_80_columns_shows_whole_figures(
     assert rows == [
         "math_reasoning 2 6.9 10.0 1.45 (1.40 to 1.50) 75%",
         "math_reasoning 0.90 conversation-3 0% 1.45 (1.40 to 1.50) of 2",
-        "math_reasoning 2.50 0.50 7.50 1.00 no_candidate 25%",
+        "math_reasoning 2.50 0.50 248.50 1.00 no_candidate 25%",
     ]
