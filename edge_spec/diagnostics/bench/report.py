@@ -156,7 +156,7 @@ class Figures:
         """Return both rates and their ratio: None where it would be of fewer than LEAST_ANSWERS of
         each side, of a single prompt the median of its repetitions. Prompts that a side answered
         with nothing timed are left out: other libraries count from the first token on."""
-        timed = self._kept(lambda alone: all(run.num_tokens for run in alone.both()))
+        timed = self.keep(lambda alone: all(run.num_tokens for run in alone.both()))
         pairs = [self._paired(indices) for indices in timed.strata]
         if not pairs:
             return {"predicted_per_second": None, "plain_per_second": None, **_named(None)}
@@ -171,7 +171,7 @@ class Figures:
     def both(self) -> list[Run]:
         return self.runs(self.side, self.base)
 
-    def _kept(self, keeps: Callable[[Figures], bool]) -> Figures:
+    def keep(self, keeps: Callable[[Figures], bool]) -> Figures:
         strata = [[i for i in indices if keeps(self.alone(i))] for indices in self.strata]
         return replace(self, strata=list(filter(None, strata)))
 
@@ -184,17 +184,25 @@ class Figures:
     def alone(self, index: int) -> Figures:
         return replace(self, strata=[[index]])
 
-    def differs(self, index: int) -> bool:
-        return len({run.tokens for run in self.alone(index).both()}) > 1
+    @property
+    def task(self) -> Task:
+        """Return the task of figures that are of a single one."""
+        return self.measured.tasks[self.strata[0][0]]
+
+    @property
+    def differs(self) -> bool:
+        """Return True if a single task's texts are not all the same."""
+        return len({run.tokens for run in self.both()}) > 1
 
     def summary(self) -> Document:
         stats = [run.stats for run in self.runs(self.side)]
         rounds = sum(each.rounds for each in stats)
         reasons = sum((each.plain_reasons for each in stats), Counter[str]())
         times = {name: sum(getattr(each, name) for each in stats) for name in _TIMES}
-        loop_free = self._kept(lambda alone: not _loop_share(alone.both()))
-        prompts = [each for each in map(self.prompt, self.indices) if each["speedup"] is not None]
-        worst = min(prompts, key=lambda each: each["speedup"], default={})
+        loop_free = self.keep(lambda alone: not _loop_share(alone.both()))
+        prompts = [self.alone(i).prompt() for i in self.indices]
+        measured = [each for each in prompts if each["speedup"] is not None]
+        worst = min(measured, key=lambda each: each["speedup"], default={})
         return {
             "prompts": len(self.indices),
             **self.rates(),
@@ -206,20 +214,20 @@ class Figures:
             "loop_share": _loop_share(self.runs(self.base)),
             "loop_free_prompts": len(loop_free.indices),
             **_ratio_of(loop_free.rates(), "loop_free_speedup"),
-            "differing_texts": sum(map(self.differs, self.indices)),
+            "differing_texts": sum(not each["equal_text"] for each in prompts),
         }
 
-    def prompt(self, index: int) -> Document:
-        alone, prompt = self.alone(index), self.measured.tasks[index].prompt
-        runs = alone.runs(self.side)
+    def prompt(self) -> Document:
+        """Return the figures of a single task."""
+        prompt, runs = self.task.prompt, self.runs(self.side)
         return {
             "id": prompt.id,
             "category": prompt.category,
             "predicted_n": runs[0].num_tokens,
-            **alone.rates(),
+            **self.rates(),
             **_acceptance([run.stats for run in runs]),
-            "loop_share": _loop_share(alone.runs(self.base)),
-            "equal_text": not self.differs(index),
+            "loop_share": _loop_share(self.runs(self.base)),
+            "equal_text": not self.differs,
         }
 
 
@@ -262,31 +270,28 @@ def document(
         "categories": {
             name: Figures(measured, [indices]).summary() for name, indices in categories.items()
         },
-        "prompts": [figures.prompt(i) for i in range(len(measured.tasks))],
-        "sampled": None if sampled is None else _sampled(sampled, measured),
+        "prompts": [figures.alone(i).prompt() for i in range(len(measured.tasks))],
+        "sampled": None if sampled is None else _sampled(sampled, figures),
         "peers": {each.name: _peer(each, figures) for each in peers},
     }
 
 
-def _by_category(
-    measured: BenchMeasurement, tasks: Sequence[Task] | None = None
-) -> dict[str, list[int]]:
-    """Return indices of tasks, of all of them or of these."""
+def _by_category(measured: BenchMeasurement) -> dict[str, list[int]]:
+    """Return indices of tasks."""
     found: dict[str, list[int]] = {}
     for i, task in enumerate(measured.tasks):
-        if tasks is None or task in tasks:
-            found.setdefault(task.prompt.category, []).append(i)
+        found.setdefault(task.prompt.category, []).append(i)
     return found
 
 
-def _sampled(sampled: SampledMeasurement, greedy: BenchMeasurement) -> Document | None:
+def _sampled(sampled: SampledMeasurement, greedy: Figures) -> Document | None:
     """Return None where an interrupt came before any prompt was answered."""
     drawn = sampled.measured
     if not drawn.tasks:
         return None
     total = Figures(drawn, list(_by_category(drawn).values())).summary()
     del total["differing_texts"]  # they are drawn again
-    same = Figures(greedy, list(_by_category(greedy, drawn.tasks).values()))
+    same = greedy.keep(lambda alone: alone.task in drawn.tasks)
     return {**sampled.how, "total": total, "greedy": same.summary()}
 
 
@@ -381,10 +386,9 @@ def _steps(of: Document) -> list[str]:
 def _remarks(report: Document) -> Iterator[str]:
     settings, total = report["settings"], report["total"]
     yield (
-        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's. A "
-        f"loop is a passage of at most {MAX_PERIOD} tokens that is repeated in place, "
-        f"{MIN_OCCURRENCES} times or more: {_share(total['loop_share'])} of plain decoding's "
-        "tokens are in one, and easy to draft."
+        f"{total['differing_texts']} of {total['prompts']} texts differ from plain decoding's. "
+        f"In loops: {_share(total['loop_share'])} of plain decoding's tokens repeat a passage in "
+        "place, which is easy to draft."
     )
     if total["plain_rounds"].get("off") == 1:
         yield "Drafting was off in every step, so both ways are plain decoding."
@@ -395,8 +399,6 @@ def _remarks(report: Document) -> Iterator[str]:
                 f"A plain step takes {settings['plain_cost']:.2f} times the fastest possible one; "
                 f"over that one the speedup is {total['speedup'] / settings['plain_cost']:.2f}."
             )
-        if settings.get("policy"):
-            yield f"At the end the policy went by: {settings['policy']}."
     if settings.get("own_loop_cost") is not None:
         yield (
             f"One of our plain steps takes {settings['own_loop_cost']:.2f} times a step of "

@@ -114,22 +114,23 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\\/\s'\"`:;,()<>|]+){2,}[\\/]?")
 
 
 def document(report: Report) -> Document:
-    """docs/doctor.md lists the fields. JSON has no NaN and no infinity: they become null."""
+    """Return the report as JSON has it, which has no NaN and no infinity: they become null.
+    docs/doctor.md lists the fields."""
     findings = [asdict(finding) for finding in report.findings]
-    told = {"verdict": report.verdict, "findings": findings, **report.numbers}
-    made: Document = _changed(told, _finite)
+    found = {"verdict": report.verdict, "findings": findings, **report.numbers}
+    made: Document = _change(found, _make_finite)
     return made
 
 
 def public_document(report: Report, models: Iterable[str]) -> Document:
-    """Returns the document without paths and names of the user's own: it is attached to an issue.
+    """Return the document without the user's own paths and names: it is attached to an issue.
     models: as the user named them."""
-    made: Document = _changed(document(report), _cleaner(models))
+    made: Document = _change(document(report), _cleaner(models))
     return made
 
 
 def files_sha256(source: Source) -> str:
-    """Returns the sha256 of a model's file; of all names and hashes, for a directory. Raises
+    """Return the sha256 of a model's file; of all names and hashes, for a directory. Raises
     OSError, and an EdgeSpecError where it cannot be fetched."""
     path = source.path
     if path.is_file():
@@ -144,10 +145,8 @@ def page(document: Document) -> Page:
     levels = [each["level"] for each in document["findings"]]
     counts = ", ".join(f"{levels.count(level)} {level}" for level in map(str, Severity))
     rows = [
-        (group, each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
-        for group in GROUPS
-        for each in document["findings"]
-        if each["group"] == group
+        (each["group"], each["check"], each["level"], f"{each['found']} {each['remedy']}".rstrip())
+        for each in sorted(document["findings"], key=lambda each: GROUPS.index(each["group"]))
     ]
     return Page(
         f"edge-spec doctor: {document.get('target', {}).get('model', 'this machine')}",
@@ -159,50 +158,44 @@ def page(document: Document) -> Page:
     )
 
 
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A document as JSON has it, with its keys and values changed."""
+def _change(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a document as JSON has it, with its keys and values changed."""
     if isinstance(value, Mapping):
-        return {change(key): _changed(each, change) for key, each in value.items()}
+        return {change(key): _change(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_changed(each, change) for each in value]
+        return [_change(each, change) for each in value]
     return change(value)
 
 
-def _finite(value: Any) -> Any:
+def _make_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cleaner(models: Iterable[str]) -> Callable[[Any], Any]:
-    """Returns what keeps of a text the last part of each path, and nothing of the names of user and
-    machine. models: as the user named them; of a path to one, its name stays."""
-    found = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
-    found.append(Path(tempfile.gettempdir()))
+    """Return what keeps only the last part of each path in a text, and removes the names of user
+    and machine. models: as the user named them; of a path to one, its name stays."""
+    folders = [Path.home(), Path.cwd(), cache_directory(), Path(sys.prefix)]
+    folders.append(Path(tempfile.gettempdir()))
     for model in models:
         with suppress(OSError):
-            found += [Path(model).parent.absolute(), Path(model).parent.resolve()]
-    places = {str(place) for place in found if len(place.parts) > 1}
-    names = sorted(_own_names(), key=len, reverse=True)
-
-    def cleaned(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        for place in sorted(places, key=len, reverse=True):  # the longest first
-            value = value.replace(place, "\u2026")
-        value = _PATH.sub(_last_part, value)
-        for name in names:
-            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", value)
-        return value
-
-    return cleaned
-
-
-def _last_part(match: re.Match[str]) -> str:
-    return "\u2026/" + re.split(r"[\\/]", match[0].rstrip("\\/"))[-1]
-
-
-def _own_names() -> set[str]:
+            folders += [Path(model).parent.absolute(), Path(model).parent.resolve()]
+    places = {str(folder) for folder in folders if len(folder.parts) > 1}
     names = {Path.home().name, socket.gethostname(), socket.gethostname().partition(".")[0]}
     with suppress(Exception):  # no such user: what is raised depends on the system
         names.add(getpass.getuser())
     # The name of root is everywhere, and nobody's.
-    return {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
+    own = {name for name in names if len(name) >= _SHORTEST_NAME} - {"root", "localhost"}
+
+    def clean(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for place in sorted(places, key=len, reverse=True):  # the longest first
+            value = value.replace(place, "\u2026")
+        value = _PATH.sub(
+            lambda found: "\u2026/" + re.split(r"[\\/]", found[0].rstrip("\\/"))[-1], value
+        )
+        for name in sorted(own, key=len, reverse=True):
+            value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "\u2026", value)
+        return value
+
+    return clean

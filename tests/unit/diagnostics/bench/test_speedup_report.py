@@ -108,7 +108,7 @@ def test_prompts_that_loop_are_told_and_left_out_of_a_speedup(measured: BenchMea
     assert (total["loop_share"], total["loop_free_prompts"]) == (0.4, 1)
     assert total["loop_free_speedup"] == pytest.approx(0.9)
     assert [each["loop_share"] for each in report["prompts"]] == [0.8, 0.0]
-    assert "40% of plain decoding's tokens" in told(report)
+    assert "In loops: 40% of plain decoding's tokens" in told(report)
     assert "| all | 0.90 b | 40% | 0.90 (0.80 to 1.00) of 1 |" in told(report)
 
 
