@@ -29,28 +29,18 @@ from edge_spec.diagnostics.doctor.chosen import (
 from edge_spec.diagnostics.doctor.report import (
     Finding,
     Report,
-    Severity,
     capped,
     fault,
     note,
     ok,
+    problem,
+    settled,
     warning,
 )
-from edge_spec.diagnostics.doctor.subject import (
-    OTHER_FORMAT,
-    Subject,
-    check_architecture,
-    check_ends,
-    check_files,
-    check_opening,
-    check_template,
-    check_tokenizer,
-    check_vocabulary,
-    open_subject,
-)
+from edge_spec.diagnostics.doctor.subject import OTHER_FORMAT, Subject, examine
 from edge_spec.drafters.lookup.answers import check_answers
 from edge_spec.engine.snapshot_file import check_beginning
-from edge_spec.errors import EdgeSpecError, MissingDependencyError, ModelFileError
+from edge_spec.errors import EdgeSpecError, ModelFileError
 from edge_spec.loader.head import open_tables, require_own_target
 from edge_spec.loader.place import head_path
 from edge_spec.models import runtimes
@@ -96,7 +86,7 @@ def check_disk(cache: Path) -> Iterator[Finding]:
 
 
 def refusal(cache: Path) -> str | None:
-    """Why nothing can be written in the cache, None where something can."""
+    """Return why nothing can be written in the cache; None where something can."""
     there = _nearest(cache)
     if not there.is_dir():
         return f"{there} is no directory"
@@ -216,23 +206,10 @@ def _num_bytes(path: Path) -> int:
     return size
 
 
-CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
-    "files": check_files,
-    "architecture": check_architecture,
-    "tokenizer": check_tokenizer,
-    "vocabulary": check_vocabulary,
-    "chat template": check_template,
-    "end of text": check_ends,
-    "opens": check_opening,
-}
-_OF_TARGETS = ("chat template", "end of text")
-_AFTER_FAULTS = ("vocabulary", *_OF_TARGETS)  # all others would only find the fault again
-
-
 @dataclass(frozen=True)
 class DiagnosisRequest:
     """draft: None is that of a pair bundle, "none" and "auto" as after --draft; hashes: as
-    `Subject` has it; places: where both would be opened, as asked for."""
+    `Subject` has it; places: where both would be opened, as the user asked."""
 
     model: str
     draft: str | None = None
@@ -246,7 +223,7 @@ def diagnose(
     progress: Progress,
     devices: Callable[[], list[Device]] = list_devices,
 ) -> Report:
-    """Nothing is fetched, converted or changed, and unless models are opened no weights are read.
+    """Fetch, convert and change nothing, and unless models are opened read no weights.
 
     Raises UsageError for a request that makes no sense."""
     report = Report()
@@ -351,7 +328,7 @@ def _refusals(chosen: Chosen) -> Iterator[Finding]:
 def _examined(
     source: Source, role: str, request: DiagnosisRequest, report: Report
 ) -> Subject | None:
-    """Returns what was examined; None where it is not here, or no model."""
+    """Return what was examined; None where it is not here, or no model."""
     try:
         if not source.is_fetched:
             report.add(role, [_not_here(source, role)])
@@ -383,51 +360,3 @@ def _not_here(source: Source, role: str) -> Finding:
         return fault("model", found, f"Fetch it: edge-spec pull {source.model}.")
     remedy = f"The first start fetches it: edge-spec generate {source.model} Hi."
     return (note if role == ROLES[0] else fault)("model", found, remedy)
-
-
-def examine(
-    path: Path,
-    progress: Progress,
-    *,
-    open_models: bool = False,
-    hashes: bool = False,
-    chats: bool = True,
-    kept: Callable[[], Path] | None = None,
-) -> tuple[Subject | None, list[Finding]]:
-    """The model at `path`, None where it is none.
-
-    open_models: opens every variant that something installed can open, which takes the memory of
-    the largest. hashes: as `Subject` has it. chats: whether it is to answer, with its template.
-    kept: as `open_subject` has it.
-    """
-    try:
-        subject = open_subject(path, progress, hashes, kept)
-    except MissingDependencyError as error:  # what it lacks, starting it lacks, too
-        return None, [fault("model", error.shown, error.remedy)]
-    except (EdgeSpecError, OSError) as error:
-        return None, [problem("model", error)]
-    findings: list[Finding] = []
-    for name, check in CHECKS.items():
-        if name not in _AFTER_FAULTS and any(each.level is Severity.FAULT for each in findings):
-            break
-        if (chats or name not in _OF_TARGETS) and (open_models or name != "opens"):
-            findings += settled(name, check(subject))
-    return subject, findings
-
-
-def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
-    """An error that a user can act on is a finding, too."""
-    findings: list[Finding] = []
-    try:
-        findings.extend(found)
-    except (EdgeSpecError, OSError) as error:
-        findings.append(problem(name, error))
-    return findings
-
-
-def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
-    if not isinstance(error, EdgeSpecError):
-        return fault(name, str(error), "Check the disk and the file's permissions.")
-    if isinstance(error, MissingDependencyError):
-        return warning(name, f"not checked: {error.shown}", error.remedy)
-    return fault(name, error.shown, error.remedy)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_spec.diagnostics.report_files import Page, Table, machine_line
-from edge_spec.errors import cut
+from edge_spec.errors import EdgeSpecError, MissingDependencyError, cut
 from edge_spec.models.source import Source
 from edge_spec.storage.atomic import cache_directory
 from edge_spec.storage.digests import known_sha256
@@ -77,6 +77,24 @@ def capped(findings: Sequence[Finding], most: int = 3) -> Iterator[Finding]:
     yield from findings[:most]
     if len(findings) > most:
         yield replace(findings[most], found=f"{len(findings) - most} more like this")
+
+
+def settled(name: str, found: Iterator[Finding]) -> list[Finding]:
+    """Return the findings of a check; an error that it raises is one, too."""
+    findings: list[Finding] = []
+    try:
+        findings.extend(found)
+    except (EdgeSpecError, OSError) as error:
+        findings.append(problem(name, error))
+    return findings
+
+
+def problem(name: str, error: EdgeSpecError | OSError) -> Finding:
+    if not isinstance(error, EdgeSpecError):
+        return fault(name, str(error), "Check the disk and the file's permissions.")
+    if isinstance(error, MissingDependencyError):
+        return warning(name, f"not checked: {error.shown}", error.remedy)
+    return fault(name, error.shown, error.remedy)
 
 
 _VERDICTS = {Severity.FAULT: "faults", Severity.WARNING: "warnings"}

@@ -22,10 +22,13 @@ from edge_spec.core.text_codec import TextCodec
 from edge_spec.core.tree import TokenTree
 from edge_spec.diagnostics.doctor.report import (
     Finding,
+    Severity,
     capped,
     fault,
     note,
     ok,
+    problem,
+    settled,
     warning,
 )
 from edge_spec.diagnostics.report_files import describe_error
@@ -442,3 +445,46 @@ def _readers(format: str) -> list[Runtime]:
         with suppress(MissingDependencyError):
             found.append(runtimes.load_runtime(name))
     return [runtime for runtime in found if format in runtimes.formats_of(runtime)]
+
+
+CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
+    "files": check_files,
+    "architecture": check_architecture,
+    "tokenizer": check_tokenizer,
+    "vocabulary": check_vocabulary,
+    "chat template": check_template,
+    "end of text": check_ends,
+    "opens": check_opening,
+}
+_OF_TARGETS = ("chat template", "end of text")
+_AFTER_FAULTS = ("vocabulary", *_OF_TARGETS)  # all others would only find the fault again
+
+
+def examine(
+    path: Path,
+    progress: Progress,
+    *,
+    open_models: bool = False,
+    hashes: bool = False,
+    chats: bool = True,
+    kept: Callable[[], Path] | None = None,
+) -> tuple[Subject | None, list[Finding]]:
+    """Run all checks on the model at `path`; None where it is none.
+
+    open_models: open every variant that something installed can open, which takes the memory of
+    the largest. hashes: as `Subject` has it. chats: whether it is to answer, with its template.
+    kept: as `open_subject` has it.
+    """
+    try:
+        subject = open_subject(path, progress, hashes, kept)
+    except MissingDependencyError as error:  # what it lacks, starting it lacks, too
+        return None, [fault("model", error.shown, error.remedy)]
+    except (EdgeSpecError, OSError) as error:
+        return None, [problem("model", error)]
+    findings: list[Finding] = []
+    for name, check in CHECKS.items():
+        if name not in _AFTER_FAULTS and any(each.level is Severity.FAULT for each in findings):
+            break
+        if (chats or name not in _OF_TARGETS) and (open_models or name != "opens"):
+            findings += settled(name, check(subject))
+    return subject, findings
